@@ -1,10 +1,10 @@
 # `make` lists what there is. `make demo` and `make test` do all the set-up themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: help tools setup build demo check test oracle bench chaos lint fmt doc fuzz millions dist clean
+.PHONY: help tools setup build demo check test oracle bench build-times chaos mutants lint fmt doc fuzz millions dist clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 tools:
 	@sh tools/check_tools.sh
@@ -34,7 +34,7 @@ test: setup ## Run all tests
 	cargo build --workspace --bins
 	python3 -m unittest discover --start-directory tools --quiet
 	python3 -m unittest discover --start-directory bench --quiet
-	cargo test --workspace
+	python3 tools/run_tests.py
 	@python3 tools/oracle.py --where-possible
 
 oracle: setup ## Compare with PyTorch, which is fetched once, 0.6 GB (kept in your cache folder)
@@ -42,18 +42,24 @@ oracle: setup ## Compare with PyTorch, which is fetched once, 0.6 GB (kept in yo
 	"$$(python3 tools/pytorch.py)" tools/oracle.py
 	"$$(python3 tools/pytorch.py)" tools/layer_oracle.py
 
-bench: setup ## Measure beside PyTorch and write docs/performance.md (half an hour on a machine that does nothing else)
+bench: setup ## Measure beside PyTorch and write docs/performance.md (half an hour on an idle machine)
 	cargo build --release --workspace --bins
 	cargo build --release --package link --example transport_bench
 	"$$(python3 tools/pytorch.py)" bench/run.py
+
+build-times: setup ## Time `make demo` and `make test` from nothing and `make check` from warm, for docs/performance.md
+	python3 bench/build_times.py
 
 chaos: build ## Kill, stop, cut off and slow down boss and workers 200 times, and compare all weights with quiet runs' (40 minutes)
 	cargo build --release -p bench --bin delay
 	target/release/bossman data fetch mnist --to examples/mnist-resnet/data
 	target/release/bossman data fetch sotu --to examples/gpt-sotu/data
-	python3 bench/chaos.py
+	python3 bench/chaos.py --keep
 
-lint: setup ## Check format, lints, documentation and which crate may use which
+mutants: ## Change pipeline and layerspec in 200 places, one at a time, and list those that no test notices (three hours)
+	python3 tools/mutants.py
+
+lint: setup ## Check format, lints, documentation and the dependencies between crates
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps
@@ -62,14 +68,18 @@ lint: setup ## Check format, lints, documentation and which crate may use which
 fmt: ## Format the Rust code
 	cargo fmt --all
 
-doc: setup ## Build the documentation
+doc: setup target/tools/bin/mdbook ## Build the book (target/book) and the documentation of the code (target/doc)
+	target/tools/bin/mdbook build docs
 	cargo doc --workspace --no-deps
 
-fuzz: tools ## Fuzz frames, model files and join tickets for a minute each, led by what they reach (needs cargo-fuzz)
+target/tools/bin/mdbook:
+	cargo install --locked mdbook --version 0.4.52 --no-default-features --features search --root target/tools
+
+fuzz: tools ## Fuzz frames, model files and join tickets for a minute each, guided by coverage (needs cargo-fuzz)
 	cd fuzz && for target in $$(cargo fuzz list); do mkdir -p corpus/$$target && cargo fuzz run --sanitizer none $$target corpus/$$target kept/$$target -- -max_total_time=60 -timeout=10 -rss_limit_mb=150 || exit 1; done
 
-millions: setup ## Give each reader of what comes from outside 10 million broken inputs, and look at time and memory
-	for test in "pipeline --test frames fuzz_frame" "layerspec --test fuzz mutated_files" "link --lib a_text_of_any" "bossman --lib a_run_file_of_any" "bossman --lib a_manifest_of_any"; do BOSSMAN_FUZZ_INPUTS=10000000 cargo test --release --quiet --package $$test -- --nocapture || exit 1; done
+millions: setup ## Give each reader of outside data 10 million broken inputs, and check time and memory
+	for test in "pipeline --test frames fuzz_frame" "layerspec --test models mutated_files" "link --lib a_text_of_any" "bossman --lib a_run_file_of_any" "bossman --lib a_manifest_of_any"; do BOSSMAN_FUZZ_INPUTS=10000000 cargo test --release --quiet --package $$test -- --nocapture || exit 1; done
 
 dist: build ## Pack the programs for other machines: target/dist/bossman-VERSION-MACHINE.tar.gz
 	python3 tools/make_dist.py target/release target/dist

@@ -1,4 +1,5 @@
-"""Measures a line between two network namespaces: `serve ADDRESS` at one end, `measure ADDRESS` at the other.
+"""Measures a line between two network namespaces: `serve ADDRESS` at one end, `measure ADDRESS` at
+the other.
 
 Round trips of a small UDP packet, and how fast one TCP connection carries a few megabytes.
 """

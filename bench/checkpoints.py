@@ -6,9 +6,8 @@
     bench/checkpoints.py --neighbour --every 10
     bench/checkpoints.py --neighbour --every 1 --also 'replicas: 2'
 
-Trains the small GPT on two workers, alternately without and with a checkpoint (or a copy at a neighbour) every 20 steps, and
-compares the time of a run from its first step to its last.
-"""
+Trains the small GPT on two workers, alternately without and with a checkpoint (or a copy at a
+neighbour) every 20 steps, and compares the time of a run from its first step to its last."""
 
 import argparse
 import os
@@ -18,7 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from figures import ratio, spread
+import faults_page
+import pages
+import result_files
 from pool import release
 from recovery import run_file
 
@@ -27,7 +28,14 @@ def seconds(place, run, steps):
     """From the end of the first step to the end of the run, the last checkpoint written."""
     own = dict(os.environ, BOSSMAN_CONFIG_DIR=str(place / "config"))
     train = [release("bossman"), "train", run, "--workers", "2", "--port", "0"]
-    boss = subprocess.Popen(train, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=own)
+    boss = subprocess.Popen(
+        train,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=own,
+    )
     began, workers = None, []
     for line in boss.stdout:
         if not workers and (port := re.search(r"MODEL_PORT=(\d+)", line)):
@@ -40,7 +48,9 @@ def seconds(place, run, steps):
     for worker in workers:
         worker.wait()
     if boss.wait() != 0 or began is None:
-        raise SystemExit(f"bench/checkpoints.py: a run of {steps} steps in {place} ended with {boss.returncode}")
+        raise SystemExit(
+            f"bench/checkpoints.py: a run of {steps} steps in {place} ended with {boss.returncode}"
+        )
     return took
 
 
@@ -53,26 +63,46 @@ def with_lines(run, lines):
 
 def main():
     """The pairs, and what they come to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=20, help="steps between them")
-    parser.add_argument("--neighbour", action="store_true", help="copies at neighbours instead of checkpoints")
-    parser.add_argument("--also", action="append", default=[], metavar="LINE", help="for both run files, as `replicas: 2`")
+    parser.add_argument(
+        "--neighbour", action="store_true", help="copies at neighbours instead of checkpoints"
+    )
+    parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="LINE",
+        help="for both run files, as `replicas: 2`",
+    )
+    result_files.add_keep(parser)
     asked = parser.parse_args()
-    without, having = [], []
+    what = "neighbour" if asked.neighbour else "checkpoint"
+    found = result_files.header() | {"command": result_files.command(), "steps": asked.steps}
+    found |= {"what": what, "every": asked.every, "also": asked.also, "pairs": []}
     for number in range(asked.pairs):
-        for every, times in ((0, without), (asked.every, having)):
+        pair = {}
+        for every, side in ((0, "without"), (asked.every, "with")):
             with tempfile.TemporaryDirectory() as folder:
                 place = Path(folder)
                 run = run_file(place, asked.steps, 0 if asked.neighbour else every)
-                copies = [f"redundancy: {{neighbour: {every}}}"] if asked.neighbour and every else []
+                copies = (
+                    [f"redundancy: {{neighbour: {every}}}"] if asked.neighbour and every else []
+                )
                 run = with_lines(run, [*asked.also, *copies])
-                times.append(seconds(place, run, asked.steps))
-        print(f"pair {number + 1}: {without[-1]:.2f} s without, {having[-1]:.2f} s with", flush=True)
-    low, high = spread([b / a for a, b in zip(without, having, strict=True)])
-    what = "copy at a neighbour" if asked.neighbour else "checkpoint"
-    print(f"with a {what} every {asked.every} steps: {ratio(having, without):.3f} of the time without ({low:.3f} to {high:.3f})")
+                pair[side] = seconds(place, run, asked.steps)
+        print(
+            f"pair {number + 1}: {pair['without']:.2f} s without, {pair['with']:.2f} s with",
+            flush=True,
+        )
+        found["pairs"].append(pair)
+    print("\n".join(faults_page.cost(found)))
+    if asked.keep:
+        pages.keep(result_files.name("K", what, "every", str(asked.every), *asked.also), found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""H: the encoder work over a line with delay, one process at each end, PyTorch and BossMan under the same delay."""
+"""H: the encoder work over a line with delay, one process at each end, PyTorch and BossMan under
+the same delay."""
 
 import contextlib
 import os
@@ -23,11 +24,15 @@ def pair(bench, ms):
     """One pair over a line of this delay."""
     with namespaces.line(ms, MBIT):
         found = {f"line {kind}": value for kind, value in namespaces.check().items()}
-        done, found["sent pytorch"] = over_the_line(lambda: pytorch(bench), STEPS * len(PYTORCH), 2 * BATCH_BYTES)
+        done, found["sent pytorch"] = over_the_line(
+            lambda: pytorch(bench), STEPS * len(PYTORCH), 2 * BATCH_BYTES
+        )
         for name, times in done["steps"].items():
             found[f"pytorch {name}"] = settled(times, WARM_UP)
         for name in bench.pick(*FAR) or bench.pick("1f1b"):
-            done, found["sent bossman"] = over_the_line(lambda name=name: bossman(bench, name), STEPS, 2 * BATCH_BYTES)
+            done, found["sent bossman"] = over_the_line(
+                lambda name=name: bossman(bench, name), STEPS, 2 * BATCH_BYTES
+            )
             found[f"bossman {name}"] = settled(done["steps"], WARM_UP)
             if done.get("predicted_s") is not None:
                 found[f"predicted {name}"] = done["predicted_s"]
@@ -35,18 +40,29 @@ def pair(bench, ms):
 
 
 def over_the_line(run, steps, least):
-    """What `run` gives, and how many bytes of each of its steps crossed the line, both ways; so many must have."""
+    """The result of `run`, and the bytes of each of its steps that crossed the line, both ways.
+    Fewer than `least` is an error."""
     before = namespaces.crossed()
     done = run()
     each = (namespaces.crossed() - before) / steps
     if each < least:
-        raise Problem(f"only {each:.0f} bytes a step crossed the line: the processes have another way to each other")
+        raise Problem(
+            f"only {each:.0f} bytes a step crossed the line: the processes have another way to "
+            "each other"
+        )
     return done, each
 
 
 def pytorch(bench):
     """The report of rank 0, with rank 1 at the other end."""
-    shape = ("--schedules", ",".join(PYTORCH), "--steps", STEPS, "--microbatches", MICROBATCHES["P"])
+    shape = (
+        "--schedules",
+        ",".join(PYTORCH),
+        "--steps",
+        STEPS,
+        "--microbatches",
+        MICROBATCHES["P"],
+    )
     return ranks(bench, lambda number: peer("pipe", *map(str, shape), "--rank", str(number)))
 
 
@@ -54,7 +70,11 @@ def ranks(bench, command):
     """The report of rank 0, with rank 1 at the other end; `command` gives that of each."""
 
     def rank(number):
-        gloo = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511", "GLOO_SOCKET_IFNAME": ENDS[number]}
+        gloo = {
+            "MASTER_ADDR": ADDRESSES[0],
+            "MASTER_PORT": "29511",
+            "GLOO_SOCKET_IFNAME": ENDS[number],
+        }
         return inside(number, command(number)), bench.torch | gloo
 
     other = start(*rank(1))
@@ -66,13 +86,18 @@ def ranks(bench, command):
 
 
 def bossman(bench, schedule):
-    """The report of a boss that shares its end with the first worker; the second is at the other."""
-    return on_both_ends(bench, "--schedule", schedule, "--steps", STEPS, "--microbatches", MICROBATCHES["P"])
+    """The report of a boss that shares its end with the first worker; the second is at the
+    other."""
+    return on_both_ends(
+        bench, "--schedule", schedule, "--steps", STEPS, "--microbatches", MICROBATCHES["P"]
+    )
 
 
 def on_both_ends(bench, *shape):
-    """The report of a boss of the encoder work that shares its end with the first worker; the second is at the other."""
-    # The workers share a machine, though not a network: shared memory would be a way around the line.
+    """The report of a boss of the encoder work that shares its end with the first worker; the
+    second is at the other."""
+    # The workers share a machine, though not a network: shared memory would be a way around the
+    # line.
     shape = ("--transport", "quic", *shape)
     with contextlib.ExitStack() as undo:
         boss = start(inside(0, [built("steps"), ENCODER, *shape, "--wait", PORT]), bench.bossman)
@@ -93,8 +118,11 @@ def on_both_ends(bench, *shape):
 
 
 def worker(bench, end):
-    """A worker with one compute thread at this end of the line; it finds the boss's ticket in the user's folder."""
+    """A worker with one compute thread at this end of the line; it finds the boss's ticket in the
+    user's folder."""
     settings = {"MODEL_HOST": ADDRESSES[0], "MODEL_PORT": str(PORT)}
-    environment = {name: value for name, value in os.environ.items() if name != "MODEL_TICKET"} | settings
+    environment = {
+        name: value for name, value in os.environ.items() if name != "MODEL_TICKET"
+    } | settings
     program = bench.bossman["BOSSMAN_WORKER"]
     return programs.silent(inside(end, [program, "--threads", "1"]), environment)

@@ -24,5 +24,6 @@ def spread(values):
 
 
 def perfect_1f1b(single, microbatches, workers=2):
-    """The time of a step that a pipeline without any cost of its own takes under 1F1B, from that of one process."""
+    """The time of a step that a pipeline without any cost of its own takes under 1F1B, from that of
+    one process."""
     return single / workers * (microbatches + workers - 1) / microbatches

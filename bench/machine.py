@@ -1,4 +1,4 @@
-"""What the measurements were made on."""
+"""The machine of the measurements."""
 
 import os
 import platform
@@ -22,13 +22,19 @@ def processor():
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    fields = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
+    fields = dict(
+        reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line])
+    )
     name = fields.get("model name", platform.machine())
-    wide = [flag for flag in ("avx2", "avx512f", "amx_tile") if flag in fields.get("flags", "").split()]
-    number = f", family {fields['cpu family']} model {fields['model']}" if "cpu family" in fields else ""
+    wide = [
+        flag for flag in ("avx2", "avx512f", "amx_tile") if flag in fields.get("flags", "").split()
+    ]
+    number = (
+        f", family {fields['cpu family']} model {fields['model']}" if "cpu family" in fields else ""
+    )
     return f"{name}{number}{', ' if wide else ''}{', '.join(wide)}"
 
 
 def load():
-    """How many programs wanted a core in the last minute."""
+    """The load: programs that wanted a core in the last minute."""
     return round(os.getloadavg()[0], 2)

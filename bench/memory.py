@@ -1,4 +1,4 @@
-"""Z: what a worker's memory comes to where replicas share out their state, beside the formula."""
+"""Z: a worker's peak memory if replicas shard their state, beside the formula."""
 
 from programs import CHECKOUT
 
@@ -13,7 +13,8 @@ STEPS = 3
 
 
 def formula(replicas, shard):
-    """Bytes of all parameters on one worker, their gradients, and Adam's state, or its part of these."""
+    """Bytes of all parameters on one worker, their gradients, and Adam's state, or its part of
+    these."""
     stage = SHARDS.index(shard)  # of ZeRO
     part = lambda least: replicas if stage >= least else 1
     gathered = WEIGHT * 2 / STAGES if shard == "parameters" else 0
@@ -32,7 +33,16 @@ def pair(bench):
 
 def most(bench, model, replicas, shard):
     """The peak memory of the largest worker; each replica takes one microbatch of two samples."""
-    shape = ("--workers", replicas, "--replicas", replicas, "--microbatches", replicas, "--batch", 2 * replicas)
+    shape = (
+        "--workers",
+        replicas,
+        "--replicas",
+        replicas,
+        "--microbatches",
+        replicas,
+        "--batch",
+        2 * replicas,
+    )
     if shard == "parameters":
         shape += ("--chunks", STAGES)
     # On one machine memory that two workers share would be counted for both.

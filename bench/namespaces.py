@@ -1,7 +1,8 @@
-"""A slow network on one machine: two network namespaces joined by a line with delay and a rate (`src/bin/delay.rs`).
+"""A slow network on one machine: two network namespaces joined by a line with delay and a rate
+(`src/bin/delay.rs`).
 
-It takes root, /dev/net/tun and iproute2. Whatever it makes bears names of its own and is taken away at the end.
-"""
+It takes root, /dev/net/tun and iproute2. Whatever it makes bears names of its own and is taken away
+at the end."""
 
 import contextlib
 import json
@@ -20,7 +21,7 @@ CHECK = CHECKOUT / "bench" / "check_line.py"
 
 
 def possible():
-    """None where a line can be made here, else why it cannot."""
+    """None if a line can be made here, else the reason why not."""
     if not Path("/dev/net/tun").exists():
         return "there is no /dev/net/tun"
     if os.geteuid() != 0:
@@ -37,7 +38,8 @@ def inside(end, command):
 
 @contextlib.contextmanager
 def line(ms, mbit):
-    """While it lasts, the two namespaces are there, joined by a line with `ms` of delay each way at `mbit`."""
+    """While it lasts, the two namespaces are there, joined by a line with `ms` of delay each way at
+    `mbit`."""
     with contextlib.ExitStack() as undo:
         for name in ENDS:
             remove(name)  # left by a run that was killed
@@ -95,7 +97,7 @@ def remove(name):
 
 
 def check():
-    """What the line is like: {"round_trip": seconds, "bandwidth": bytes a second}."""
+    """The properties of the line: {"round_trip": seconds, "bandwidth": bytes a second}."""
     server = programs.start(inside(1, [sys.executable, CHECK, "serve", ADDRESSES[1]]))
     try:
         if server.stdout.readline().strip() != "ready":

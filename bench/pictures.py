@@ -1,4 +1,5 @@
-"""A step of P as measured and as predicted: where the time went under every schedule, and pictures of two of them."""
+"""A step of P as measured and as predicted: the parts of the time under every schedule, and
+pictures of two of them."""
 
 import json
 
@@ -10,24 +11,27 @@ FOLDER = CHECKOUT / "docs"
 
 
 def trace(name):
-    """Where the trace of a schedule lies, written by the last run of P under it."""
+    """The file of the trace of a schedule, from the last run of P under it."""
     return target() / "bench" / f"{name}.json"
 
 
 def picture(name):
-    """Where the picture of a schedule lies."""
+    """The file of the picture of a schedule."""
     return FOLDER / f"timeline-{name}.svg"
 
 
 def draw(names):
-    """Draws the pictures; gives {schedule: {part: {worker: {what: seconds}}}}. Raises Problem where a trace is odd."""
+    """Draws the pictures; gives {schedule: {part: {worker: {what: seconds}}}}. Raises Problem if a
+    trace is invalid."""
     found = {}
     for name in names:
         try:
             parts = timeline.read(json.loads(trace(name).read_text(encoding="utf-8")))
             found[name] = {part: timeline.spent(rows) for part, rows in parts.items()}
             if name in DRAWN:
-                picture(name).write_text(timeline.svg(f"A step of P under {name}", parts), encoding="utf-8")
+                picture(name).write_text(
+                    timeline.svg(f"A step of P under {name}", parts), encoding="utf-8"
+                )
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise Problem(f"no timeline from {trace(name).name}: {problem!r}") from None
     return found

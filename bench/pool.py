@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""J: workers join and leave a run all the time, and the weights are those of a quiet run, to the bit.
+"""J: workers join and leave a run all the time, and the weights are those of a quiet run, to the
+bit.
 
     bench/pool.py --steps 12000
 
-Trains examples/digits twice with the release programs: alone with one worker, and as `bossman serve` while every five
-seconds a worker joins, is told to leave (SIGTERM), or is killed (SIGKILL), up to four at a time. Then all weights are
-compared. What happened goes to standard output; it ends with an error where a step was lost or a bit differs.
-"""
+Trains examples/digits twice with the release programs: alone with one worker, and as `bossman
+serve` while every five seconds a worker joins, is told to leave (SIGTERM), or is killed (SIGKILL),
+up to four at a time. Then all weights are compared. It prints the events to standard output, and
+ends with an error if a step was lost or a bit differs."""
 
 import argparse
 import os
@@ -21,6 +22,9 @@ import threading
 import time
 from pathlib import Path
 
+import faults_page
+import pages
+import result_files
 from programs import CHECKOUT, profile, target
 
 sys.path.insert(0, str(CHECKOUT / "tools"))
@@ -35,7 +39,7 @@ def release(name):
 
 
 def run_file(place, steps):
-    """The digits with so many steps, in a place of its own."""
+    """The digits with `steps` steps, in a folder of their own."""
     digits = CHECKOUT / "examples" / "digits"
     text = f"""model: {digits / "digits.yaml"}
 data: {{train: {digits / "digits-train.csv.gz"}}}
@@ -52,6 +56,11 @@ replicas: 1
     return path
 
 
+def compared(expected, different):
+    """The number of tensors of the quiet run, and of those that another run has, too."""
+    return {"tensors": len(expected), "equal": len(expected) - len(different)}
+
+
 def free_port():
     """A UDP port that nobody has."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -64,12 +73,29 @@ class Pool:
 
     def __init__(self, run, save, environment, seed):
         self.environment, self.port, self.random = environment, free_port(), random.Random(seed)
-        # One from the first step on: the boss says only how many there are where that changes.
+        # One from the first step on: the boss reports the number of workers only if it changes.
         self.working, self.unnoticed = 1, 0
-        self.began, self.workers, self.counts = time.monotonic(), [], {"joins": 0, "SIGTERM": 0, "SIGKILL": 0}
+        self.began, self.workers, self.counts = (
+            time.monotonic(),
+            [],
+            {"joins": 0, "SIGTERM": 0, "SIGKILL": 0},
+        )
         self.boss = subprocess.Popen(
-            [release("bossman"), "serve", run, "--workers", "1", "--port", self.port, "--save", save],
-            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            [
+                release("bossman"),
+                "serve",
+                run,
+                "--workers",
+                "1",
+                "--port",
+                self.port,
+                "--save",
+                save,
+            ],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         threading.Thread(target=self.repeat, daemon=True).start()
 
@@ -78,7 +104,7 @@ class Pool:
         print(f"{time.monotonic() - self.began:7.1f} s  {text}", flush=True)
 
     def repeat(self):
-        """What the boss says."""
+        """The output of the boss."""
         for line in self.boss.stderr:
             self.say(line.rstrip())
             told = re.search(r"step \d+: (\d+) workers", line)
@@ -89,11 +115,14 @@ class Pool:
     def join(self):
         """A worker comes."""
         command = [release("worker"), "--port", self.port, "--device", "cpu", "--threads", "1"]
-        self.workers.append(subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL))
+        self.workers.append(
+            subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL)
+        )
         self.counts["joins"] += 1
 
     def at_work(self):
-        """How many take part, as the boss says, less those of whose end it has not heard."""
+        """The number of workers that take part, as the boss reports it, less those whose end it
+        does not know yet."""
         return self.working - self.unnoticed
 
     def turn(self):
@@ -103,7 +132,7 @@ class Pool:
             return self.join()
         if self.at_work() < 2:
             return None
-        # Those that came first, so that each has been at work.
+        # The oldest workers, so that each has been at work.
         how = self.random.choice(["SIGTERM", "SIGKILL"])
         worker = self.workers.pop(0)
         worker.send_signal(getattr(signal, how))
@@ -121,19 +150,42 @@ class Pool:
 
 def main():
     """Both runs, and the comparison."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=12_000)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between changes")
     parser.add_argument("--seed", type=int, default=0)
+    result_files.add_keep(parser)
     asked = parser.parse_args()
+    found = result_files.header() | {"command": result_files.command()}
+    found |= {"steps": asked.steps, "every": asked.every}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         environment = os.environ | {"BOSSMAN_CONFIG_DIR": str(place / "config")}
-        run, quiet, pooled = run_file(place, asked.steps), place / "quiet.safetensors", place / "pool.safetensors"
+        run, quiet, pooled = (
+            run_file(place, asked.steps),
+            place / "quiet.safetensors",
+            place / "pool.safetensors",
+        )
         began = time.monotonic()
-        train = [release("bossman"), "train", run, "--local", "1", "--threads", "1", "--save", quiet]
+        train = [
+            release("bossman"),
+            "train",
+            run,
+            "--local",
+            "1",
+            "--threads",
+            "1",
+            "--save",
+            quiet,
+        ]
         subprocess.run(train, env=environment, stdout=subprocess.DEVNULL, check=True)
-        print(f"quiet: {asked.steps} steps with one worker in {time.monotonic() - began:.0f} s", flush=True)
+        found["quiet_seconds"] = time.monotonic() - began
+        print(
+            f"quiet: {asked.steps} steps with one worker in {found['quiet_seconds']:.0f} s",
+            flush=True,
+        )
         pool = Pool(run, pooled, environment, asked.seed)
         try:
             pool.join()
@@ -147,13 +199,14 @@ def main():
         took = time.monotonic() - pool.began
         if pool.boss.returncode:
             sys.exit(f"bench/pool.py: the run ended with {pool.boss.returncode} after {took:.0f} s")
-        expected, found = weights(quiet), weights(pooled)
-        different = [name for name in expected if expected[name] != found.get(name)]
-        counts = ", ".join(f"{count} {what}" for what, count in pool.counts.items())
-        print(f"pool: {asked.steps} steps in {took:.0f} s; {counts}")
-        if different or expected.keys() != found.keys():
+        expected, left = weights(quiet), weights(pooled)
+        different = [name for name in expected if expected[name] != left.get(name)]
+        found |= pool.counts | {"seconds": took} | compared(expected, different)
+        print("\n".join(faults_page.pool(found)))
+        if different or expected.keys() != left.keys():
             sys.exit(f"bench/pool.py: other weights than the quiet run: {', '.join(different)}")
-        print(f"all {len(expected)} tensors are equal to the bit to those of the quiet run")
+        if asked.keep:
+            pages.keep("J", found)
 
 
 if __name__ == "__main__":

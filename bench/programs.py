@@ -16,7 +16,7 @@ class Problem(Exception):
 
 
 def target():
-    """Where cargo puts what it builds."""
+    """Cargo's folder of built files."""
     return Path(os.environ.get("CARGO_TARGET_DIR") or CHECKOUT / "target").resolve()
 
 
@@ -41,7 +41,12 @@ def peer(name, *arguments):
 def start(command, env=None, **more):
     """A running program whose standard output is text."""
     return subprocess.Popen(
-        [str(part) for part in command], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, **more
+        [str(part) for part in command],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        **more,
     )
 
 
@@ -75,7 +80,7 @@ def output_of(process, limit=LIMIT):
 
 
 def last_json(output):
-    """What the last line of a program's output says."""
+    """The last line of a program's output, parsed."""
     lines = output.strip().splitlines()
     try:
         return json.loads(lines[-1])

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""R: workers of a run are killed and stopped again and again, and the weights are those of a quiet run, to the bit.
+"""R: workers of a run are killed and stopped again and again, and the weights are those of a quiet
+run, to the bit.
 
     bossman data fetch sotu --to examples/gpt-sotu/data
     bench/recovery.py --kills 100
     bench/recovery.py --example attention-is-all-you-need --kills 10 --steps 120
 
-Trains the small GPT, or another example's `small.yaml`, twice with the release programs on two local workers: left alone, and with a worker that is killed
-(SIGKILL) or, every fifth time, only falls silent (SIGSTOP) at a random moment, again and again. Then all weights are compared.
-How long it took until training stood where it had stood goes to standard output, with its parts; it ends with an error where
-a bit differs.
-"""
+Trains the small GPT, or another example's `small.yaml`, twice with the release programs on two
+local workers: left alone, and with a worker that is killed (SIGKILL) or, every fifth time, only
+falls silent (SIGSTOP) at a random moment, again and again. Then all weights are compared. It
+prints the time until training reached its earlier step, with its parts, and ends with an error if
+a bit differs."""
 
 import argparse
 import os
@@ -22,28 +23,34 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from pathlib import Path
-from statistics import median
 
-from pool import release, weights
+import faults_page
+import pages
+import result_files
+from pool import compared, release, weights
 from programs import CHECKOUT
 
 EXAMPLES = CHECKOUT / "examples"
 NEEDED = {"gpt-sotu": "sotu.txt", "attention-is-all-you-need": "tokenizer.json"}
 PATIENCE = 120  # seconds until a line that must come
-DONE = re.compile(r"recovery: (\d+) steps were done again; ([\d.]+) s lost: ([\d.]+) s .*, ([\d.]+) s .*, ([\d.]+) s")
-PARTS = ("notice", "workers", "state", "redo")
+DONE = re.compile(
+    r"recovery: repeated (\d+) steps? in ([\d.]+) s: "
+    r"([\d.]+) s to rejoin, ([\d.]+) s to restore, ([\d.]+) s"
+)
 
 
 def run_file(place, steps, every, name="gpt-sotu"):
-    """An example's small run with so many steps, and checkpoints."""
+    """An example's small run with `steps` steps, and checkpoints."""
     example = EXAMPLES / name
     text = (example / "small.yaml").read_text(encoding="utf-8")
     text = text.replace("data/", f"{example}/data/").replace("model: ", f"model: {example}/")
     text = re.sub(r"(?m)^(steps|epochs): .*$", f"steps: {steps}", text)
     path = place / f"every-{every}.yaml"
-    path.write_text(text + (f"checkpoint: {{dir: checkpoints, every: {every}, keep: 2}}\n" if every else ""), encoding="utf-8")
+    path.write_text(
+        text + (f"checkpoint: {{dir: checkpoints, every: {every}, keep: 2}}\n" if every else ""),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -52,7 +59,13 @@ class Run:
 
     def __init__(self, run, save):
         train = [release("bossman"), "train", run, "--local", "2", "--threads", "1", "--save", save]
-        self.boss = subprocess.Popen(train, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.boss = subprocess.Popen(
+            train,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         self.lines, self.last = queue.Queue(), []
         threading.Thread(target=self.read, daemon=True).start()
 
@@ -64,11 +77,11 @@ class Run:
         self.lines.put((time.monotonic(), None))
 
     def line(self, text):
-        """The next line with this text, and when it came; nothing where the run ends before."""
+        """The next line with this text, and when it came; None if the run ends before."""
         while True:
             when, line = self.lines.get(timeout=PATIENCE)
             if line is None:
-                # Whoever asks again hears the same.
+                # Asking again gives the same answer.
                 self.lines.put((when, line))
                 return when, line
             if text in line:
@@ -76,56 +89,75 @@ class Run:
 
     def workers(self):
         """The numbers of its workers' processes."""
-        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.boss.pid)], stdout=subprocess.PIPE, text=True, check=False)
+        listed = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(self.boss.pid)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         return [int(word) for word in listed.stdout.split()]
 
     def lose_one(self, how, chosen):
-        """Has a worker killed or stopped: what the time until training stood where it had went on, by parts."""
+        """Has a worker killed or stopped: the parts of the time until training reached its earlier
+        step."""
         workers = self.workers()
         if len(workers) < 2:
             return None
         began = time.monotonic()
         os.kill(chosen.choice(workers), how)
         noticed, line = self.line("workers were lost")
-        _, done = self.line("steps were done again") if line else (0, None)
+        _, done = self.line("recovery: repeated") if line else (0, None)
         if done is None:
             return None
         _, _, *parts = DONE.search(done).groups()
-        return dict(zip(PARTS, [noticed - began, *map(float, parts)]))
+        return dict(zip(faults_page.PARTS, [noticed - began, *map(float, parts)]))
 
     def end(self):
         """Waits for the end."""
         while self.line("\0")[1] is not None:
             pass
         if self.boss.wait() != 0:
-            sys.exit("\n".join([*self.last, f"bench/recovery.py: the run ended with {self.boss.returncode}"]))
-
-
-def shown(name, found):
-    """A line of the table."""
-    alls = [sum(parts.values()) for parts in found]
-    cells = [f"{median(p[part] for p in found):.2f}, {max(p[part] for p in found):.2f}" for part in PARTS]
-    return f"| {name} | {len(found)} | {median(alls):.2f}, {max(alls):.2f} | {' | '.join(cells)} |"
+            sys.exit(
+                "\n".join(
+                    [*self.last, f"bench/recovery.py: the run ended with {self.boss.returncode}"]
+                )
+            )
 
 
 def main():
     """Both runs, and the comparison."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--steps", type=int, default=350)
     parser.add_argument("--every", type=int, default=3, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--example", choices=sorted(NEEDED), default="gpt-sotu")
+    result_files.add_keep(parser)
     asked = parser.parse_args()
+    found = result_files.header() | {"command": result_files.command(), "example": asked.example}
+    found |= {"steps": asked.steps, "every": asked.every, "losses": []}
     needed = EXAMPLES / asked.example / "data" / NEEDED[asked.example]
     if not needed.exists():
-        sys.exit(f"bench/recovery.py: there is no {needed} yet: see examples/{asked.example}/README.md")
+        sys.exit(
+            f"bench/recovery.py: there is no {needed} yet: see examples/{asked.example}/README.md"
+        )
     with tempfile.TemporaryDirectory() as folder:
         place, chosen = Path(folder), random.Random(asked.seed)
-        quiet, began = Run(run_file(place, asked.steps, 0, asked.example), place / "quiet.safetensors"), time.monotonic()
+        quiet, began = (
+            Run(run_file(place, asked.steps, 0, asked.example), place / "quiet.safetensors"),
+            time.monotonic(),
+        )
         quiet.end()
-        print(f"quiet: {asked.steps} steps in {time.monotonic() - began:.0f} s", flush=True)
-        run, began, found = Run(run_file(place, asked.steps, asked.every, asked.example), place / "lost.safetensors"), time.monotonic(), {}
+        found["quiet_seconds"] = time.monotonic() - began
+        print(f"quiet: {asked.steps} steps in {found['quiet_seconds']:.0f} s", flush=True)
+        run, began = (
+            Run(
+                run_file(place, asked.steps, asked.every, asked.example), place / "lost.safetensors"
+            ),
+            time.monotonic(),
+        )
         run.line("checkpoint of step")
         for kill in range(asked.kills):
             time.sleep(chosen.uniform(0.5, 2.0))
@@ -133,23 +165,17 @@ def main():
             parts = run.lose_one(how, chosen)
             if parts is None:
                 break
-            found.setdefault(how.name, []).append(parts)
+            found["losses"].append({"signal": how.name} | parts)
         run.end()
-        print(f"with losses: {asked.steps} steps in {time.monotonic() - began:.0f} s\n")
-        print("| signal | times | seconds lost: median, worst | " + " | ".join(PARTS) + " |")
-        print("| --- | --- | --- | --- | --- | --- | --- |")
-        for name, all_parts in found.items():
-            print(shown(name, all_parts))
-        print(shown("all", [parts for all_parts in found.values() for parts in all_parts]))
-        print("\nseconds lost, in halves:")
-        halves = Counter(int(2 * sum(parts.values())) / 2 for all_parts in found.values() for parts in all_parts)
-        for half in sorted(halves):
-            print(f"{half:5.1f} to {half + 0.5:.1f}  {'#' * halves[half]} {halves[half]}")
+        found["seconds"] = time.monotonic() - began
         expected, left = weights(place / "quiet.safetensors"), weights(place / "lost.safetensors")
         different = [name for name in expected if expected[name] != left.get(name)]
+        found |= compared(expected, different)
+        print("\n\n".join(faults_page.losses(found)))
         if different or expected.keys() != left.keys():
             sys.exit(f"bench/recovery.py: other weights than the quiet run: {', '.join(different)}")
-        print(f"\nall {len(expected)} tensors are equal to the bit to those of the quiet run")
+        if asked.keep:
+            pages.keep(result_files.name("R", asked.example), found)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,26 @@
 #!/usr/bin/env python3
-"""Measures BossMan beside PyTorch on this machine and writes docs/performance.md. See bench/README.md.
+"""Measures BossMan beside PyTorch on this machine and writes docs/performance.md, docs/faults.md
+and the figures of README.md. See bench/README.md.
 
-    bench/run.py                        everything, five pairs
-    bench/run.py --only P,T --pairs 7   these only; the rest of the page stays as it was measured
-    bench/run.py --page                 the page anew from bench/results, measuring nothing
+bench/run.py                        everything, five pairs
+bench/run.py --only P,T --pairs 7   these only; the rest of the page stays as it was measured
+bench/run.py --page                 the pages anew from bench/results, measuring nothing
 """
 
 import argparse
-import datetime
-import json
 import signal
 import sys
 
 import far
 import machine
 import namespaces
-import page
+import pages
 import pictures
+import result_files
 import slow
 import torch_libraries
 import workloads
-from programs import CHECKOUT, Problem, target
-
-RESULTS = CHECKOUT / "bench" / "results"
-TIMELINES = RESULTS / "timelines.json"
-PAGE = CHECKOUT / "docs" / "performance.md"
+from programs import Problem, target
 
 
 def measures():
@@ -34,12 +30,17 @@ def measures():
 
 
 def chosen(text, known):
-    """The workloads that `text` names, in the order of `known`; a name's beginning stands for all that begin so by number.
+    """The workloads that `text` names, in the order of `known`; a name's beginning stands for all
+    that begin so by number.
 
     So H stands for H5, H20 and H50.
     """
     parts = text.split(",")
-    found = [name for name in known if name in parts or name.rstrip("0123456789") in set(parts) - set(known)]
+    found = [
+        name
+        for name in known
+        if name in parts or name.rstrip("0123456789") in set(parts) - set(known)
+    ]
     for part in parts:
         if part not in known and not any(name.rstrip("0123456789") == part for name in known):
             raise ValueError(f"--only {part}: expected some of {', '.join(known)}")
@@ -47,9 +48,9 @@ def chosen(text, known):
 
 
 def measure(name, pair, bench, count):
-    """`count` pairs of a workload; where one cannot be made, why."""
+    """`count` pairs of a workload; if one cannot be made, the reason."""
     reason = namespaces.possible() if name.startswith("H") or name == "D-slow" else None
-    result = {"machine": machine.describe(), "when": datetime.date.today().isoformat(), "pairs": [], "load": []}
+    result = result_files.header() | {"pairs": [], "load": []}
     try:
         for number in range(count):
             if reason:
@@ -68,50 +69,41 @@ def say(text):
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
-def save(name, result):
-    """Keeps what was measured."""
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def saved():
-    """All that was measured, now or earlier: {workload: result}, and what the traces show under "timelines"."""
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.json")}
-
-
-def write_page():
-    """The page from what was measured."""
-    PAGE.write_text(page.text(saved()), encoding="utf-8")
-    say(f"wrote {PAGE.relative_to(CHECKOUT)}")
-
-
 def draw(bench):
-    """What the traces of P show; without them the page is still worth having."""
+    """The results of the traces of P; without them the page is still worth having."""
     try:
         spent = pictures.draw(bench.pick())
     except Problem as problem:
         say(str(problem))
         return
-    TIMELINES.parent.mkdir(exist_ok=True)
-    TIMELINES.write_text(json.dumps(spent, indent=1) + "\n", encoding="utf-8")
+    result_files.save("timelines", spent)
 
 
 def run(names, count):
-    """Measures these workloads and writes the page after each, so that a run that is broken off leaves what it had."""
+    """Measures these workloads and writes the page after each, so that a run that is broken off
+    leaves what it had."""
     bench = workloads.Bench(torch_libraries.environment(target() / "bench" / "libraries"))
     for name in names:
-        save(name, measure(name, measures()[name], bench, count))
+        result_files.save(name, measure(name, measures()[name], bench, count))
         if name == "P":
             draw(bench)
-        write_page()
+        pages.write()
 
 
 def main():
     known = list(measures())
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(known), help="workloads, with commas [default: %(default)s]")
-    parser.add_argument("--pairs", type=int, default=5, help="how often each is measured on both sides [default: 5]")
-    parser.add_argument("--page", action="store_true", help="measure nothing, write the page from bench/results")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", default=",".join(known), help="workloads, with commas [default: %(default)s]"
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=5, help="how often each is measured on both sides [default: 5]"
+    )
+    parser.add_argument(
+        "--page", action="store_true", help="measure nothing, write the pages from bench/results"
+    )
     options = parser.parse_args()
     try:
         names = chosen(options.only, known)
@@ -122,7 +114,7 @@ def main():
     try:
         if not options.page:
             run(names, options.pairs)
-        write_page()
+        pages.write()
     except Problem as problem:
         sys.exit(f"bench: {problem}")
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ from statistics import median
 
 import far
 import memory
+import note
 import pictures
 import slow
 from figures import perfect_1f1b, ratio, spread
@@ -21,86 +22,101 @@ from workloads import (
     WARM_UP,
 )
 
-NOTES = CHECKOUT / "bench" / "notes"  # what a reader should know of a workload's figures, written by hand
+NOTES = (
+    CHECKOUT / "bench" / "notes"
+)  # what a reader should know of a workload's figures, written by hand
 BATCH = 32
 TIMELINES = """\
-The last step of the last run of P under each schedule, in milliseconds: what each worker did between the first action and the
-last, as it was (`train_step` also sends the batch and hears the losses) and as it was predicted. The pictures are drawn from
-the trace files that `bossman train --trace` writes too; they can be opened in Perfetto."""
+The last step of the last run of P under each schedule, in milliseconds: what each
+worker did between the first action and the last, as it was (`train_step` also sends the batch and
+hears the losses) and as it was predicted. The pictures are drawn from the trace files that `bossman
+train --trace` writes too; they can be opened in Perfetto."""
 WHO = {"pytorch": "PyTorch", "bossman": "BossMan"}
 ENCODER = f"""\
-8 encoder layers (pre-norm, d 256, 4 heads, feed-forward 1024), sequence 64, batch {BATCH} in {{}} microbatches, mean squared
-error, fused Adam; two workers or ranks, {STEPS} steps of which the first {WARM_UP} do not count. PyTorch's are
-`torch.distributed.pipelining`'s schedules over gloo, two stages a rank where interleaved, timed from barrier to barrier, each
-rank making its own part of the batch. BossMan's time is that of `train_step`: the boss, a process of its own, sends the whole
-batch to the workers within it."""
+8 encoder layers (pre-norm, d 256, 4 heads, feed-forward 1024), sequence 64, batch {BATCH} in {{}}
+microbatches, mean squared error, fused Adam; two workers or ranks, {STEPS} steps of which the first
+{WARM_UP} do not count. PyTorch's are `torch.distributed.pipelining`'s schedules over gloo, two
+stages a rank if interleaved, timed from barrier to barrier, each rank making its own part of the
+batch. BossMan's time is that of `train_step`: the boss, a process of its own, sends the whole batch
+to the workers within it."""
 TITLES = {
     "P": ("P: encoder layers, 8 microbatches of 4", ENCODER.format(8)),
     "P32": ("P32: encoder layers, 32 microbatches of 1", ENCODER.format(32)),
     "T": (
         "T: the small residual model, no microbatches",
-        f"`examples/models/residual.yaml`, batch 32, mean squared error, fused Adam; {TINY_STEPS} steps of which the first "
-        f"{TINY_WARM_UP} do not count. By hand is `forward`, a loss and its gradient in the boss's process, `backward` and "
-        "`optim_step`.",
+        f"`examples/models/residual.yaml`, batch 32, mean squared error, fused Adam; {TINY_STEPS} "
+        f"steps of which the first {TINY_WARM_UP} do not count. By hand is `forward`, a loss and "
+        "its gradient in the boss's process, `backward` and `optim_step`.",
     ),
     "D": (
         "D: encoder layers, data parallel",
-        f"The layers of P, batch {BATCH}: one process of one thread with the whole batch, and two with half of it each. "
-        "PyTorch's are DistributedDataParallel over gloo, timed from barrier to barrier, each rank making its own half. "
-        f"BossMan's are two replicas of one stage, each with one of two microbatches; the time is that of `train_step`. "
-        f"{STEPS} steps of which the first {WARM_UP} do not count.",
+        f"The layers of P, batch {BATCH}: one process of one thread with the whole batch, and two "
+        "with half of it each. PyTorch's are DistributedDataParallel over gloo, timed from "
+        "barrier to barrier, each rank making its own half. BossMan's are two replicas of one "
+        f"stage, each with one of two microbatches; the time is that of `train_step`. {STEPS} "
+        f"steps of which the first {WARM_UP} do not count.",
     ),
     "U": (
         "U: a replica that is half as fast",
-        "The layers of P on two replicas, each bound to a core of its own; on the second one's core another program counts. "
-        f"Batch {BATCH} in 12 microbatches, {SLOWED_STEPS} steps of which the first {SLOWED_WARM_UP} do not count. "
-        "The last row has `reduction: fast`, dealt by speed, too.",
+        "The layers of P on two replicas, each bound to a core of its own; on the second one's "
+        f"core another program counts. Batch {BATCH} in 12 microbatches, {SLOWED_STEPS} steps of "
+        f"which the first {SLOWED_WARM_UP} do not count. The last row has `reduction: fast`, "
+        "dealt by speed, too.",
     ),
     "A": (
         "A: gradients summed among processes of this machine",
-        "BossMan's is the exchange of replicas in a training step whose layers take no time (`bench/src/bin/all_reduce.rs`): "
-        "from the first gradient that the compute thread hands out to the copy of the last sum where the optimizer finds it, "
-        "through sessions, connections and the thread that sums; tensors go through shared memory, which is what workers "
-        "of one machine do, or over QUIC, encrypted. gloo's is `all_reduce` after a barrier, over plain TCP. Each round counts as "
-        "what it took the slowest process; "
+        "BossMan's is the exchange of replicas in a training step whose layers take no time "
+        "(`bench/src/bin/all_reduce.rs`): from the first gradient that the compute thread hands "
+        "out to the copy of the last sum where the optimizer finds it, through sessions, "
+        "connections and the thread that sums; tensors go through shared memory, which is what "
+        "workers of one machine do, or over QUIC, encrypted. gloo's is `all_reduce` after a "
+        "barrier, over plain TCP. Each round counts as what it took the slowest process; "
         + " and ".join(f"{rounds} rounds of {mib} MiB" for mib, rounds in ALL_REDUCED.items())
         + f", of which the first {ROUNDS_TO_WARM_UP} do not count.",
     ),
     "Z": (
         "Z: memory where replicas share out their state",
-        f"16 linear layers of 2048 x 2048, {memory.PARAMETERS / 1e6:.1f} million parameters, on 2 and 4 replicas of one stage with "
-        "Adam, each replica with one microbatch of two samples. Shown is the most that the largest worker had resident (`VmHWM`) "
-        f"over {memory.STEPS} steps, less what it has with the small residual model. The formula is {memory.WEIGHT} bytes of each "
-        f"parameter for its value, {memory.GRADIENT} for its gradient, and {memory.ADAM} for Adam's state; with `shard: optimizer` "
-        f"{memory.ADAM} / replicas for the state, with `gradients` {memory.GRADIENT} / replicas for the gradient, too, with "
-        f"`parameters` {memory.WEIGHT} / replicas for the value, and {memory.WEIGHT} for the parameters of two of its {memory.STAGES} "
-        "stages, the one at work and the one that is next. Replicas are connected as between machines, by QUIC.",
+        f"16 linear layers of 2048 x 2048, {memory.PARAMETERS / 1e6:.1f} million parameters, on 2 "
+        "and 4 replicas of one stage with Adam, each replica with one microbatch of two samples. "
+        f"Shown is the most that the largest worker had resident (`VmHWM`) over {memory.STEPS} "
+        f"steps, less what it has with the small residual model. The formula is {memory.WEIGHT} "
+        f"bytes of each parameter for its value, {memory.GRADIENT} for its gradient, and "
+        f"{memory.ADAM} for Adam's state; with `shard: optimizer` {memory.ADAM} / replicas for "
+        f"the state, with `gradients` {memory.GRADIENT} / replicas for the gradient, too, with "
+        f"`parameters` {memory.WEIGHT} / replicas for the value, and {memory.WEIGHT} for the "
+        f"parameters of two of its {memory.STAGES} stages, the one at work and the one that is "
+        "next. Replicas are connected as between machines, by QUIC.",
     ),
     "S": (
         "S and M: start and memory",
-        "From the command to the end of the first step of P, all files in the system's cache: PyTorch's script starts its "
-        "ranks with `torch.multiprocessing.spawn` and runs 1F1B, BossMan's program starts its worker processes and runs what "
-        "it runs where no schedule is asked for. Memory is the most that the largest worker or rank had resident (`VmHWM`) "
+        "From the command to the end of the first step of P, all files in the system's cache: "
+        "PyTorch's script starts its ranks with `torch.multiprocessing.spawn` and runs 1F1B, "
+        "BossMan's program starts its worker processes and runs what it runs where no schedule "
+        "is asked for. Memory is the most that the largest worker or rank had resident (`VmHWM`) "
         "over three steps.",
     ),
     "N": (
         "N: transport between two processes on this machine",
-        "One tensor after another in one direction, and there and back. gloo sends plain TCP; QUIC is encrypted.",
+        "One tensor after another in one direction, and there and back. gloo sends plain TCP; "
+        "QUIC is encrypted.",
     ),
     "D-slow": (
         "D-slow: encoder layers, data parallel over a slow line",
-        f"The work of D, the two replicas or ranks in network namespaces joined by a line of {slow.MBIT} Mbit/s each way, "
-        f"{slow.STEPS} steps of which the first does not count. BossMan's are shown with `compress: f32`, `bf16`, `int8` and `int4`; DDP "
-        "is as it comes, without a communication hook. BossMan's boss is on the first replica's side, so the second one's half "
-        "of each batch crosses the line within the step; DDP's ranks make their own. What is learned is the mean loss of the "
-        f"last {slow.LAST} of {slow.LEARNED} steps of `examples/digits` on two replicas without a line.",
+        "The work of D, the two replicas or ranks in network namespaces joined by a line of "
+        f"{slow.MBIT} Mbit/s each way, {slow.STEPS} steps of which the first does not count. "
+        "BossMan's are shown with `compress: f32`, `bf16`, `int8` and `int4`; DDP is as it "
+        "comes, without a communication hook. BossMan's boss is on the first replica's side, so "
+        "the second one's half of each batch crosses the line within the step; DDP's ranks make "
+        f"their own. What is learned is the mean loss of the last {slow.LAST} of {slow.LEARNED} "
+        "steps of `examples/digits` on two replicas without a line.",
     ),
 } | {
     f"H{ms}": (
         f"H: P with {ms} ms between the workers",
-        f"As P, the two workers or ranks in network namespaces joined by a line of {ms} ms each way and {far.MBIT} Mbit/s "
-        f"(`bench/src/bin/delay.rs`), {far.STEPS} steps of which the first does not count. BossMan's boss is on the first "
-        "worker's side, so the targets cross the line with the activations; PyTorch's second rank makes its own.",
+        f"As P, the two workers or ranks in network namespaces joined by a line of {ms} ms each "
+        f"way and {far.MBIT} Mbit/s (`bench/src/bin/delay.rs`), {far.STEPS} steps of which the "
+        "first does not count. BossMan's boss is on the first worker's side, so the targets "
+        "cross the line with the activations; PyTorch's second rank makes its own.",
     )
     for ms in far.DELAYS
 }
@@ -113,7 +129,7 @@ def table(head, rows, words=1):
 
 
 def machines(results):
-    """What was measured on what, and when."""
+    """The machine and the date of each measurement."""
     seen = {}
     for name in filter(results.get, TITLES):
         result = results[name]
@@ -126,7 +142,8 @@ def machines(results):
         loads = [load for _, result in measured for load in result["load"]]
         names = ", ".join(name for name, _ in measured)
         busy = f"; its load before a pair was {min(loads)} to {max(loads)}" if loads else ""
-        what = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB of memory"
+        memory_gib = machine["memory_gib"]
+        what = f"{machine['processor']}, {machine['cores']} cores, {memory_gib} GiB of memory"
         with_what = f"{machine['system']}, Python {machine['python']}"
         lines.append(wrapped(f"{names}: {what}, {with_what}, on {' and '.join(days)}{busy}."))
     return "\n\n".join(lines)
@@ -142,9 +159,9 @@ def section(name, result):
     if "problem" in result:
         reason = result["problem"].splitlines()[0]
         parts.append(wrapped(f"Not measured{' further' if result['pairs'] else ''}: {reason}."))
-    note = NOTES / f"{name}.md"
-    if note.is_file():
-        parts.append(note.read_text(encoding="utf-8").strip())
+    hand_written = NOTES / f"{name}.md"
+    if result["pairs"] and hand_written.is_file():
+        parts.append(note.filled(hand_written.read_text(encoding="utf-8").strip(), pairs))
     return "\n\n".join(parts)
 
 
@@ -166,29 +183,50 @@ def steps_table(name, pairs):
         if who in WHO:
             low, high = spread(values)
             rate = f"{BATCH / median(values):.1f}"
-            rows.append([label(key), ms(median(values)), f"{ms(low)} to {ms(high)}", rate, *predicted(key, pairs)])
+            rows.append(
+                [
+                    label(key),
+                    ms(median(values)),
+                    f"{ms(low)} to {ms(high)}",
+                    rate,
+                    *predicted(key, pairs),
+                ]
+            )
     if name in MICROBATCHES:
         perfect = perfect_1f1b(median(pairs["pytorch single"]), MICROBATCHES[name])
-        rows.append(["a perfect 1F1B, from PyTorch's single process", ms(perfect), "", f"{BATCH / perfect:.1f}", ""])
+        rows.append(
+            [
+                "a perfect 1F1B, from PyTorch's single process",
+                ms(perfect),
+                "",
+                f"{BATCH / perfect:.1f}",
+                "",
+            ]
+        )
     parts = [table(["", "ms a step", "from, to", "samples a second", "predicted ms"], rows)]
     if "line round_trip" in pairs:
         trip, band = median(pairs["line round_trip"]), median(pairs["line bandwidth"])
         counted = {key: values for key, values in pairs.items() if key.startswith("sent ")}
-        sent = [f"{median(values) / 2**20:.1f} MiB ({sender(key)})" for key, values in counted.items()]
-        line = f"{ms(trip)} ms there and back, {band * 8 / 1e6:.0f} Mbit/s over a new TCP connection"
-        over = f"Over it went, both ways together, a mean of {', '.join(sent[:-1])} and {sent[-1]} a step."
+        sent = [
+            f"{median(values) / 2**20:.1f} MiB ({sender(key)})" for key, values in counted.items()
+        ]
+        line = (
+            f"{ms(trip)} ms there and back, {band * 8 / 1e6:.0f} Mbit/s over a new TCP connection"
+        )
+        others = ", ".join(sent[:-1])
+        over = f"Over it went, both ways together, a mean of {others} and {sent[-1]} a step."
         parts.append(wrapped(f"The line itself: {line}. {over}"))
     return "\n\n".join(parts)
 
 
 def sender(key):
-    """Who sent what was counted under this key."""
+    """The sender of the bytes under this key."""
     who = key.removeprefix("sent ")
     return WHO.get(who) or f"BossMan {who}"
 
 
 def predicted(key, pairs):
-    """[the predicted time and how far it is off], where there is one."""
+    """[the predicted time and its error], if there is a prediction."""
     values = pairs.get(key.replace("bossman", "predicted"))
     if not key.startswith("bossman") or not values:
         return [""]
@@ -212,7 +250,14 @@ def start_table(_, pairs):
             values = pairs.get(f"{who} {what}")
             if values:
                 low, high = spread(values)
-                rows.append([label(f"{who} {what}"), unit, shown(median(values)), f"{shown(low)} to {shown(high)}"])
+                rows.append(
+                    [
+                        label(f"{who} {what}"),
+                        unit,
+                        shown(median(values)),
+                        f"{shown(low)} to {shown(high)}",
+                    ]
+                )
     return table(["", "", "median", "from, to"], rows, words=2)
 
 
@@ -228,12 +273,14 @@ def transport_table(_, pairs):
             rows.append([who, f"GB/s of {amount}", cells[0], f"{cells[1]} to {cells[2]}"])
         else:
             cells = [f"{v * 1e6:.0f}" for v in (median(values), low, high)]
-            rows.append([who, f"us there and back, {amount}", cells[0], f"{cells[1]} to {cells[2]}"])
+            rows.append(
+                [who, f"us there and back, {amount}", cells[0], f"{cells[1]} to {cells[2]}"]
+            )
     return table(["", "", "median", "from, to"], rows, words=2)
 
 
 def summed_table(_, pairs):
-    """What sums among processes took."""
+    """The times of sums among processes."""
     rows = []
     for key, values in pairs.items():
         who, count, mib = key.rsplit(" ", 2)
@@ -245,7 +292,7 @@ def summed_table(_, pairs):
 
 
 def memory_table(_, pairs):
-    """What workers took, beside the formula."""
+    """The memory of workers, beside the formula."""
     rows = []
     for key, values in pairs.items():
         shard, replicas = key.split(" ")
@@ -253,40 +300,85 @@ def memory_table(_, pairs):
         low, high = spread(values)
         cells = [f"{value / 2**20:.0f}" for value in (median(values), low, high, formula)]
         off = f"{median(values) / formula - 1:+.1%}"
-        rows.append([f"{replicas} replicas, `shard: {shard}`", cells[0], f"{cells[1]} to {cells[2]}", cells[3], off])
+        rows.append(
+            [
+                f"{replicas} replicas, `shard: {shard}`",
+                cells[0],
+                f"{cells[1]} to {cells[2]}",
+                cells[3],
+                off,
+            ]
+        )
     return table(["", "MiB", "from, to", "formula", "off"], rows)
 
 
 def slow_table(name, pairs):
     """Steps over the slow line, and what was learned."""
-    losses = {key.removeprefix("loss "): values for key, values in pairs.items() if key.startswith("loss ")}
+    losses = {
+        key.removeprefix("loss "): values
+        for key, values in pairs.items()
+        if key.startswith("loss ")
+    }
     rows = []
     for form, values in losses.items():
         low, high = spread(values)
         off = ratio(values, losses["f32"]) - 1
-        rows.append([f"BossMan {form}", f"{median(values):.4f}", f"{low:.4f} to {high:.4f}", f"{off:+.2%}"])
+        rows.append(
+            [f"BossMan {form}", f"{median(values):.4f}", f"{low:.4f} to {high:.4f}", f"{off:+.2%}"]
+        )
     learned = table(["", "loss", "from, to", "off that of f32"], rows)
     return "\n\n".join([steps_table(name, pairs), learned])
 
 
 def timelines(spent):
-    """Where the time of a step of P went, as measured and as predicted, and the pictures of it."""
+    """The parts of the time of a step of P, as measured and as predicted, and their pictures."""
     rows = []
     for name, parts in spent.items():
         for part, workers in sorted(parts.items()):
             for worker, times in workers.items():
                 rows.append([name, part, worker, *columns(times)])
-    head = ["schedule", "", "worker", "forward", "backward", "optimizer", "other", "waiting", "in all"]
-    parts = ["## A step of P as measured and as predicted", wrapped(TIMELINES), table(head, rows, words=3)]
-    parts += [f"![A step of P under {name}](timeline-{name}.svg)" for name in spent if name in pictures.DRAWN]
+    head = [
+        "schedule",
+        "",
+        "worker",
+        "forward",
+        "backward",
+        "optimizer",
+        "other",
+        "waiting",
+        "in all",
+    ]
+    parts = [
+        "## A step of P as measured and as predicted",
+        wrapped(TIMELINES),
+        table(head, rows, words=3),
+    ]
+    parts += [
+        f"![A step of P under {name}](timeline-{name}.svg)"
+        for name in spent
+        if name in pictures.DRAWN
+    ]
     return "\n\n".join(parts)
 
 
 def columns(times):
-    """What a worker spent, in milliseconds: forward, backward in all its halves, optimizer, the rest, waiting; in all."""
+    """The times of a worker, in milliseconds: forward, backward in all its halves, optimizer, the
+    rest, waiting; in all."""
     backward = sum(seconds for kind, seconds in times.items() if kind.startswith("backward"))
-    seconds = [times.get("forward", 0), backward, times.get("optimizer", 0), times.get("other", 0), times["waiting"]]
+    seconds = [
+        times.get("forward", 0),
+        backward,
+        times.get("optimizer", 0),
+        times.get("other", 0),
+        times["waiting"],
+    ]
     return [f"{value * 1e3:.0f}" for value in (*seconds, sum(times.values()))]
 
 
-TABLES = {"Z": memory_table, "A": summed_table, "S": start_table, "N": transport_table, "D-slow": slow_table}
+TABLES = {
+    "Z": memory_table,
+    "A": summed_table,
+    "S": start_table,
+    "N": transport_table,
+    "D-slow": slow_table,
+}

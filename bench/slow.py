@@ -1,4 +1,5 @@
-"""D-slow: the data-parallel work of D over a line of 100 Mbit/s, BossMan with compressed gradients and DDP as it is."""
+"""D-slow: the data-parallel work of D over a line of 100 Mbit/s, BossMan with compressed gradients
+and DDP as it is."""
 
 import json
 import tempfile
@@ -9,8 +10,7 @@ import far
 import namespaces
 from far import on_both_ends, over_the_line
 from figures import settled
-from programs import CHECKOUT, built, peer, report, finish
-from workloads import ENCODER
+from programs import CHECKOUT, built, finish, peer
 
 MBIT = 100
 STEPS, WARM_UP = 4, 1
@@ -50,8 +50,19 @@ def pytorch(bench):
 
 
 def bossman(bench, form):
-    """The report of a boss that shares its end with the first replica; the second is at the other."""
-    shape = ("--schedule", "gpipe", "--replicas", 2, "--compress", form, "--microbatches", 2, "--even")
+    """The report of a boss that shares its end with the first replica; the second is at the
+    other."""
+    shape = (
+        "--schedule",
+        "gpipe",
+        "--replicas",
+        2,
+        "--compress",
+        form,
+        "--microbatches",
+        2,
+        "--even",
+    )
     return on_both_ends(bench, *shape, "--steps", STEPS)
 
 
@@ -60,6 +71,10 @@ def learned(bench, form):
     with tempfile.TemporaryDirectory() as folder:
         file, metrics = Path(folder) / "run.yaml", Path(folder) / "metrics.jsonl"
         file.write_text(RUN + f"compress: {form}\n", encoding="utf-8")
-        finish([built("bossman"), "train", file, "--local", "2", "--metrics", metrics], bench.bossman)
-        losses = [json.loads(line)["loss"] for line in metrics.read_text(encoding="utf-8").splitlines()]
+        finish(
+            [built("bossman"), "train", file, "--local", "2", "--metrics", metrics], bench.bossman
+        )
+        losses = [
+            json.loads(line)["loss"] for line in metrics.read_text(encoding="utf-8").splitlines()
+        ]
     return mean(losses[-LAST:])

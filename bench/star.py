@@ -1,8 +1,9 @@
-"""Network namespaces in a star on one machine: one for the boss, and around it one for each worker, behind a line of its own.
+"""Network namespaces in a star on one machine: one for the boss, and around it one for each worker,
+behind a line of its own.
 
-The lines are those of `src/bin/delay.rs`, which can lose packets, be cut and become slow while they are in use; workers reach
-each other through the middle, by two of them. It takes what `namespaces.possible` says.
-"""
+The lines are those of `src/bin/delay.rs`, which can lose packets, be cut and become slow while they
+are in use; workers reach each other through the middle, by two of them. It takes what
+`namespaces.possible` says."""
 
 import contextlib
 import os
@@ -41,8 +42,11 @@ class Line:
         near, far = f"{end(number)}m", end(number)
         command = [built("delay"), near, far, "--ms", MS, "--mbit", MBIT, "--seed", seed]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        # Not in the group of this program, whose Ctrl-C would take the line from under those who use it.
-        self.process = subprocess.Popen([str(part) for part in command], text=True, start_new_session=True, **pipes)
+        # Not in the group of this program, whose Ctrl-C would take the line from under those who
+        # use it.
+        self.process = subprocess.Popen(
+            [str(part) for part in command], text=True, start_new_session=True, **pipes
+        )
         undo.callback(namespaces.stop, self.process)
         if self.process.stdout.readline().strip() != "ready":
             raise Problem(f"no line: {self.process.stderr.read().strip()}")
@@ -55,14 +59,15 @@ class Line:
         ip("-n", far, "link", "set", "lo", "up")
         ip("-n", far, "route", "add", "default", "via", addresses(number)[0])
 
-    def say(self, trouble):
-        """From now on this is wrong with it: `loss 0.05`, `cut`, `mbit 1`, or nothing with `clear`."""
+    def set_fault(self, trouble):
+        """From now on this is wrong with it: `loss 0.05`, `cut`, `mbit 1`, or nothing with
+        `clear`."""
         self.process.stdin.write(f"{trouble}\n")
         self.process.stdin.flush()
 
 
 def problem():
-    """None where lines can be made here, else why not; that the program for it is missing is no such reason."""
+    """None where lines can be made here, else why not; a missing program is not such a reason."""
     built("delay")
     try:
         why = namespaces.possible()
@@ -76,7 +81,9 @@ def problem():
 
 def sweep():
     """Takes away what runs have left that were killed."""
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(
+        ["ip", "netns", "list"], capture_output=True, text=True, check=False
+    ).stdout
     for name, process in re.findall(rf"(?m)^({OURS}(\d+)\S*)", listed):
         if not Path(f"/proc/{process}").exists():
             remove(name)
@@ -84,7 +91,7 @@ def sweep():
 
 @contextlib.contextmanager
 def lines(count, seed):
-    """While it lasts, so many lines are there, with a namespace at the end of each."""
+    """A context with `count` lines, each with a namespace at its end."""
     with contextlib.ExitStack() as undo:
         sweep()
         undo.callback(remove, MIDDLE)

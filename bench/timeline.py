@@ -1,8 +1,8 @@
-"""A picture of a step: what each worker did when, as measured and as predicted, from a file of Chrome's trace events.
+"""A picture of a step: what each worker did when, as measured and as predicted, from a file of
+Chrome's trace events.
 
-Times are in microseconds; pid 0 is what was measured, pid 1 what was predicted, tid is the worker, and an event's `args` say
-its step, stage and microbatch.
-"""
+Times are in microseconds; pid 0 is what was measured, pid 1 what was predicted, tid is the worker,
+and an event's `args` say its step, stage and microbatch."""
 
 from html import escape
 
@@ -25,16 +25,20 @@ class Box:
     """One event: its times in seconds from where its part of the picture begins."""
 
     def __init__(self, event, zero):
-        self.name, self.begin, self.length = event["name"], (event["ts"] - zero) / 1e6, event["dur"] / 1e6
+        self.name, self.begin, self.length = (
+            event["name"],
+            (event["ts"] - zero) / 1e6,
+            event["dur"] / 1e6,
+        )
         number = event.get("args", {}).get("microbatch")
         self.number = "" if number is None else str(number)
 
     def kind(self):
-        """What it is: one of COLOURS, or "other"."""
+        """Its kind: one of COLOURS, or "other"."""
         return next((kind for kind in COLOURS if self.name.startswith(kind)), "other")
 
     def colour(self):
-        """By what it is."""
+        """The colour of its kind."""
         return COLOURS.get(self.kind(), OTHER)
 
 
@@ -63,7 +67,7 @@ def end(rows):
 
 
 def spent(rows):
-    """Where each worker's time went: {worker: {kind or "waiting": seconds}}."""
+    """The parts of each worker's time: {worker: {kind or "waiting": seconds}}."""
     whole = end(rows)
     found = {}
     for worker, row in sorted(rows.items()):
@@ -87,14 +91,28 @@ def svg(title, parts):
             body += [drawn(box, y, scale) for box in rows[worker]]
             y += ROW
         y += GAP
-    size = f'width="{LEFT + WIDTH + 8}" height="{y - GAP}" viewBox="0 0 {LEFT + WIDTH + 8} {y - GAP}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+    size = (
+        f'width="{LEFT + WIDTH + 8}" height="{y - GAP}" viewBox="0 0 {LEFT + WIDTH + 8} {y - GAP}"'
+    )
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+    )
     paper = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    return "\n".join([head, f"<title>{escape(title)}</title>", paper, text(8, 16, title, bold=True), *body, "</svg>", ""])
+    return "\n".join(
+        [
+            head,
+            f"<title>{escape(title)}</title>",
+            paper,
+            text(8, 16, title, bold=True),
+            *body,
+            "</svg>",
+            "",
+        ]
+    )
 
 
 def legend(parts):
-    """What the colours say, of those there are."""
+    """The legend of the colours in use."""
     there = {box.colour() for rows in parts.values() for row in rows.values() for box in row}
     shown = [(name, colour) for name, colour in COLOURS.items() if colour in there]
     entries = []
@@ -104,7 +122,7 @@ def legend(parts):
 
 
 def drawn(box, y, scale):
-    """A box, with its microbatch where there is room."""
+    """A box, with its microbatch if there is room."""
     x, width = LEFT + box.begin * scale, max(box.length * scale, 0.5)
     place = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW - 4}"'
     times = f"{box.begin * 1e3:.1f} to {(box.begin + box.length) * 1e3:.1f} ms"

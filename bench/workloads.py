@@ -1,7 +1,7 @@
 """The work that is compared on one machine. Each function does one pair: PyTorch, then BossMan.
 
-A pair is a flat dictionary from what was measured ("pytorch 1f1b", "bossman 1f1b") to its value, in seconds or bytes.
-"""
+A pair is a flat dictionary from what was measured ("pytorch 1f1b", "bossman 1f1b") to its value, in
+seconds or bytes."""
 
 import os
 import re
@@ -29,11 +29,13 @@ ROUNDS_TO_WARM_UP = 3
 
 
 class Bench:
-    """What all workloads need: how to start PyTorch and BossMan."""
+    """The needs of all workloads: how to start PyTorch and BossMan."""
 
     def __init__(self, torch_environment):
         self.torch = torch_environment
-        self.bossman = os.environ | {"BOSSMAN_WORKER": os.environ.get("BOSSMAN_WORKER") or str(built("worker"))}
+        self.bossman = os.environ | {
+            "BOSSMAN_WORKER": os.environ.get("BOSSMAN_WORKER") or str(built("worker"))
+        }
         self.schedules = report([built("steps"), "--list"])
 
     def pytorch(self, name, *arguments):
@@ -77,7 +79,8 @@ def traced(name, microbatches):
 
 
 def two_at_once(bench):
-    """One process's step while another does the same: whether the machine gives both a core of their own."""
+    """One process's step while another does the same: whether the machine gives both a core of
+    their own."""
     command = peer("pipe", "--schedules", "single", "--steps", str(STEPS))
     other = programs.start(command, bench.torch)
     try:
@@ -89,7 +92,9 @@ def two_at_once(bench):
 
 def work_p(bench):
     """P: eight microbatches of four, every schedule there is."""
-    return pipeline(bench, MICROBATCHES["P"], bench.pick()) | {"pytorch single, two at once": two_at_once(bench)}
+    return pipeline(bench, MICROBATCHES["P"], bench.pick()) | {
+        "pytorch single, two at once": two_at_once(bench)
+    }
 
 
 def work_p32(bench):
@@ -100,15 +105,20 @@ def work_p32(bench):
 def work_t(bench):
     """T: a step of the small residual model without microbatches."""
     done = bench.pytorch("tiny", "--steps", TINY_STEPS)
-    pair = {f"pytorch {name}": settled(times, TINY_WARM_UP) for name, times in done["steps"].items()}
+    pair = {
+        f"pytorch {name}": settled(times, TINY_WARM_UP) for name, times in done["steps"].items()
+    }
     for by, shown in (("hand", "by hand"), ("whole", "train_step")):
-        done = bench.steps(RESIDUAL, "--by", by, "--microbatches", 1, "--steps", TINY_STEPS, "--lr", 3e-3)
+        done = bench.steps(
+            RESIDUAL, "--by", by, "--microbatches", 1, "--steps", TINY_STEPS, "--lr", 3e-3
+        )
         pair[f"bossman {shown}"] = settled(done["steps"], TINY_WARM_UP)
     return pair
 
 
 def work_s(bench):
-    """S and M: from the command to the first finished step of P, and the largest process's peak memory."""
+    """S and M: from the command to the first finished step of P, and the largest process's peak
+    memory."""
     pair = {}
     for who, run in (("pytorch", first_pytorch), ("bossman", first_bossman)):
         began = time.time()
@@ -146,9 +156,19 @@ def work_a(bench):
             shape = ("--mib", mib, "--rounds", rounds)
             done = {"gloo": bench.pytorch("all_reduce", "--ranks", count, *shape)}
             for name, transport in (("shared memory", "auto"), ("quic", "quic")):
-                command = [built("all_reduce"), "--workers", count, *shape, "--transport", transport]
+                command = [
+                    built("all_reduce"),
+                    "--workers",
+                    count,
+                    *shape,
+                    "--transport",
+                    transport,
+                ]
                 done[name] = report(list(map(str, command)))
-            pair |= {f"{name} {count} {mib}": settled(of["seconds"], ROUNDS_TO_WARM_UP) for name, of in done.items()}
+            pair |= {
+                f"{name} {count} {mib}": settled(of["seconds"], ROUNDS_TO_WARM_UP)
+                for name, of in done.items()
+            }
     return pair
 
 
@@ -167,15 +187,31 @@ def work_u(bench):
     """U: two replicas, one of which shares its core with a program that only counts."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     pair = {}
-    for shown, more in (("even deal", ["--even"]), ("dealt by speed", []), ("fast reduction", ["--fast-reduction"])):
+    for shown, more in (
+        ("even deal", ["--even"]),
+        ("dealt by speed", []),
+        ("fast reduction", ["--fast-reduction"]),
+    ):
         pair[f"bossman {shown}"] = settled(slowed(bench, cores, more)["steps"], SLOWED_WARM_UP)
     return pair
 
 
 def slowed(bench, cores, more):
-    """The report of BossMan's steps with one replica on each of two cores, the second of which has other work, too."""
+    """The report of BossMan's steps with one replica on each of two cores, the second of which has
+    other work, too."""
     port = free_port()
-    shape = ("--replicas", 2, "--microbatches", 12, "--steps", SLOWED_STEPS, "--schedule", "gpipe", "--wait", port)
+    shape = (
+        "--replicas",
+        2,
+        "--microbatches",
+        12,
+        "--steps",
+        SLOWED_STEPS,
+        "--schedule",
+        "gpipe",
+        "--wait",
+        port,
+    )
     others = []
     boss = programs.start([built("steps"), ENCODER, *shape, *more], bench.bossman)
     try:
@@ -195,18 +231,27 @@ def pinned(core, command):
     return ["taskset", "--cpu-list", str(core), *command]
 
 
-# As a worker sets its heap up by itself (`tensor::memory::keep_freed_memory`): freed memory is kept for the next tensor.
-WARM_HEAP = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
+# As a worker sets its heap up by itself (`tensor::memory::keep_freed_memory`): freed memory is kept
+# for the next tensor.
+WARM_HEAP = {
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+    "MALLOC_ARENA_MAX": "1",
+}
 
 
 def transports():
-    """What BossMan's transports do: [(name, report as that of peers/transport.py)]."""
+    """The rates of BossMan's transports: [(name, report as that of peers/transport.py)]."""
     found = {}
-    for key, value in report([built("examples/transport_bench"), "--runs", "1"], os.environ | WARM_HEAP).items():
+    for key, value in report(
+        [built("examples/transport_bench"), "--runs", "1"], os.environ | WARM_HEAP
+    ).items():
         if match := TRANSPORT.fullmatch(key):
             name = "quic" if match["name"] == "quic" else "shared memory"
             kind, unit = ("bandwidth", 1e9) if match["unit"] == "GB/s" else ("round_trip", 1e-6)
-            found.setdefault(name, {"bandwidth": {}, "round_trip": {}})[kind][int(match["kib"]) << 10] = value * unit
+            found.setdefault(name, {"bandwidth": {}, "round_trip": {}})[kind][
+                int(match["kib"]) << 10
+            ] = value * unit
     return list(found.items())
 
 

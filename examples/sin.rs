@@ -28,7 +28,8 @@ async fn main() -> Result<()> {
     tch::manual_seed(0); // seeds the points; the weights have their own seed
 
     let model = Model::from_file(MODEL)?;
-    let workers = if local { BossMan::setup_local(2).await? } else { BossMan::setup_host(2).await? };
+    let workers =
+        if local { BossMan::setup_local(2).await? } else { BossMan::setup_host(2).await? };
     let mut boss = BossMan::new(workers, model)?;
     boss.distribute_model().await?;
     boss.send_optimizer(Optimizer::adam(3e-3)).await?;
@@ -47,7 +48,8 @@ async fn main() -> Result<()> {
 
     boss.eval();
     let degrees = Tensor::from_slice(&[30.0, 90.0, 150.0]).to_kind(Kind::Float).view([-1, 1]);
-    let sines: Vec<f32> = boss.forward(&(degrees * (PI / 180.0)), Variables::new()).await?.view([-1]).try_into()?;
+    let sines: Vec<f32> =
+        boss.forward(&(degrees * (PI / 180.0)), Variables::new()).await?.view([-1]).try_into()?;
     println!("the sines of 30, 90 and 150 degrees: {sines:.2?}");
     boss.shutdown().await;
     Ok(())

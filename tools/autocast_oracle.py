@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Records what PyTorch computes under `torch.autocast("cpu", torch.bfloat16)` for some of the layers' cases, in tests/autocast.
+"""Records what PyTorch computes under `torch.autocast("cpu", torch.bfloat16)` for some of the
+layers' cases, in tests/autocast.
 
     "$(python3 tools/pytorch.py)" tools/autocast_oracle.py
 
@@ -40,5 +41,8 @@ def record(torch):
 
 if __name__ == "__main__":
     if pytorch.version() != setup_libtorch.VERSION:
-        sys.exit(f"autocast_oracle: {sys.executable} has no torch {setup_libtorch.VERSION}; `make oracle` fetches one")
+        sys.exit(
+            f"autocast_oracle: {sys.executable} has no torch {setup_libtorch.VERSION}; `make "
+            "oracle` fetches one"
+        )
     record(pytorch.load())

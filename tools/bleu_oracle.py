@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes tests/bleu/cases.json: small corpora with the BLEU that sacreBLEU gives them (`pip install sacrebleu==2.5.1`).
+"""Writes tests/bleu/cases.json: small corpora with the BLEU that sacreBLEU gives them (`pip install
+sacrebleu==2.5.1`).
 
 `cargo test -p bossman` compares BossMan's with them; it needs no Python.
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
     "Numbers such as 3.14, 1,000 and 5-6 keep their marks; 7.-8, do not.",
-    "He said: \"Well, it's {not} [that] <easy>, is it?\" & left.",
+    'He said: "Well, it\'s {not} [that] <easy>, is it?" & left.',
     "Über die Brücke ging er – langsam, aber sicher – nach Hause.",
     "a/b + c*d = e^f; 50% of $20 is #1 @ home!",
     "One, two , three ,four. . . five...",
@@ -55,7 +56,11 @@ def main():
     corpora.append((["the cat"], ["the cat"]))
     corpora.append((["the cat is on the mat"], ["the cat sat on the mat"]))
     cases = [
-        {"translations": list(found), "references": list(wanted), "bleu": sacrebleu.corpus_bleu(found, [wanted]).score}
+        {
+            "translations": list(found),
+            "references": list(wanted),
+            "bleu": sacrebleu.corpus_bleu(found, [wanted]).score,
+        }
         for found, wanted in corpora
     ]
     path = Path(__file__).resolve().parent.parent / "tests" / "bleu" / "cases.json"

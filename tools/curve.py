@@ -3,8 +3,8 @@
 
     tools/curve.py bossman.jsonl pytorch.jsonl --svg curve.svg
 
-Both are files of `--metrics`: a line of JSON a step, `{"step":1,"loss":0.69}`. Differences are relative to the second.
-"""
+Both are files of `--metrics`: a line of JSON a step, `{"step":1,"loss":0.69}`. Differences are
+relative to the second."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 320, 58, 12, 34, 36
 # Of more steps than these, a point of the picture is the mean over several.
 POINTS = 300
-# What float32 can tell apart; smaller differences are drawn here.
+# The resolution of float32; smaller differences are drawn here.
 LEAST = 1e-8
 
 
@@ -48,7 +48,10 @@ def differences(first, second):
     steps = sorted(first.keys() & second.keys())
     if not steps:
         raise Unfit("the files have no step in common")
-    return {step: abs(first[step] - second[step]) / max(abs(second[step]), sys.float_info.min) for step in steps}
+    return {
+        step: abs(first[step] - second[step]) / max(abs(second[step]), sys.float_info.min)
+        for step in steps
+    }
 
 
 def summary(first, second, names):
@@ -78,7 +81,10 @@ def ticks(low, high):
     rough = (high - low) / 5 or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-    return [number * step for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    return [
+        number * step
+        for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    ]
 
 
 class Panel:
@@ -88,30 +94,45 @@ class Panel:
         self.left, self.right = left + LEFT, left + WIDTH / 2 - RIGHT
         self.steps, self.low, self.high = steps, low, high if high > low else low + 1
         self.parts = [f'<text x="{self.left}" y="18" font-weight="bold">{title}</text>']
-        for value in [float(p) for p in range(math.ceil(low), math.floor(high) + 1)] if log else ticks(low, self.high):
+        for value in (
+            [float(p) for p in range(math.ceil(low), math.floor(high) + 1)]
+            if log
+            else ticks(low, self.high)
+        ):
             y, text = self.y(value), f"1e{value:.0f}" if log else f"{value:.4g}"
             self.parts.append(f'<path d="M{self.left} {y:.1f}H{self.right}" stroke="#ddd"/>')
-            self.parts.append(f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+            self.parts.append(
+                f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
+            )
         for step in ticks(*steps):
             if step == int(step):
-                self.parts.append(f'<text x="{self.x(step):.1f}" y="{HEIGHT - 16}" text-anchor="middle">{step:.0f}</text>')
+                self.parts.append(
+                    f'<text x="{self.x(step):.1f}" y="{HEIGHT - 16}" '
+                    f'text-anchor="middle">{step:.0f}</text>'
+                )
 
     def x(self, step):
         first, last = self.steps
         return self.left + (self.right - self.left) * (step - first) / max(last - first, 1)
 
     def y(self, value):
-        return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (value - self.low) / (self.high - self.low)
+        return (
+            HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (value - self.low) / (self.high - self.low)
+        )
 
     def line(self, points, colour, width):
         path = " ".join(f"{self.x(step):.1f},{self.y(value):.1f}" for step, value in points)
-        line = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"/>'
-        self.parts.append(line)
+        self.parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" '
+            'stroke-linejoin="round"/>'
+        )
 
     def name(self, text, colour, place):
-        # The top right corner is where a falling loss is not.
+        # A falling loss leaves the top right corner free.
         y = TOP + 14 + 16 * place
-        self.parts.append(f'<path d="M{self.right - 130} {y - 4}h18" stroke="{colour}" stroke-width="4"/>')
+        self.parts.append(
+            f'<path d="M{self.right - 130} {y - 4}h18" stroke="{colour}" stroke-width="4"/>'
+        )
         self.parts.append(f'<text x="{self.right - 106}" y="{y}">{escaped(text)}</text>')
 
 
@@ -122,30 +143,53 @@ def escaped(text):
 def svg(first, second, names):
     """The picture: both losses, and beside them how far they are apart."""
     apart = differences(first, second)
-    curves = [thinned([(step, losses[step]) for step in apart], mean=True) for losses in (first, second)]
+    curves = [
+        thinned([(step, losses[step]) for step in apart], mean=True) for losses in (first, second)
+    ]
     values = [value for curve in curves for _, value in curve]
     steps = (min(apart), max(apart))
     losses = Panel(0, "Loss", steps, min(values), max(values), log=False)
-    for curve, name, (colour, width), place in zip(curves, names, [("#f2a65a", 5), ("#1d4e89", 1.5)], range(2)):
+    for curve, name, (colour, width), place in zip(
+        curves, names, [("#f2a65a", 5), ("#1d4e89", 1.5)], range(2)
+    ):
         losses.line(curve, colour, width)
         losses.name(name, colour, place)
-    found = [(step, math.log10(max(value, LEAST))) for step, value in thinned(list(apart.items()), mean=False)]
+    found = [
+        (step, math.log10(max(value, LEAST)))
+        for step, value in thinned(list(apart.items()), mean=False)
+    ]
     heights = [value for _, value in found]
     distance = Panel(
-        WIDTH / 2, "Relative difference", steps, math.floor(min(heights)), max(math.ceil(max(heights)), -7), log=True
+        WIDTH / 2,
+        "Relative difference",
+        steps,
+        math.floor(min(heights)),
+        max(math.ceil(max(heights)), -7),
+        log=True,
     )
     distance.line(found, "#1d4e89", 1.5)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">'
-    body = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>', *losses.parts, *distance.parts]
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="12">'
+    )
+    body = [
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        *losses.parts,
+        *distance.parts,
+    ]
     return "\n".join([head, *body, "</svg>"]) + "\n"
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw both curves")
-    parser.add_argument("--names", nargs=2, metavar="NAME", help="what to call them [default: the files' names]")
+    parser.add_argument(
+        "--names", nargs=2, metavar="NAME", help="what to call them [default: the files' names]"
+    )
     options = parser.parse_args()
     names = options.names or [options.first.stem, options.second.stem]
     try:

@@ -1,4 +1,5 @@
-"""Reads which libraries an ELF library asks the loader for, without tools and without loading it."""
+"""Reads which libraries an ELF library asks the loader for, without tools and without loading
+it."""
 
 import struct
 
@@ -14,7 +15,8 @@ class NotElf(ValueError):
 
 
 def needed_libraries(path):
-    """The DT_NEEDED names of the library at `path`, in file order, such as ["libc10.so", "libcudart.so.13"]."""
+    """The DT_NEEDED names of the library at `path`, in file order, such as ["libc10.so",
+    "libcudart.so.13"]."""
     with open(path, "rb") as file:
         read = _Reader(file, path)
         if read.bytes(0, 6, "header") != b"\x7fELF\x02\x01":
@@ -24,7 +26,9 @@ def needed_libraries(path):
 
         loaded, dynamic = [], None
         for i in range(count):
-            kind, _, offset, address, _, size = read.unpack("<IIQQQQ", table + i * entry_size, "program headers")
+            kind, _, offset, address, _, size = read.unpack(
+                "<IIQQQQ", table + i * entry_size, "program headers"
+            )
             if kind == _PT_LOAD:
                 loaded.append((address, offset, size))
             elif kind == _PT_DYNAMIC:

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Writes a PyTorch model as a model file and its weights: nn.Sequential, however nested, of layers that BossMan has.
+"""Writes a PyTorch model as a model file and its weights: nn.Sequential, however nested, of layers
+that BossMan has.
 
     tools/from_torch.py my_model.py:net --input 'x: [batch, 3, 32, 32]' --to folder
 
-`my_model.py:net` is a file and a module in it, or a function that makes one. The folder gets `model.yaml` and `model.safetensors`,
-under PyTorch's names:
+`my_model.py:net` is a file and a module in it, or a function that makes one. The folder gets
+`model.yaml` and `model.safetensors`, under PyTorch's names:
 
     bossman check folder/model.yaml
     bossman train run.yaml --init folder/model.safetensors     # with `model: folder/model.yaml`
@@ -34,12 +35,22 @@ def layers(module, name=""):
     """[(name, module)] of all layers, in the order they run."""
     kind = type(module).__name__
     if kind == "Sequential":
-        return [found for child, layer in module.named_children() for found in layers(layer, below(name, child))]
+        return [
+            found
+            for child, layer in module.named_children()
+            for found in layers(layer, below(name, child))
+        ]
     if kind == "TransformerEncoder":
-        found = [(f"{below(name, 'layers')}.{number}", layer) for number, layer in enumerate(module.layers)]
+        found = [
+            (f"{below(name, 'layers')}.{number}", layer)
+            for number, layer in enumerate(module.layers)
+        ]
         return found + ([(below(name, "norm"), module.norm)] if module.norm is not None else [])
     if not type(module).__module__.startswith("torch.nn."):
-        raise Unknown(f"{name or 'the model'} is a {kind}, whose forward() only Python knows; use nn.Sequential")
+        raise Unknown(
+            f"{name or 'the model'} is a {kind}, whose forward() only Python knows; use "
+            "nn.Sequential"
+        )
     return [(name or "0", module)]
 
 
@@ -58,7 +69,9 @@ def arguments(module):
             continue
         if name in known:
             value = known[name]
-        elif name in ("bias", "affine", "elementwise_affine") and not isinstance(getattr(module, name, None), bool):
+        elif name in ("bias", "affine", "elementwise_affine") and not isinstance(
+            getattr(module, name, None), bool
+        ):
             value = getattr(module, "bias" if name == "bias" else "weight", None) is not None
         elif hasattr(module, name):
             value = getattr(module, name)
@@ -74,12 +87,16 @@ def plain(value):
     """As YAML takes it; pairs of equal numbers are one number."""
     if isinstance(value, tuple | list):
         value = [plain(part) for part in value]
-        return value[0] if value and all(part == value[0] for part in value) and not isinstance(value[0], list) else value
+        return (
+            value[0]
+            if value and all(part == value[0] for part in value) and not isinstance(value[0], list)
+            else value
+        )
     return value
 
 
 def encoder(layer):
-    """What an encoder or decoder layer does not keep under the names of its arguments."""
+    """Arguments that an encoder or decoder layer stores under other names."""
     import torch
 
     activation = "gelu" if layer.activation is torch.nn.functional.gelu else "relu"
@@ -137,7 +154,10 @@ def save(path, tensors):
     """Writes PyTorch tensors by name to a safetensors file."""
     # They must live until they are written, because `memory` does not own what it shows.
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    shown = {name: (code(name, tensor), list(tensor.shape), memory(tensor)) for name, tensor in tensors.items()}
+    shown = {
+        name: (code(name, tensor), list(tensor.shape), memory(tensor))
+        for name, tensor in tensors.items()
+    }
     tensor_file.write_bytes(path, shown)
 
 
@@ -171,9 +191,16 @@ def load(where):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("module", help="file.py:name of a module, or of a function that makes one")
-    parser.add_argument("--input", action="append", required=True, help="an input as in a model file: 'x: [batch, 8]'")
+    parser.add_argument(
+        "--input",
+        action="append",
+        required=True,
+        help="an input as in a model file: 'x: [batch, 8]'",
+    )
     parser.add_argument("--to", required=True, type=Path, help="the folder to write to")
     chosen = parser.parse_args()
     try:

@@ -1,13 +1,13 @@
 """Layers that are called otherwise than in PyTorch, or that it has none of, for layer_oracle.py.
 
-Each function is named as the layer and takes its arguments; it gives a module, and a function of the layer's inputs.
-"""
+Each function is named as the layer and takes its arguments; it gives a module, and a function of
+the layer's inputs."""
 
 import math
 
 
 def later(torch, queries, keys):
-    """True where a key comes later than the query."""
+    """True if a key comes later than the query."""
     return torch.ones(queries, keys, dtype=torch.bool).triu(1)
 
 
@@ -19,7 +19,12 @@ def merged(torch, mask, more):
 
 
 def MultiheadAttention(
-    torch, attn_mask=False, key_padding_mask=False, is_causal=False, num_key_value_heads=None, **arguments
+    torch,
+    attn_mask=False,
+    key_padding_mask=False,
+    is_causal=False,
+    num_key_value_heads=None,
+    **arguments,
 ):
     heads, along = arguments["num_heads"], 1 if arguments.get("batch_first") else 0
     module = torch.nn.MultiheadAttention(**arguments)
@@ -38,7 +43,9 @@ def MultiheadAttention(
             mask = merged(torch, mask, later(torch, query.shape[along], key.shape[along]))
         # PyTorch takes `is_causal` for a promise of what the mask holds.
         promise = is_causal and alone
-        return module(query, key, value, padding, need_weights=False, attn_mask=mask, is_causal=promise)[0]
+        return module(
+            query, key, value, padding, need_weights=False, attn_mask=mask, is_causal=promise
+        )[0]
 
     return module, call
 
@@ -61,10 +68,16 @@ def grouped(torch, num_key_value_heads, embed_dim, num_heads, bias=True, batch_f
         def forward(self, query, key, value, key_padding_mask, need_weights, attn_mask, is_causal):
             biases = self.in_proj_bias.split(widths) if bias else [None] * 3
             parts = []
-            for source, weight, added in zip([query, key, value], self.in_proj_weight.split(widths), biases):
-                part = torch.nn.functional.linear(source if batch_first else source.transpose(0, 1), weight, added)
+            for source, weight, added in zip(
+                [query, key, value], self.in_proj_weight.split(widths), biases
+            ):
+                part = torch.nn.functional.linear(
+                    source if batch_first else source.transpose(0, 1), weight, added
+                )
                 parts.append(part.unflatten(-1, (-1, head)).transpose(1, 2))
-            keys, values = [part.repeat_interleave(num_heads // num_key_value_heads, 1) for part in parts[1:]]
+            keys, values = [
+                part.repeat_interleave(num_heads // num_key_value_heads, 1) for part in parts[1:]
+            ]
             attended = attention(torch, parts[0], keys, values, is_causal, key_padding_mask)
             output = self.out_proj(attended.transpose(1, 2).flatten(2))
             return [output if batch_first else output.transpose(0, 1)]
@@ -79,10 +92,14 @@ def attention(torch, queries, keys, values, causal, padding):
         mask = ~padding[:, None, None, :]
         if causal:
             mask = mask & ~later(torch, queries.shape[-2], keys.shape[-2])
-    return torch.nn.functional.scaled_dot_product_attention(queries, keys, values, mask, is_causal=causal and mask is None)
+    return torch.nn.functional.scaled_dot_product_attention(
+        queries, keys, values, mask, is_causal=causal and mask is None
+    )
 
 
-def TransformerEncoderLayer(torch, src_mask=False, src_key_padding_mask=False, is_causal=False, **arguments):
+def TransformerEncoderLayer(
+    torch, src_mask=False, src_key_padding_mask=False, is_causal=False, **arguments
+):
     module = torch.nn.TransformerEncoderLayer(**arguments)
 
     def call(*inputs):
@@ -107,7 +124,9 @@ def TransformerDecoderLayer(torch, tgt_is_causal=False, **arguments):
         if tgt_is_causal:
             positions = target.shape[1 if arguments.get("batch_first") else 0]
             alone = "tgt_mask" not in masks
-            masks["tgt_mask"] = merged(torch, masks.get("tgt_mask"), later(torch, positions, positions))
+            masks["tgt_mask"] = merged(
+                torch, masks.get("tgt_mask"), later(torch, positions, positions)
+            )
             masks["tgt_is_causal"] = alone
         return module(target, memory, **masks)
 
@@ -147,7 +166,11 @@ def turned(torch, heads, base, interleaved=False):
     speeds = base ** (-torch.arange(0, width, 2).double() / width)
     angles = torch.outer(torch.arange(positions).double(), speeds)
     turns = torch.polar(torch.ones_like(angles), angles)
-    pairs = heads.unflatten(-1, (-1, 2)) if interleaved else heads.unflatten(-1, (2, -1)).transpose(-2, -1)
+    pairs = (
+        heads.unflatten(-1, (-1, 2))
+        if interleaved
+        else heads.unflatten(-1, (2, -1)).transpose(-2, -1)
+    )
     pairs = torch.view_as_real(torch.view_as_complex(pairs.double().contiguous()) * turns).float()
     return (pairs if interleaved else pairs.transpose(-2, -1)).flatten(-2)
 
@@ -173,8 +196,16 @@ def half_turned(torch, heads, base):
 
 
 def LlamaAttention(
-    torch, hidden_size, num_attention_heads, num_key_value_heads=None, head_dim=None, rope_theta=10000.0,
-    attention_bias=False, attention_dropout=0.0, is_causal=True, key_padding_mask=False,
+    torch,
+    hidden_size,
+    num_attention_heads,
+    num_key_value_heads=None,
+    head_dim=None,
+    rope_theta=10000.0,
+    attention_bias=False,
+    attention_dropout=0.0,
+    is_causal=True,
+    key_padding_mask=False,
 ):
     """As in Hugging Face's transformers."""
     queries, keys = num_attention_heads, num_key_value_heads or num_attention_heads
@@ -202,7 +233,9 @@ def LlamaMLP(torch, hidden_size, intermediate_size, mlp_bias=False):
     module.gate_proj = torch.nn.Linear(hidden_size, intermediate_size, bias=mlp_bias)
     module.up_proj = torch.nn.Linear(hidden_size, intermediate_size, bias=mlp_bias)
     module.down_proj = torch.nn.Linear(intermediate_size, hidden_size, bias=mlp_bias)
-    return module, lambda x: module.down_proj(torch.nn.functional.silu(module.gate_proj(x)) * module.up_proj(x))
+    return module, lambda x: module.down_proj(
+        torch.nn.functional.silu(module.gate_proj(x)) * module.up_proj(x)
+    )
 
 
 def recurrent(torch, kind, arguments):

@@ -24,7 +24,8 @@ def main():
     train, test, seen = [], [], [0] * 10
     for line in text.split():
         *pixels, label = map(int, map(float, line.split(",")))
-        # Every fifth picture of each digit, so that both files have the same share of each digit and of each writer.
+        # Every fifth picture of each digit, so that both files have the same share of each digit
+        # and of each writer.
         (test if seen[label] % 5 == 0 else train).append([*pixels, label])
         seen[label] += 1
     write("digits-train.csv.gz", train)
@@ -33,7 +34,9 @@ def main():
 
 def write(name, rows):
     # Pixels go from 0..16 to 0..1; sixteenths are exact in decimal and in binary.
-    lines = [",".join(HEADER)] + [",".join([f"{pixel / 16:g}" for pixel in row[:-1]] + [str(row[-1])]) for row in rows]
+    lines = [",".join(HEADER)] + [
+        ",".join([f"{pixel / 16:g}" for pixel in row[:-1]] + [str(row[-1])]) for row in rows
+    ]
     (FOLDER / name).write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
     print(f"{name}: {len(rows)} pictures")
 

@@ -42,12 +42,21 @@ def pack(release, out):
             subprocess.run(["strip", copy], check=True)
             if platform.system() == "Linux" and newest_glibc(copy) > NEWEST_GLIBC:
                 newest = ".".join(map(str, newest_glibc(copy)))
-                sys.exit(f"{program} asks for glibc {newest}: build it on a system with an older one")
+                sys.exit(
+                    f"{program} asks for glibc {newest}: build it on a system with an older one"
+                )
         (root / "completions").mkdir()
         for shell, file in SHELLS.items():
-            text = subprocess.run([release / "bossman", "completions", shell], check=True, capture_output=True).stdout
+            text = subprocess.run(
+                [release / "bossman", "completions", shell], check=True, capture_output=True
+            ).stdout
             (root / "completions" / file).write_bytes(text)
-        for file in ["LICENSE-APACHE", "LICENSE-MIT", "tools/dist/link_libtorch.sh", "tools/dist/README.txt"]:
+        for file in [
+            "LICENSE-APACHE",
+            "LICENSE-MIT",
+            "tools/dist/link_libtorch.sh",
+            "tools/dist/README.txt",
+        ]:
             shutil.copy2(CHECKOUT / file, root)
         with tarfile.open(archive, "w:gz") as tar:
             tar.add(root, arcname=name)

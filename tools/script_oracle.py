@@ -94,5 +94,8 @@ def record(torch):
 
 if __name__ == "__main__":
     if pytorch.version() != setup_libtorch.VERSION:
-        sys.exit(f"script_oracle: {sys.executable} has no torch {setup_libtorch.VERSION}; `make oracle` fetches one")
+        sys.exit(
+            f"script_oracle: {sys.executable} has no torch {setup_libtorch.VERSION}; `make "
+            "oracle` fetches one"
+        )
     record(pytorch.load())

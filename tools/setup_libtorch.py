@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Brings libtorch to this machine once, and points the checkout's `.libtorch` link at it.
 
-Looked for in this order: the folder that LIBTORCH names; the user's cache folder; PyPI, from where it goes to the cache.
-The torch wheel is unpacked and never imported, so any Python from 3.8 on will do.
-"""
+Looked for in this order: the folder that LIBTORCH names; the user's cache folder; PyPI, which
+fills the cache. The torch wheel is unpacked and never imported, so any Python from 3.8 on will
+do."""
 
 import argparse
 import contextlib
@@ -28,7 +28,7 @@ KEPT = ("torch/include/", "torch/lib/", "torch/share/", "torch/version.py", f"to
 
 
 class Problem(Exception):
-    """What went wrong and what to do, in one line for the user."""
+    """A problem and its remedy, in one line for the user."""
 
 
 class Host:
@@ -36,7 +36,13 @@ class Host:
 
     # The newest glibc that a tag may name, down to the oldest in use; pip takes them literally.
     GLIBC_TAGS = [f"manylinux_2_{minor}" for minor in range(28, 16, -1)]
-    LINUX_TAGS = GLIBC_TAGS + ["manylinux2014", "manylinux_2_12", "manylinux2010", "manylinux_2_5", "manylinux1"]
+    LINUX_TAGS = GLIBC_TAGS + [
+        "manylinux2014",
+        "manylinux_2_12",
+        "manylinux2010",
+        "manylinux_2_5",
+        "manylinux1",
+    ]
 
     def __init__(self, system, machine, gpu):
         self.linux = system == "Linux"
@@ -55,7 +61,10 @@ class Host:
         if platform.system() == "Linux":
             libc, version = platform.libc_ver()
             if libc != "glibc" or tuple(map(int, version.split(".")[:2])) < (2, 28):
-                raise Problem(f"torch {VERSION} from PyPI needs glibc 2.28 or newer, here is {libc or 'another libc'} {version}: {WAY_OUT}")
+                raise Problem(
+                    f"torch {VERSION} from PyPI needs glibc 2.28 or newer, here is "
+                    f"{libc or 'another libc'} {version}: {WAY_OUT}"
+                )
         return cls(platform.system(), platform.machine(), has_nvidia_gpu())
 
 
@@ -63,12 +72,19 @@ def has_nvidia_gpu():
     if Path("/proc/driver/nvidia/version").exists():
         return True
     tool = shutil.which("nvidia-smi")  # the sign of a GPU under WSL
-    return tool is not None and subprocess.run([tool, "-L"], capture_output=True, check=False).returncode == 0
+    return (
+        tool is not None
+        and subprocess.run([tool, "-L"], capture_output=True, check=False).returncode == 0
+    )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--print", action="store_true", help="print the folder of libtorch, and nothing else, on stdout")
+    parser.add_argument(
+        "--print",
+        action="store_true",
+        help="print the folder of libtorch, and nothing else, on stdout",
+    )
     options = parser.parse_args()
     try:
         libtorch = find(os.environ)
@@ -84,7 +100,7 @@ def main():
 
 
 def find(environment):
-    """The folder of a whole libtorch of the right version; fetches it where there is none."""
+    """The folder of a whole libtorch of the right version; fetches it if there is none."""
     named = environment.get("LIBTORCH")
     if named:
         return check_named(Path(named))
@@ -94,16 +110,26 @@ def find(environment):
 def check_named(libtorch):
     """`libtorch` without links, if it is what a build needs."""
     if not (libtorch / "include").is_dir() or not any((libtorch / "lib").glob("libtorch_cpu.*")):
-        raise Problem(f"LIBTORCH={libtorch} holds no include/ or no lib/libtorch_cpu: name the folder that holds both, or unset it")
+        raise Problem(
+            f"LIBTORCH={libtorch} holds no include/ or no lib/libtorch_cpu: name the folder that "
+            "holds both, or unset it"
+        )
     version = version_of(libtorch)
     if version != VERSION:
-        raise Problem(f"LIBTORCH={libtorch} is version {version or 'unknown'}, expected {VERSION}: name another folder, or unset it")
+        raise Problem(
+            f"LIBTORCH={libtorch} is version {version or 'unknown'}, expected {VERSION}: name "
+            "another folder, or unset it"
+        )
     return libtorch.resolve()
 
 
 def version_of(libtorch):
-    """Such as "2.11.0", from the file that libtorch's own archive carries or the one in a wheel; None if neither is there."""
-    for name, form in (("build-version", r"([\d.]+)"), ("version.py", r"__version__ = ['\"]([\d.]+)")):
+    """Such as "2.11.0", from the file that libtorch's own archive carries or the one in a wheel;
+    None if neither is there."""
+    for name, form in (
+        ("build-version", r"([\d.]+)"),
+        ("version.py", r"__version__ = ['\"]([\d.]+)"),
+    ):
         with contextlib.suppress(OSError):
             found = re.search(form, (libtorch / name).read_text(errors="replace"))
             if found:
@@ -120,22 +146,35 @@ def cache_folder(environment):
 
 
 def pip_download(requirement, host, folder):
-    """Has pip fetch one wheel into `folder`, without what it depends on; pip checks its hash and shows its progress."""
+    """Has pip fetch one wheel into `folder`, without what it depends on; pip checks its hash and
+    shows its progress."""
     platforms = [word for tag in host.tags for word in ("--platform", tag)]
     python = ["--implementation", "cp", "--python-version", "3.12", "--abi", "cp312"]
-    # All that pip writes goes here first: a run that was killed leaves no half wheel in `folder`, and nothing elsewhere.
+    # All that pip writes goes here first: a run that was killed leaves no half wheel in `folder`,
+    # and nothing elsewhere.
     partial = folder / "partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-cache-dir",
+            "--disable-pip-version-check",
+        ]
         + ["--only-binary", ":all:", *python, *platforms, "--dest", str(partial), requirement],
         stdout=sys.stderr,
         env={**os.environ, "TMPDIR": str(partial)},
         check=False,
     )
     if done.returncode != 0:
-        raise Problem(f"pip could not download {requirement}, its reason is above: run again, `python3 -m pip install --upgrade pip`, or {WAY_OUT}")
+        raise Problem(
+            f"pip could not download {requirement}, its reason is above: run again, `python3 -m "
+            f"pip install --upgrade pip`, or {WAY_OUT}"
+        )
     for wheel in partial.glob("*.whl"):
         wheel.replace(folder / wheel.name)
 
@@ -143,14 +182,17 @@ def pip_download(requirement, host, folder):
 def load(library):
     """Proves that the loader finds everything `library` needs, in a process of its own."""
     program = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", program, str(library)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(library)], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise Problem(f"the libtorch that was fetched does not load here ({reason}): {WAY_OUT}")
 
 
 def fetch(cache, host, download=pip_download, load=load):
-    """The libtorch in the cache. What bears its final name is whole, since it gets that name last."""
+    """The libtorch in the cache. A folder with its final name is complete, because it gets that
+    name last."""
     ready = cache / f"libtorch-{VERSION}-{host.name}"
     if not ready.exists():
         cache.mkdir(parents=True, exist_ok=True)
@@ -195,21 +237,24 @@ class Wheels:
             self.download(f"{name}=={version}", self.host, self.folder)
         found = next(self.folder.glob(pattern), None)
         if found is None:
-            raise Problem(f"pip downloaded {name}=={version} but {self.folder} holds no {pattern}: {WAY_OUT}")
+            raise Problem(
+                f"pip downloaded {name}=={version} but {self.folder} holds no {pattern}: {WAY_OUT}"
+            )
         return found
 
 
 def nvidia_wheels(torch, libraries, wheels):
-    """Names and versions of the nvidia wheels that this machine needs, as the torch wheel pins them.
+    """Names and versions of the nvidia wheels that this machine needs, as the torch wheel pins
+    them.
 
-    With a GPU, all of them. Without one, only those that carry a library which libtorch_cpu itself asks for: torch pins
-    `cuda-toolkit[cublas,cudart,..]`, and that pins for each word the wheel in which lies lib<word>.so.
-    """
+    With a GPU, all of them. Without one, only those that carry a library which libtorch_cpu itself
+    asks for: torch pins `cuda-toolkit[cublas,cudart,..]`, and that pins for each word the wheel in
+    which lies lib<word>.so."""
     host = wheels.host
     if not host.linux:
         return
     needed = set(needed_libraries(libraries / "libtorch_cpu.so"))
-    stems = {name.split(".so")[0][len("lib"):] for name in needed}
+    stems = {name.split(".so")[0][len("lib") :] for name in needed}
     for name, words, version, _ in pins(torch):
         if name == "cuda-toolkit":
             for part, _, part_version, word in pins(wheels.get(name, version)):
@@ -220,11 +265,16 @@ def nvidia_wheels(torch, libraries, wheels):
 
 
 def pins(wheel):
-    """For each `Requires-Dist: name[word,word]==version; .. extra == 'extra'` of a wheel: (name, words, version, extra)."""
+    """For each `Requires-Dist: name[word,word]==version; .. extra == 'extra'` of a wheel: (name,
+    words, version, extra)."""
     with open_wheel(wheel) as archive:
-        metadata = next((name for name in archive.namelist() if name.endswith(".dist-info/METADATA")), None)
+        metadata = next(
+            (name for name in archive.namelist() if name.endswith(".dist-info/METADATA")), None
+        )
         text = archive.read(metadata).decode() if metadata else ""
-    for line in re.finditer(r"^Requires-Dist: ([\w-]+)(?:\[([\w,-]+)\])?==([\w.*]+)(.*)$", text, re.MULTILINE):
+    for line in re.finditer(
+        r"^Requires-Dist: ([\w-]+)(?:\[([\w,-]+)\])?==([\w.*]+)(.*)$", text, re.MULTILINE
+    ):
         name, words, version, marker = line.groups()
         extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
         yield name, (words or "").split(","), version, extra and extra.group(1)
@@ -235,10 +285,14 @@ def unpack(wheel, folder, kept=("",)):
     say(f"unpacking {wheel.name} ({wheel.stat().st_size / 1e6:.0f} MB)")
     with open_wheel(wheel) as archive:
         try:
-            archive.extractall(folder, [name for name in archive.namelist() if name.startswith(kept)])
+            archive.extractall(
+                folder, [name for name in archive.namelist() if name.startswith(kept)]
+            )
         except (zipfile.BadZipFile, EOFError) as problem:
             wheel.unlink()
-            raise Problem(f"{wheel.name} is damaged ({problem}) and was deleted: run again") from problem
+            raise Problem(
+                f"{wheel.name} is damaged ({problem}) and was deleted: run again"
+            ) from problem
 
 
 def open_wheel(wheel):
@@ -246,7 +300,9 @@ def open_wheel(wheel):
         return zipfile.ZipFile(wheel)
     except zipfile.BadZipFile as problem:
         wheel.unlink()
-        raise Problem(f"{wheel.name} is damaged ({problem}) and was deleted: run again") from problem
+        raise Problem(
+            f"{wheel.name} is damaged ({problem}) and was deleted: run again"
+        ) from problem
 
 
 @contextlib.contextmanager

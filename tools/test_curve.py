@@ -21,15 +21,22 @@ class Curve(unittest.TestCase):
 
     def file(self, name, losses):
         path = self.folder / name
-        lines = [json.dumps({"step": step, "loss": loss, "samples": 4}) for step, loss in enumerate(losses, 1)]
+        lines = [
+            json.dumps({"step": step, "loss": loss, "samples": 4})
+            for step, loss in enumerate(losses, 1)
+        ]
         path.write_text("\n".join(lines) + "\n")
         return path
 
     def run_it(self, *arguments):
-        return subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [sys.executable, PROGRAM, *arguments], capture_output=True, text=True, check=False
+        )
 
     def test_it_says_how_far_two_runs_are_apart(self):
-        done = self.run_it(self.file("a.jsonl", [2.0, 1.1, 1.0, 0.5]), self.file("b.jsonl", [2.0, 1.0, 1.0]))
+        done = self.run_it(
+            self.file("a.jsonl", [2.0, 1.1, 1.0, 0.5]), self.file("b.jsonl", [2.0, 1.0, 1.0])
+        )
         expected = [
             "3 steps in common, 1 only in a",
             "largest relative difference 1.0e-01, at step 2: 1.1 and 1",
@@ -44,12 +51,17 @@ class Curve(unittest.TestCase):
         self.assertEqual(done.stdout.splitlines()[0], "2 steps in common", done.stderr)
 
     def test_it_draws_both_curves_and_their_distance(self):
-        files = [self.file(name, [5 / step for step in range(1, 2001)]) for name in ("a.jsonl", "b.jsonl")]
+        files = [
+            self.file(name, [5 / step for step in range(1, 2001)])
+            for name in ("a.jsonl", "b.jsonl")
+        ]
         picture = self.folder / "c.svg"
         done = self.run_it(*files, "--svg", picture, "--names", "ours", "a < b")
         self.assertEqual(done.returncode, 0, done.stderr)
         root = xml.fromstring(picture.read_text())
-        lines = [line.get("points").split() for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
+        lines = [
+            line.get("points").split() for line in root.iter("{http://www.w3.org/2000/svg}polyline")
+        ]
         self.assertEqual(len(lines), 3)
         self.assertEqual(lines[0], lines[1])
         for points in lines:
@@ -57,7 +69,9 @@ class Curve(unittest.TestCase):
             for point in points:
                 x, y = map(float, point.split(","))
                 self.assertTrue(0 <= x <= curve.WIDTH and 0 <= y <= curve.HEIGHT, point)
-        self.assertIn("a < b", [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")])
+        self.assertIn(
+            "a < b", [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+        )
 
     def test_one_step_and_equal_losses_can_be_drawn(self):
         xml.fromstring(curve.svg({1: 0.5}, {1: 0.5}, ["a", "b"]))

@@ -1,4 +1,5 @@
-"""The readers of examples/attention-is-all-you-need/fetch_data.py, on texts like those of the packages."""
+"""The readers of examples/attention-is-all-you-need/fetch_data.py, on texts like those of the
+packages."""
 
 import struct
 import sys
@@ -66,13 +67,16 @@ class FetchData(unittest.TestCase):
             phrases = list(fetch_data.ding_phrases(Path(folder)))
             sentences = list(fetch_data.ding_sentences(Path(folder)))
         self.assertEqual(phrases, [("dog", "Hund"), ("The dog barks.", "Der Hund bellt.")])
-        self.assertEqual(sentences, [("The dog barks.", "Der Hund bellt."), ("It barks.", "Er bellt.")])
+        self.assertEqual(
+            sentences, [("The dog barks.", "Der Hund bellt."), ("It barks.", "Er bellt.")]
+        )
         self.assertEqual(fetch_data.without_remarks("open (to the end"), "open")
 
     def test_paragraphs_of_help_are_found_by_their_ids(self):
         page = (
             '<html><h1 id="hd_id1"><b>Cut</b> &amp; paste</h1>\n<p id="other">no</p>'
-            '<p class="a" id="par_id2">\nChoose <span id="par_id9">View &gt;\n Zoom</span>. &amp;lt;</p>'
+            '<p class="a" id="par_id2">\nChoose <span id="par_id9">View &gt;\n Zoom</span>. '
+            "&amp;lt;</p>"
             '<p id="par_id2">again</p><p id="par_id3"> </p>'
         )
         expected = {"hd_id1": "Cut & paste", "par_id2": "Choose View > Zoom. &lt;"}
@@ -95,7 +99,8 @@ class FetchData(unittest.TestCase):
 
     def test_descriptions_meet_by_their_sum(self):
         german = (
-            "Package: a\nDescription-md5: 01\nDescription-de: Titel\n Es liest Post. Es\n ist klein.\n"
+            "Package: a\nDescription-md5: 01\nDescription-de: Titel\n Es liest Post. Es\n ist "
+            "klein.\n"
             " .\n Merkmale:\n  * viele\n .\n Letzter.\n\n"
             "Description-md5: 03\nDescription-de: Titel\n Anderes.\n"
         )
@@ -138,7 +143,9 @@ class FetchData(unittest.TestCase):
         self.assertFalse(fetch_data.suits("It is so.", "Das ist aber wirklich ganz anders."))
 
     def test_other_files_than_expected_are_refused(self):
-        with self.assertRaisesRegex(fetch_data.Unusable, "test.tsv has 2 lines, expected 1500 to 6000"):
+        with self.assertRaisesRegex(
+            fetch_data.Unusable, "test.tsv has 2 lines, expected 1500 to 6000"
+        ):
             fetch_data.check("test.tsv", b"a\nb\n", ding=False)
         with self.assertRaisesRegex(fetch_data.Unusable, "train.tsv has SHA-256 "):
             fetch_data.check("train.tsv", b"a\nb\n", ding=True)

@@ -1,4 +1,5 @@
-"""from_torch.py writes what BossMan reads. Needs torch, so `make oracle` runs it; without torch there is nothing to test."""
+"""from_torch.py writes what BossMan reads. Needs torch, so `make oracle` runs it; without torch
+there is nothing to test."""
 
 import subprocess
 import sys
@@ -20,27 +21,44 @@ BOSSMAN = setup_libtorch.CHECKOUT / "target" / "debug" / "bossman"
 @unittest.skipUnless(torch, "needs torch")
 class FromTorch(unittest.TestCase):
     def written(self, module, *inputs):
-        """The model file of a module, which `bossman check` accepts, and the names of its weights."""
+        """The model file of a module, which `bossman check` accepts, and the names of its
+        weights."""
         with tempfile.TemporaryDirectory() as folder:
             from_torch.write(module, inputs, folder)
-            done = subprocess.run([BOSSMAN, "check", f"{folder}/model.yaml"], capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                [BOSSMAN, "check", f"{folder}/model.yaml"],
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
             self.assertEqual(done.returncode, 0, done.stderr)
             weights = Path(folder, "model.safetensors").read_bytes()
             return Path(folder, "model.yaml").read_text(encoding="utf-8"), weights
 
     def test_nested_sequentials_keep_their_names(self):
         nn = torch.nn
-        block = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+        block = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        )
         net = nn.Sequential(block, nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten(), nn.Linear(8, 2))
         text, weights = self.written(net, "x: [batch, 3, 8, 8]")
-        self.assertIn('  - Conv2d: {in_channels: 3, out_channels: 8, kernel_size: 3, padding: 1, bias: false}\n    name: "0.0"', text)
+        self.assertIn(
+            "  - Conv2d: {in_channels: 3, out_channels: 8, kernel_size: 3, padding: 1, bias: "
+            'false}\n    name: "0.0"',
+            text,
+        )
         for name in ("0.0.weight", "0.1.running_mean", "3.bias"):
             self.assertIn(f'"{name}"'.encode(), weights)
         self.assertIn(b"0.1.num_batches_tracked", weights)
 
     def test_an_encoder_is_its_layers(self):
-        layer = torch.nn.TransformerEncoderLayer(16, 4, 32, activation="gelu", batch_first=True, norm_first=True)
-        net = torch.nn.Sequential(torch.nn.TransformerEncoder(layer, 2, norm=torch.nn.LayerNorm(16)), torch.nn.Linear(16, 1))
+        layer = torch.nn.TransformerEncoderLayer(
+            16, 4, 32, activation="gelu", batch_first=True, norm_first=True
+        )
+        net = torch.nn.Sequential(
+            torch.nn.TransformerEncoder(layer, 2, norm=torch.nn.LayerNorm(16)),
+            torch.nn.Linear(16, 1),
+        )
         text, weights = self.written(net, "x: [batch, seq, 16]")
         self.assertIn('activation: "gelu"', text)
         self.assertIn('name: "0.layers.1"', text)

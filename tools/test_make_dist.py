@@ -1,4 +1,5 @@
-"""The archive's script links a libtorch of the right version, and refuses all else with a remedy."""
+"""The archive's script links a libtorch of the right version, and refuses all else with a
+remedy."""
 
 import os
 import subprocess
@@ -34,7 +35,9 @@ class LinkLibtorch(unittest.TestCase):
 
     def run_script(self, *args, path=os.environ["PATH"]):
         command = ["/bin/sh", str(self.script), *map(str, args)]
-        return subprocess.run(command, capture_output=True, text=True, env={"PATH": path}, timeout=20)
+        return subprocess.run(
+            command, capture_output=True, text=True, env={"PATH": path}, timeout=20
+        )
 
     def test_links_an_archive_and_a_wheel(self):
         archive = self.torch("archive", build_version="2.11.0+cpu\n")
@@ -48,8 +51,14 @@ class LinkLibtorch(unittest.TestCase):
     def test_refuses_with_a_remedy(self):
         cases = [
             (self.root / "none", "holds no lib/libtorch_cpu.so: name the folder that holds lib/"),
-            (self.torch("old", build_version="2.10.0\n"), "is version 2.10.0; the programs need 2.11"),
-            (self.torch("newer", build_version="2.110.0\n"), "is version 2.110.0; the programs need 2.11"),
+            (
+                self.torch("old", build_version="2.10.0\n"),
+                "is version 2.10.0; the programs need 2.11",
+            ),
+            (
+                self.torch("newer", build_version="2.110.0\n"),
+                "is version 2.110.0; the programs need 2.11",
+            ),
             (self.torch("unknown"), "is version unknown; the programs need 2.11"),
         ]
         for folder, problem in cases:

@@ -28,7 +28,8 @@ Requires-Dist: triton==3.6.0; platform_system == "Linux"
 
 
 def elf_asking_for(*names):
-    """The smallest library whose DT_NEEDED are `names`: header, two program headers, dynamic section, strings."""
+    """The smallest library whose DT_NEEDED are `names`: header, two program headers, dynamic
+    section, strings."""
     strings = b"\0" + b"".join(name.encode() + b"\0" for name in names)
     offsets = [strings.index(name.encode()) for name in names]
     dynamic_at, base = 64 + 2 * 56, 0x10000
@@ -40,7 +41,9 @@ def elf_asking_for(*names):
     header = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
     header += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
     load = struct.pack("<IIQQQQQQ", 1, 4, 0, base, base, size, size, 4096)
-    dynamic_header = struct.pack("<IIQQQQQQ", 2, 4, dynamic_at, base, base, dynamic_size, dynamic_size, 8)
+    dynamic_header = struct.pack(
+        "<IIQQQQQQ", 2, 4, dynamic_at, base, base, dynamic_size, dynamic_size, 8
+    )
     return header + load + dynamic_header + dynamic + strings
 
 
@@ -57,7 +60,9 @@ class PyPI:
         files = {f"nvidia/lib/{name}.so": b"", f"{name}-{version}.dist-info/METADATA": b"Name: x\n"}
         if name == "torch":
             files = {
-                "torch/lib/libtorch_cpu.so": elf_asking_for("libc10.so", "libcudart.so.13", "libc.so.6"),
+                "torch/lib/libtorch_cpu.so": elf_asking_for(
+                    "libc10.so", "libcudart.so.13", "libc.so.6"
+                ),
                 "torch/include/torch.h": b"",
                 "torch/nn/functional.py": b"not needed",
                 "torch-2.11.0.dist-info/METADATA": TORCH_PINS.encode(),
@@ -88,7 +93,10 @@ class Fetching(unittest.TestCase):
 
     def test_without_a_gpu_only_the_wheels_that_the_cpu_library_names(self):
         libtorch = self.fetch()
-        self.assertEqual(self.pypi.asked, ["torch==2.11.0", "cuda-toolkit==13.0.2", "nvidia-cuda-runtime==13.0.96.*"])
+        self.assertEqual(
+            self.pypi.asked,
+            ["torch==2.11.0", "cuda-toolkit==13.0.2", "nvidia-cuda-runtime==13.0.96.*"],
+        )
         self.assertTrue((libtorch / "lib" / "libtorch_cpu.so").is_file())
         self.assertTrue((libtorch.parent / "nvidia" / "lib").is_dir())
         self.assertFalse((libtorch / "nn").exists())
@@ -98,7 +106,13 @@ class Fetching(unittest.TestCase):
         self.fetch(setup.Host("Linux", "x86_64", gpu=True))
         self.assertEqual(
             sorted(self.pypi.asked),
-            ["cuda-toolkit==13.0.2", "nvidia-cublas==13.1.0.3.*", "nvidia-cuda-runtime==13.0.96.*", "nvidia-nccl-cu13==2.28.9", "torch==2.11.0"],
+            [
+                "cuda-toolkit==13.0.2",
+                "nvidia-cublas==13.1.0.3.*",
+                "nvidia-cuda-runtime==13.0.96.*",
+                "nvidia-nccl-cu13==2.28.9",
+                "torch==2.11.0",
+            ],
         )
 
     def test_a_second_run_downloads_nothing_and_leaves_nothing_lying(self):
@@ -171,7 +185,9 @@ class Choosing(unittest.TestCase):
 
     def test_libtorch_variable_with_another_version_is_one_clear_error(self):
         old = self.libtorch("old", build__version="2.4.1+cpu\n")
-        with self.assertRaisesRegex(setup.Problem, r"^LIBTORCH=.*/old is version 2\.4\.1, expected 2\.11\.0: [^\n]*$"):
+        with self.assertRaisesRegex(
+            setup.Problem, r"^LIBTORCH=.*/old is version 2\.4\.1, expected 2\.11\.0: [^\n]*$"
+        ):
             setup.find({"LIBTORCH": str(old)})
         with self.assertRaisesRegex(setup.Problem, "version unknown"):
             setup.find({"LIBTORCH": str(self.libtorch("nameless"))})
@@ -200,7 +216,9 @@ class ReadingElf(unittest.TestCase):
             return needed_libraries(file.name)
 
     def test_names_in_order(self):
-        self.assertEqual(self.read(elf_asking_for("libb.so.1", "liba.so")), ["libb.so.1", "liba.so"])
+        self.assertEqual(
+            self.read(elf_asking_for("libb.so.1", "liba.so")), ["libb.so.1", "liba.so"]
+        )
 
     def test_a_real_library(self):
         libraries = glob.glob(sysconfig.get_path("platstdlib") + "/lib-dynload/*-linux-gnu*.so")
@@ -211,7 +229,14 @@ class ReadingElf(unittest.TestCase):
 
     def test_garbage_is_refused_whatever_it_is(self):
         whole = elf_asking_for("liba.so")
-        for content in (b"", b"#!/bin/sh\n", whole[:40], whole[:100], whole[:-4], b"\x7fELF\x01\x01" + whole[6:]):
+        for content in (
+            b"",
+            b"#!/bin/sh\n",
+            whole[:40],
+            whole[:100],
+            whole[:-4],
+            b"\x7fELF\x01\x01" + whole[6:],
+        ):
             with self.assertRaises(NotElf):
                 self.read(content)
 

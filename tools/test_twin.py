@@ -2,7 +2,6 @@
 
 import sys
 import unittest
-from pathlib import Path
 
 import setup_libtorch
 import twin
@@ -15,7 +14,9 @@ class Twin(unittest.TestCase):
         random = twin.ChaCha8(0, 0)
         random.head[4:] = [0] * 8
         found = b"".join(random.next_u32().to_bytes(4, "little") for _ in range(8))
-        self.assertEqual(found.hex(), "3e00ef2f895f40d67f5bb8e81f09a5a12c840ec3ce9a7f3b181be188ef711a1e")
+        self.assertEqual(
+            found.hex(), "3e00ef2f895f40d67f5bb8e81f09a5a12c840ec3ce9a7f3b181be188ef711a1e"
+        )
 
     def test_the_order_stays_as_it_was_when_it_was_bossmans(self):
         self.assertEqual(twin.order(12, 7, 3), [5, 7, 0, 10, 4, 6, 11, 2, 1, 3, 9, 8])
@@ -42,8 +43,14 @@ class Twin(unittest.TestCase):
             self.assertIsInstance(twin.sizes(path.parent / said["model"]), dict)
 
     def test_flows_within_flows(self):
-        text = 'a: {b: [1, 2.5, x y], c: {d: "e: {f}"}, g: true}   # a comment\nh:\n  i.{j}: ["k.{j}", "l#m"]\n'
-        expected = {"a": {"b": [1, 2.5, "x y"], "c": {"d": "e: {f}"}, "g": True}, "h": {"i.{j}": ["k.{j}", "l#m"]}}
+        text = (
+            'a: {b: [1, 2.5, x y], c: {d: "e: {f}"}, g: true}   # a comment\n'
+            'h:\n  i.{j}: ["k.{j}", "l#m"]\n'
+        )
+        expected = {
+            "a": {"b": [1, 2.5, "x y"], "c": {"d": "e: {f}"}, "g": True},
+            "h": {"i.{j}": ["k.{j}", "l#m"]},
+        }
         self.assertEqual(twin.parse(text), expected)
         for unknown in ("- a\n", "a\n"):
             with self.assertRaises(ValueError):

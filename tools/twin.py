@@ -1,9 +1,10 @@
-"""What the PyTorch twins of the examples share: they do what a run file says as `bossman train` does, in one process.
+"""Code that the PyTorch twins of the examples share: they do what a run file says as `bossman
+train` does, in one process.
 
-A twin has the model as a torch.nn.Module whose parameters have the model file's names, and calls `main`. Samples come in the
-same order, batches are cut into the same microbatches, so the losses of both can be laid side by side (`curve.py`).
-Of run files it knows what the examples say: one optimizer step a batch, sources `idx`, `text`, `pairs` and `safetensors`.
-"""
+A twin has the model as a torch.nn.Module whose parameters have the model file's names, and calls
+`main`. Samples come in the same order, batches are cut into the same microbatches, so the losses of
+both can be laid side by side (`curve.py`). Of run files it knows what the examples say: one
+optimizer step a batch, sources `idx`, `text`, `pairs` and `safetensors`."""
 
 import argparse
 import json
@@ -23,7 +24,9 @@ MASK64, MASK32 = (1 << 64) - 1, (1 << 32) - 1
 
 # Run and model files: YAML as the examples write it, a flow ({..}, [..]) on one line.
 
-TOKEN = re.compile(r"""\s*("[^"]*"|'[^']*'|[{}\[\],]|:(?=\s|$)|[^{}\[\],\s"'](?:(?!:\s|:$)[^{}\[\],])*)""")
+TOKEN = re.compile(
+    r"""\s*("[^"]*"|'[^']*'|[{}\[\],]|:(?=\s|$)|[^{}\[\],\s"'](?:(?!:\s|:$)[^{}\[\],])*)"""
+)
 
 
 def parse(text):
@@ -146,9 +149,13 @@ QUARTERS = COLUMNS + [(0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 1
 
 
 def order(samples, seed, epoch):
-    """The samples of an epoch in the order in which they are taken: `shuffle` of rand 0.9, which draws several at once."""
+    """The samples of an epoch in the order in which they are taken: `shuffle` of rand 0.9, which
+    draws several at once."""
     if samples > 1 << 20:
-        raise ValueError("twin: BossMan orders more than 2^20 samples another way, which is not here; use --no-shuffle")
+        raise ValueError(
+            "twin: BossMan orders more than 2^20 samples another way, which is not here; use "
+            "--no-shuffle"
+        )
     numbers, random = list(range(samples)), ChaCha8(seed, epoch)
     chunk, left = 0, 1
     for place in range(samples):
@@ -183,7 +190,8 @@ def split(samples, seed, share):
     return parts
 
 
-# Samples. Each kind gives `samples`, and `batch(numbers)`: the model's inputs in their order, and the target.
+# Samples. Each kind gives `samples`, and `batch(numbers)`: the model's inputs in their order, and
+# the target.
 
 
 class Idx:
@@ -221,7 +229,9 @@ class Text:
 
     def batch(self, numbers):
         starts = [number * self.length for number in numbers]
-        windows = self.torch.stack([self.tokens[start : start + self.length + 1] for start in starts]).long()
+        windows = self.torch.stack(
+            [self.tokens[start : start + self.length + 1] for start in starts]
+        ).long()
         return [windows[:, :-1].contiguous()], windows[:, 1:].contiguous()
 
 
@@ -247,13 +257,18 @@ class Pairs:
     def __init__(self, torch, folder, source, names):
         self.torch, self.names = torch, names
         tokenizer = load_tokenizer(folder / source["tokenizer"])
-        marks = [tokenizer.token_to_id(source.get(key, f"<{key}>")) for key in ("bos", "eos", "pad")]
+        marks = [
+            tokenizer.token_to_id(source.get(key, f"<{key}>")) for key in ("bos", "eos", "pad")
+        ]
         self.bos, self.eos, self.pad = marks
         most = source.get("max_length", 1 << 30) - 1
         lines = (folder / source["path"]).read_text(encoding="utf-8").split("\n")
         columns = [line.split("\t")[:2] for line in lines if line.strip()]
         texts = [text for pair in columns for text in pair]
-        found = [encoding.ids[:most] for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+        found = [
+            encoding.ids[:most]
+            for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)
+        ]
         self.pairs = list(zip(found[::2], found[1::2]))
         self.samples = len(self.pairs)
 
@@ -262,8 +277,12 @@ class Pairs:
         columns = {
             "source": self.padded([[*tokens, self.eos] for tokens in sources], self.pad),
             "target": self.padded([[self.bos, *tokens] for tokens in targets], self.pad),
-            "source_padding": self.padded([[0] * (len(tokens) + 1) for tokens in sources], 1).bool(),
-            "target_padding": self.padded([[0] * (len(tokens) + 1) for tokens in targets], 1).bool(),
+            "source_padding": self.padded(
+                [[0] * (len(tokens) + 1) for tokens in sources], 1
+            ).bool(),
+            "target_padding": self.padded(
+                [[0] * (len(tokens) + 1) for tokens in targets], 1
+            ).bool(),
         }
         labels = self.padded([[*tokens, self.eos] for tokens in targets], -100)
         return [columns[name] for name in self.names], labels
@@ -290,14 +309,19 @@ class SafeTensors:
 
 def whole(tensor):
     """Integers as BossMan's models take them."""
-    return tensor if tensor.is_floating_point() or str(tensor.dtype) == "torch.bool" else tensor.long()
+    return (
+        tensor if tensor.is_floating_point() or str(tensor.dtype) == "torch.bool" else tensor.long()
+    )
 
 
 def load_tokenizer(path):
     try:
         import tokenizers
     except ImportError:
-        sys.exit(f"twin: needs the tokenizers package: {sys.executable} -m pip install --no-deps tokenizers")
+        sys.exit(
+            f"twin: needs the tokenizers package: {sys.executable} -m pip install --no-deps "
+            "tokenizers"
+        )
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -321,7 +345,8 @@ KINDS = {code: name for name, code in from_torch.DTYPES.items()}
 
 
 def load(torch, path):
-    """The tensors of a safetensors file, or of those that an index (`.safetensors.index.json`) names."""
+    """The tensors of a safetensors file, or of those that an index (`.safetensors.index.json`)
+    names."""
     path = Path(path)
     if path.name.endswith(".index.json"):
         files = json.loads(path.read_text())["weight_map"]
@@ -330,7 +355,11 @@ def load(torch, path):
     found = {}
     for name, (code, shape, content) in tensor_file.read_bytes(path).items():
         dtype = getattr(torch, KINDS[code])
-        flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+        flat = (
+            torch.frombuffer(bytearray(content), dtype=dtype)
+            if content
+            else torch.empty(0, dtype=dtype)
+        )
         found[name] = flat.view(shape)
     return found
 
@@ -345,7 +374,9 @@ def renamed(torch, tensors, names, table):
             fits = re.fullmatch(regex, name)
             if fits:
                 given = given if isinstance(given, list) else [given]
-                sources = [re.sub(r"\{(\w+)\}", lambda word: fits[word[1]], source) for source in given]
+                sources = [
+                    re.sub(r"\{(\w+)\}", lambda word: fits[word[1]], source) for source in given
+                ]
                 break
         parts = [tensors[source] for source in sources]
         found[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -363,7 +394,7 @@ def put(model, tensors):
 
 
 def factor(schedule, step):
-    """By what the learning rate is multiplied in an optimizer step, the first of which is 0."""
+    """The factor of the learning rate in an optimizer step; the first step is 0."""
     if schedule == "constant":
         return 1.0
     ((kind, arguments),) = schedule.items()
@@ -394,7 +425,11 @@ class Run:
     """A run file, and the data it names."""
 
     def __init__(self, torch, path, names):
-        self.torch, self.folder, self.says = torch, Path(path).parent, parse(Path(path).read_text(encoding="utf-8"))
+        self.torch, self.folder, self.says = (
+            torch,
+            Path(path).parent,
+            parse(Path(path).read_text(encoding="utf-8")),
+        )
         if self.says.get("accumulate", 1) != 1:
             sys.exit("twin: `accumulate` is not here")
         self.model = self.folder / self.says["model"]
@@ -422,7 +457,9 @@ class Run:
         """The numbers of the samples of each batch, without end."""
         epoch = 0
         while True:
-            places = order(len(self.numbers), self.seed, epoch) if shuffle else range(len(self.numbers))
+            places = (
+                order(len(self.numbers), self.seed, epoch) if shuffle else range(len(self.numbers))
+            )
             if shuffle and self.says.get("group_by_length", False):
                 yield from self.grouped(places, epoch)
             else:
@@ -430,21 +467,27 @@ class Run:
             epoch += 1
 
     def cut(self, numbers):
-        return [numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size)]
+        return [
+            numbers[start : start + self.batch_size]
+            for start in range(0, len(numbers), self.batch_size)
+        ]
 
     def grouped(self, places, epoch):
         """Batches of samples of about one length, as `group_by_length` makes them of an order."""
+
         def key(place):
             return sum(map(len, self.train.pairs[self.numbers[place]])), place
 
         width = POOL * self.batch_size
         for pool, start in enumerate(range(0, len(places), width)):
-            batches = self.cut([self.numbers[place] for place in sorted(places[start : start + width], key=key)])
+            batches = self.cut(
+                [self.numbers[place] for place in sorted(places[start : start + width], key=key)]
+            )
             for batch in order(len(batches), self.seed, epoch | (pool + 1) << 32):
                 yield batches[batch]
 
     def counted(self, target):
-        """What a mean loss is the mean over, as far as microbatches differ in it."""
+        """The number of elements of a mean loss, if microbatches differ in it."""
         if self.by_class and target.dim() > 1:
             return int((target != self.loss.ignore_index).sum())
         return len(target)
@@ -454,8 +497,12 @@ def train(run, model, steps, shuffle, metrics=None):
     """Trains, and returns the losses."""
     torch, says = run.torch, run.says
     name, arguments = choice(says["optimizer"])
-    optimizer = getattr(torch.optim, name)(model.parameters(), **{"lr": 1e-3, **arguments}, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(says.get("lr_schedule", "constant"), step))
+    optimizer = getattr(torch.optim, name)(
+        model.parameters(), **{"lr": 1e-3, **arguments}, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: factor(says.get("lr_schedule", "constant"), step)
+    )
     microbatches, clip, losses = says.get("microbatches", 1), says.get("clip_grad_norm"), []
     model.train()
     for step, numbers in zip(range(1, steps + 1), run.batches(shuffle)):
@@ -475,7 +522,12 @@ def train(run, model, steps, shuffle, metrics=None):
         losses.append(loss.item())
         if metrics:
             took = round((time.perf_counter() - begun) * 1e3, 3)
-            line = {"step": step, "loss": float(f"{loss.item():.9g}"), "samples": len(numbers), "step_ms": took}
+            line = {
+                "step": step,
+                "loss": float(f"{loss.item():.9g}"),
+                "samples": len(numbers),
+                "step_ms": took,
+            }
             print(json.dumps(line, separators=(",", ":")), file=metrics, flush=True)
         if step % 50 == 0 or step == steps:
             print(f"step {step} of {steps}: loss {loss.item():.4f}", file=sys.stderr, flush=True)
@@ -483,7 +535,7 @@ def train(run, model, steps, shuffle, metrics=None):
 
 
 def score(run, model, source, numbers):
-    """The mean loss, and the share of targets that are right where they are classes."""
+    """The mean loss, and the share of correct targets if they are classes."""
     torch, total, counted, right, targets = run.torch, 0.0, 0, 0, 0
     model.eval()
     with torch.no_grad():
@@ -501,17 +553,27 @@ def score(run, model, source, numbers):
 
 
 def main(about, make, names, more=None):
-    """The command line of a twin. `make(torch, sizes)` gives the model; `names` are its inputs in their order; `more` may add
-    arguments, and gives a function that is called with what was parsed, torch and the run before anything is trained, and says
-    whether that was all."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """The command line of a twin. `make(torch, sizes)` gives the model; `names` are its inputs in
+    their order; `more` may add arguments, and gives a function that is called with what was parsed,
+    torch and the run before anything is trained, and says whether that was all."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     default = Path(sys.argv[0]).parent / "run.yaml"
-    parser.add_argument("run", type=Path, nargs="?", default=default, help="the run file [default: %(default)s]")
+    parser.add_argument(
+        "run", type=Path, nargs="?", default=default, help="the run file [default: %(default)s]"
+    )
     parser.add_argument("--init", type=Path, help="start from these weights")
-    parser.add_argument("--write-init", type=Path, metavar="FILE", help="write the weights it begins with, and end")
-    parser.add_argument("--metrics", type=Path, metavar="FILE", help="write a line of JSON for every step")
+    parser.add_argument(
+        "--write-init", type=Path, metavar="FILE", help="write the weights it begins with, and end"
+    )
+    parser.add_argument(
+        "--metrics", type=Path, metavar="FILE", help="write a line of JSON for every step"
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the final weights")
-    parser.add_argument("--no-shuffle", action="store_true", help="take samples in the order of the file")
+    parser.add_argument(
+        "--no-shuffle", action="store_true", help="take samples in the order of the file"
+    )
     parser.add_argument("--steps", type=int, help="so many, and not as many as the run file says")
     parser.add_argument("--threads", type=int, help="compute threads [default: one for each core]")
     then = more(parser) if more else None

@@ -1,4 +1,5 @@
-"""gloo's all_reduce among processes of this machine. Prints one line of JSON: for each round the longest of any rank."""
+"""gloo's all_reduce among processes of this machine. Prints one line of JSON: for each round the
+longest of any rank."""
 
 import argparse
 import json
@@ -12,8 +13,10 @@ import torch.multiprocessing as mp
 
 
 def rank_main(rank, options):
-    """What one rank does; the first one prints."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port), GLOO_SOCKET_IFNAME="lo")
+    """The work of one rank; the first one prints."""
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port), GLOO_SOCKET_IFNAME="lo"
+    )
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=options.ranks)
     times = []

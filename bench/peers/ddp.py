@@ -1,4 +1,5 @@
-"""The encoder work in PyTorch, data parallel: one process, and two ranks under DistributedDataParallel over gloo.
+"""The encoder work in PyTorch, data parallel: one process, and two ranks under
+DistributedDataParallel over gloo.
 
 Prints one line of JSON: for each the seconds of every step, and the peak memory of every rank.
 """
@@ -19,7 +20,8 @@ RANKS = 2
 
 
 def train(model, optimizer, samples, steps, wait):
-    """Seconds of every step, each on a batch of its own; `wait` is called before the clock starts and stops."""
+    """Seconds of every step, each on a batch of its own; `wait` is called before the clock starts
+    and stops."""
     times = []
     for _ in range(steps):
         x, y = batch(samples)

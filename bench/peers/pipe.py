@@ -1,8 +1,8 @@
-"""The encoder work in PyTorch: one process, and two ranks over gloo under torch.distributed.pipelining's schedules.
+"""The encoder work in PyTorch: one process, and two ranks over gloo under
+torch.distributed.pipelining's schedules.
 
-Prints one line of JSON: for every schedule the seconds of every step, when the first step was done (Unix time), and the peak
-memory of every rank.
-"""
+Prints one line of JSON: for every schedule the seconds of every step, when the first step was done
+(Unix time), and the peak memory of every rank."""
 
 import argparse
 import json
@@ -34,7 +34,9 @@ def layers(count):
 
 def adam(modules):
     """The optimizer of this work over all parameters of `modules`, in its fused form."""
-    return torch.optim.Adam([p for module in modules for p in module.parameters()], lr=1e-4, fused=True)
+    return torch.optim.Adam(
+        [p for module in modules for p in module.parameters()], lr=1e-4, fused=True
+    )
 
 
 def batch(samples):
@@ -59,15 +61,23 @@ def single(options):
 
 
 def pipeline(name, rank, options):
-    """This rank's part of the model: (the schedule, the optimizer, the numbers of its stages, the number of all)."""
+    """This rank's part of the model: (the schedule, the optimizer, the numbers of its stages, the
+    number of all)."""
     each = 1 if name in ONE_STAGE else options.stages_per_rank
     count = each * RANKS
     numbers = [rank + RANKS * i for i in range(each)]
     parts = [layers(LAYERS // count) for _ in numbers]
-    stages = [pipelining.PipelineStage(part, number, count, torch.device("cpu")) for part, number in zip(parts, numbers)]
+    stages = [
+        pipelining.PipelineStage(part, number, count, torch.device("cpu"))
+        for part, number in zip(parts, numbers)
+    ]
     one = name in ONE_STAGE
     make = ONE_STAGE[name] if one else SEVERAL_STAGES[name]
-    schedule = make(stages[0] if one else stages, n_microbatches=options.microbatches, loss_fn=nn.functional.mse_loss)
+    schedule = make(
+        stages[0] if one else stages,
+        n_microbatches=options.microbatches,
+        loss_fn=nn.functional.mse_loss,
+    )
     return schedule, adam(parts), numbers, count
 
 
@@ -91,7 +101,7 @@ def steps(name, rank, options):
 
 
 def rank_main(rank, options):
-    """What one rank does; the first one prints."""
+    """The work of one rank; the first one prints."""
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", str(options.port))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -112,14 +122,22 @@ def rank_main(rank, options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedules", default="gpipe", help=f"with commas: single, {', '.join(SCHEDULES)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--schedules", default="gpipe", help=f"with commas: single, {', '.join(SCHEDULES)}"
+    )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--stages-per-rank", type=int, default=2, help="of the interleaved schedules")
+    parser.add_argument(
+        "--stages-per-rank", type=int, default=2, help="of the interleaved schedules"
+    )
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--port", type=int, default=29511)
-    parser.add_argument("--rank", type=int, help="be this rank only; the other is started elsewhere")
+    parser.add_argument(
+        "--rank", type=int, help="be this rank only; the other is started elsewhere"
+    )
     options = parser.parse_args()
     names = options.schedules.split(",")
     options.schedules = [name for name in names if name != "single"]

@@ -1,4 +1,5 @@
-"""The residual work in PyTorch without microbatches: one process, and two ranks over gloo. Prints one line of JSON."""
+"""The residual work in PyTorch without microbatches: one process, and two ranks over gloo. Prints
+one line of JSON."""
 
 import argparse
 import json
@@ -16,7 +17,8 @@ RANKS, BATCH, WIDTH = 2, 32, 512
 
 
 class Front(nn.Module):
-    """Layers up to the middle; gives on its output and the value that is skipped to the second half."""
+    """Layers up to the middle; gives on its output and the value that is skipped to the second
+    half."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +35,9 @@ class Back(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1), nn.Sigmoid())
+        self.layers = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1), nn.Sigmoid()
+        )
 
     def forward(self, x, kept):
         return self.layers(x + kept)
@@ -61,7 +65,7 @@ def single(steps):
 
 
 def rank_main(rank, steps, port, alone):
-    """What one rank does; the first one prints."""
+    """The work of one rank; the first one prints."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)

@@ -1,4 +1,5 @@
-"""gloo between two processes on loopback: bandwidth one way, and round trips. Prints one line of JSON."""
+"""gloo between two processes on loopback: bandwidth one way, and round trips. Prints one line of
+JSON."""
 
 import argparse
 import json
@@ -46,7 +47,7 @@ def round_trip(rank, size):
 
 
 def rank_main(rank, port):
-    """What one rank does; the first one prints."""
+    """The work of one rank; the first one prints."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)

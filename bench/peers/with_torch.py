@@ -1,9 +1,11 @@
-"""torch on one compute thread, as every peer uses it; `bench/run.py` sets what it needs to load without CUDA's libraries."""
+"""torch on one compute thread, as every peer uses it; `bench/run.py` sets what it needs to load
+without CUDA's libraries."""
 
 import os
 import sys
 
-# libtorch_python names functions of CUDA's libraries; a CPU never calls them, so they need not be found at once.
+# libtorch_python names functions of CUDA's libraries; a CPU never calls them, so they need not be
+# found at once.
 sys.setdlopenflags(os.RTLD_LAZY)
 
 import torch  # noqa: E402

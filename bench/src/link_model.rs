@@ -73,7 +73,14 @@ impl Dice {
 impl Link {
     /// Makes an idle link.
     pub fn new(delay: Duration, bits_per_second: f64, queue: Duration, now: Instant) -> Self {
-        Link { delay, bits_per_second, queue, free: now, impairment: Impairment::None, dice: Dice(0) }
+        Link {
+            delay,
+            bits_per_second,
+            queue,
+            free: now,
+            impairment: Impairment::None,
+            dice: Dice(0),
+        }
     }
 
     /// Sets the seed from which lost packets are drawn.

@@ -29,10 +29,12 @@ pub enum BossManError {
         /// The expectation and the actual value.
         problem: String,
     },
-    /// Replicas of a stage have come apart: a machine computes wrongly, or not as the others do. The step is done.
+    /// Replicas of a stage have come apart: a machine computes wrongly, or not as the others do.
+    /// The step is done.
     #[error(
-        "`{parameter}` of {stage} is not the same on {} as on {} after {updates} optimizer steps: replicas must compute alike, so take \
-         machines with the same kind of processor and as many threads, or leave one out", workers.1, workers.0
+        "`{parameter}` of {stage} is not the same on {} as on {} after {updates} optimizer steps: \
+         replicas must compute alike, so take machines with the same kind of processor and as many \
+         threads, or leave one out", workers.1, workers.0
     )]
     ReplicasDiffer {
         /// The stage.
@@ -67,14 +69,14 @@ impl BossManError {
     /// Whether the request was refused before the workers received it, so that their state is
     /// unchanged.
     pub(crate) fn was_refused(&self) -> bool {
-        matches!(self, BossManError::Worker(failure) if failure.refused)
+        matches!(self, BossManError::Worker(failure) if failure.is_before_start())
     }
 
     /// Whether a worker or a link was lost, so that the same call may succeed with the remaining
     /// workers. To continue, drop the [`crate::BossMan`], wait for workers on the same port (they
     /// join again), and restore the last state ([`crate::BossMan::restore`]).
     pub fn workers_were_lost(&self) -> bool {
-        matches!(self, BossManError::Worker(failure) if failure.passing)
+        matches!(self, BossManError::Worker(failure) if failure.is_loss())
     }
 
     /// An I/O error of a file, with a remedy.

@@ -1,6 +1,6 @@
-//! BossMan trains a neural network that does not fit one device across the machines people have lying
-//! around: a boss cuts the model into stages, gives each to a worker over QUIC, and drives activations
-//! forward and gradients back.
+//! BossMan trains a neural network across several machines. A boss cuts the model into stages and
+//! gives each stage to a worker over QUIC. Activations travel forward from worker to worker, and
+//! gradients travel back.
 //!
 //! ```
 //! use bossman::{BossMan, Model, Optimizer, Variables};
@@ -27,7 +27,17 @@
 //!
 //! [`BossMan::train_step`] does the same in one call, with microbatches and a schedule, and the
 //! loss computed on the last stage's worker.
+//!
+//! ```text
+//! cli -> run_file -> train (epochs, metrics) -> checkpoint, recovery, pool
+//!                      |                          inference, weights
+//!                      v
+//!                    session (the BossMan object) -> data, tuning (measure and choose)
+//!                      |
+//!                    workers (local processes, waiting for others) -> runtime, link
+//! ```
 
+mod boss;
 pub mod checkpoint;
 pub mod data;
 mod error;
@@ -37,6 +47,7 @@ mod pool;
 mod recovery;
 pub mod run_file;
 mod session;
+mod settings;
 pub mod train;
 mod tuning;
 mod weights;
@@ -48,9 +59,10 @@ pub use weights::rename_rules as rename;
 pub use workers::fleet_settings as fleet;
 
 pub use ::data::{Batch, Variables};
+pub use boss::boss_man::BossMan;
+pub use boss::builder::Builder;
 pub use error::BossManError;
 pub use inference::bleu::bleu;
-pub use inference::evaluate::Evaluation;
 pub use inference::generate::{Generated, Generation, Generator};
 pub use inference::predict::{Predicted, Predictions};
 pub use inference::sampling::Sampling;
@@ -65,10 +77,10 @@ pub use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
 pub use pipeline::{Cuts, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind};
 pub use pool::{Status, WorkerStatus};
 pub use recovery::peer_snapshots::RecoverySource;
-pub use session::batches_in_flight::BatchId;
-pub use session::boss::{BossMan, Builder};
-pub use session::guards::{Guards, NonFinite};
+pub use session::evaluate::Evaluation;
+pub use session::position::BatchId;
 pub use session::train_step::StepReport;
+pub use settings::guards::{Guards, NonFinite};
 pub use train::epochs::best_path;
 pub use train::validation::{validate, ValidationResult};
 pub use tuning::schedule_state::{Candidates, Timelines};
@@ -77,12 +89,15 @@ pub use weights::model::Model;
 pub use weights::state_dict::StateDict;
 pub use workers::host::{Host, Workers};
 
-/// README's Rust code, compiled and run with the doc tests.
+/// The Rust code of the pages. Doc tests compile and run it.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
 
-/// The pool's Rust code, likewise.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/pool.md")]
-struct PoolPage;
+    #[doc = include_str!("../../docs/guide/rust.md")]
+    struct FromRust;
+
+    #[doc = include_str!("../../docs/reference/pool.md")]
+    struct Pool;
+}

@@ -1,14 +1,14 @@
-//! Standard output and standard error. Whoever reads them may stop at any time, as `head` does;
-//! that is no error, and no panic.
+//! Standard output and standard error. Their reader may stop at any time, as `head` does. That is
+//! no error, and no panic.
 
 use crate::BossManError;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-/// Writes text that was asked for, at once. Whether somebody still reads it.
+/// Writes a result at once. Returns whether it still has a reader.
 ///
 /// # Errors
-/// It cannot be written though somebody may wait for it, as where the disk is full.
+/// It cannot be written for another reason, for example because the disk is full.
 pub fn print(text: &str) -> Result<bool, BossManError> {
     let mut output = std::io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
@@ -18,7 +18,7 @@ pub fn print(text: &str) -> Result<bool, BossManError> {
     }
 }
 
-/// As [`print()`], a line.
+/// Writes a line, as [`print()`] does.
 ///
 /// # Errors
 /// As [`print()`].
@@ -26,18 +26,18 @@ pub fn print_line(text: &str) -> Result<bool, BossManError> {
     print(&format!("{text}\n"))
 }
 
-/// A line on how work goes on, which goes on whether or not the line can be written.
+/// Writes a line about the progress of work. Ignores errors, because the work continues.
 pub fn print_progress(text: &str) {
     print_line(text).ok();
 }
 
-/// The same on standard error.
+/// Writes a line to standard error. Ignores errors.
 pub fn warn(text: &str) {
     std::io::stderr().write_all(format!("{text}\n").as_bytes()).ok();
 }
 
-/// Makes text of another process or machine safe for this terminal: at most `most` characters, and
-/// a space for each control character.
+/// Makes text of another process or machine safe for this terminal: limits it to `most` characters,
+/// and replaces each control character by a space.
 pub(crate) fn printable(text: &str, most: usize) -> String {
     text.chars().take(most).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

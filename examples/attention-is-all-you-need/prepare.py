@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes data/tokenizer.json: 8,000 tokens of both languages by byte-pair encoding, from the sentences to train on.
+"""Makes data/tokenizer.json: 8,000 tokens of both languages by byte-pair encoding, from the
+sentences to train on.
 
 Needs the tokenizers package: python3 -m pip install tokenizers
 """
@@ -15,11 +16,17 @@ def main():
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError:
-        sys.exit(f"prepare: needs the tokenizers package: {sys.executable} -m pip install tokenizers")
+        sys.exit(
+            f"prepare: needs the tokenizers package: {sys.executable} -m pip install tokenizers"
+        )
     train = DATA / "train.tsv"
     if not train.is_file():
         sys.exit(f"prepare: there is no {train}; fetch it with fetch_data.py")
-    texts = [text for line in train.read_text(encoding="utf-8").splitlines() for text in line.split("\t")[:2]]
+    texts = [
+        text
+        for line in train.read_text(encoding="utf-8").splitlines()
+        for text in line.split("\t")[:2]
+    ]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -31,7 +38,9 @@ def main():
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(DATA / "tokenizer.json"))
-    print(f"{DATA / 'tokenizer.json'}: {tokenizer.get_vocab_size()} tokens, from {len(texts):,} texts")
+    print(
+        f"{DATA / 'tokenizer.json'}: {tokenizer.get_vocab_size()} tokens, from {len(texts):,} texts"
+    )
 
 
 if __name__ == "__main__":

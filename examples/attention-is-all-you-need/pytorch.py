@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The same Transformer in PyTorch, trained as a run file says: what `bossman train` is compared with. It also translates:
+"""The same Transformer in PyTorch, trained as a run file says: what `bossman train` is compared
+with. It also translates:
 
-    pytorch.py small.yaml --init trained.safetensors --bleu            the test sentences, and how well
-    pytorch.py small.yaml --init trained.safetensors --translate "Of course, I may be wrong."
+pytorch.py small.yaml --init trained.safetensors --bleu            the test sentences, and how well
+pytorch.py small.yaml --init trained.safetensors --translate "Of course, I may be wrong."
 """
 
 import collections
@@ -37,7 +38,8 @@ def make(torch, sizes):
             self.dropout = nn.Dropout(sizes["dropout"])
             self.encoder = nn.ModuleList(Encoder() for _ in range(sizes["layers"]))
             self.decoder = nn.ModuleList(Decoder() for _ in range(sizes["layers"]))
-            # Where the last layer shares the embedding's weight, the model file says by what its input is multiplied.
+            # If the last layer shares the embedding's weight, the model file gives the factor of
+            # its input.
             if "scale" not in sizes:
                 self.head = nn.Linear(d, sizes["tokens"], bias=False)
 
@@ -57,8 +59,14 @@ def make(torch, sizes):
             x = self.placed(target)
             later = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
             for block in self.decoder:
-                x = block.layer(x, memory, tgt_mask=later, memory_key_padding_mask=padding, tgt_is_causal=True)
-            return nn.functional.linear(x * sizes["scale"], self.words.weight) if "scale" in sizes else self.head(x)
+                x = block.layer(
+                    x, memory, tgt_mask=later, memory_key_padding_mask=padding, tgt_is_causal=True
+                )
+            return (
+                nn.functional.linear(x * sizes["scale"], self.words.weight)
+                if "scale" in sizes
+                else self.head(x)
+            )
 
         def forward(self, source, target, padding):
             return self.decode(target, self.encode(source, padding), padding).transpose(1, 2)
@@ -82,13 +90,16 @@ def translate(torch, model, pairs, sources, most):
 
 
 def bleu(found, expected):
-    """BLEU of a corpus with one reference each (Papineni et al. 2002), words and marks told apart, case kept, in per cent."""
+    """BLEU of a corpus with one reference each (Papineni et al. 2002), words and marks told apart,
+    case kept, in per cent."""
     right, all_of, lengths = [0] * 4, [0] * 4, [0, 0]
     for texts in zip(found, expected):
         words = [re.findall(r"\w+|[^\w\s]", text) for text in texts]
         lengths = [length + len(of_one) for length, of_one in zip(lengths, words)]
         for n in range(4):
-            grams = [collections.Counter(zip(*(of_one[i:] for i in range(n + 1)))) for of_one in words]
+            grams = [
+                collections.Counter(zip(*(of_one[i:] for i in range(n + 1)))) for of_one in words
+            ]
             right[n] += sum((grams[0] & grams[1]).values())
             all_of[n] += sum(grams[0].values())
     if not all(right):
@@ -98,8 +109,14 @@ def bleu(found, expected):
 
 
 def translating(parser):
-    parser.add_argument("--bleu", action="store_true", help="translate the test sentences with the weights of --init, and end")
-    parser.add_argument("--translate", metavar="TEXT", help="translate a text with the weights of --init, and end")
+    parser.add_argument(
+        "--bleu",
+        action="store_true",
+        help="translate the test sentences with the weights of --init, and end",
+    )
+    parser.add_argument(
+        "--translate", metavar="TEXT", help="translate a text with the weights of --init, and end"
+    )
 
     def run_it(options, torch, run, model):
         if not options.bleu and options.translate is None:
@@ -117,13 +134,16 @@ def translating(parser):
         found = {}
         for start in range(0, len(numbers), 64):
             batch = numbers[start : start + 64]
-            rows = translate(torch, model, pairs, [pairs.pairs[number][0] for number in batch], most)
+            rows = translate(
+                torch, model, pairs, [pairs.pairs[number][0] for number in batch], most
+            )
             found.update(zip(batch, (tokenizer.decode(row).strip() for row in rows)))
         lines = (run.folder / source["path"]).read_text(encoding="utf-8").splitlines()
         texts = [line.split("\t")[:2] for line in lines if line.strip()]
         for number in range(0, len(texts), max(len(texts) // 10, 1)):
             print(*texts[number], found[number], sep="\n", end="\n\n")
-        print(f"BLEU {bleu([found[number] for number in range(len(texts))], [german for _, german in texts]):.2f}")
+        candidates = [found[number] for number in range(len(texts))]
+        print(f"BLEU {bleu(candidates, [german for _, german in texts]):.2f}")
         return True
 
     return run_it

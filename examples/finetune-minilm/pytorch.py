@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The same encoder and head in PyTorch, trained as run.yaml says: what `bossman train run.yaml` is compared with.
+"""The same encoder and head in PyTorch, trained as run.yaml says: what `bossman train run.yaml` is
+compared with.
 
-    pytorch.py --similarities      how alike three sentences are, and data/similarities.safetensors, to see it with bossman
-"""
+pytorch.py --similarities      how alike three sentences are, and data/similarities.safetensors, to
+see it with bossman"""
 
 import sys
 from pathlib import Path
@@ -39,7 +40,11 @@ def make(torch, sizes, classes=2):
 
         def encode(self, tokens, token_type, padding):
             """The mean over the tokens, one long."""
-            x = self.norm(self.words(tokens) + self.positions.weight[: tokens.shape[1]] + self.types(token_type))
+            x = self.norm(
+                self.words(tokens)
+                + self.positions.weight[: tokens.shape[1]]
+                + self.types(token_type)
+            )
             for block in self.blocks:
                 x = block.layer(x, src_key_padding_mask=padding)
             here = (~padding).unsqueeze(-1)
@@ -53,7 +58,9 @@ def make(torch, sizes, classes=2):
 
 
 def similarities(parser):
-    parser.add_argument("--similarities", action="store_true", help="print how alike three sentences are, and end")
+    parser.add_argument(
+        "--similarities", action="store_true", help="print how alike three sentences are, and end"
+    )
 
     def run_it(options, torch, run, _):
         if not options.similarities:
@@ -66,7 +73,9 @@ def similarities(parser):
         twin.put(encoder, twin.renamed(torch, tensors, encoder.state_dict(), said))
         encoder.eval()
         columns = prepare.samples(twin.load_tokenizer(folder / "tokenizer.json"), SENTENCES)
-        columns = {name: torch.tensor(numbers).view(shape) for name, (_, shape, numbers) in columns.items()}
+        columns = {
+            name: torch.tensor(numbers).view(shape) for name, (_, shape, numbers) in columns.items()
+        }
         columns["padding"] = columns["padding"].bool()
         with torch.no_grad():
             found = encoder(*columns.values())
@@ -74,7 +83,9 @@ def similarities(parser):
             print(f"{float(found[one] @ found[other]):.4f}  {SENTENCES[one]}  {SENTENCES[other]}")
         firsts, seconds = zip(*PAIRS)
         columns = {name: column[list(firsts)] for name, column in columns.items()}
-        from_torch.save(folder / "similarities.safetensors", {**columns, "target": found[list(seconds)]})
+        from_torch.save(
+            folder / "similarities.safetensors", {**columns, "target": found[list(seconds)]}
+        )
         return True
 
     return run_it

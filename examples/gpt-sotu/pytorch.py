@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The same GPT in PyTorch, trained as a run file says: what `bossman train` is compared with. It also writes text:
+"""The same GPT in PyTorch, trained as a run file says: what `bossman train` is compared with. It
+also writes text:
 
-    pytorch.py small.yaml --init trained.safetensors --write 400 --begin "The state of the Union is "
+pytorch.py small.yaml --init trained.safetensors --write 400 --begin "The state of the Union is "
 """
 
 import sys
@@ -19,7 +20,13 @@ def make(torch, sizes):
         def __init__(self):
             super().__init__()
             self.block = nn.TransformerEncoderLayer(
-                d, sizes["heads"], 4 * d, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+                d,
+                sizes["heads"],
+                4 * d,
+                dropout=0.0,
+                activation="gelu",
+                batch_first=True,
+                norm_first=True,
             )
 
         def forward(self, x):
@@ -43,7 +50,9 @@ def make(torch, sizes):
 
 
 def writing(parser):
-    parser.add_argument("--write", type=int, metavar="N", help="write N tokens with the weights of --init, and end")
+    parser.add_argument(
+        "--write", type=int, metavar="N", help="write N tokens with the weights of --init, and end"
+    )
     parser.add_argument("--begin", default="\n", metavar="TEXT", help="what the text begins with")
 
     def write(options, torch, run, model):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The same network in PyTorch, trained as run.yaml says: what `bossman train run.yaml` is compared with."""
+"""The same network in PyTorch, trained as run.yaml says: what `bossman train run.yaml` is compared
+with."""
 
 import sys
 from pathlib import Path
@@ -28,9 +29,15 @@ def make(torch, _):
             super().__init__()
             self.stem, self.stem_bn = nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
             self.wide = nn.Sequential(Block(16), Block(16))
-            self.halve, self.halve_bn = nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32)
+            self.halve, self.halve_bn = (
+                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+            )
             self.middle = nn.Sequential(Block(32), Block(32))
-            self.quarter, self.quarter_bn = nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(64)
+            self.quarter, self.quarter_bn = (
+                nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(64),
+            )
             self.narrow = nn.Sequential(Block(64), Block(64))
             self.head = nn.Linear(64, 10)
 

@@ -21,7 +21,8 @@ impl CustomLayer for Swish {
         let mut x = ctx.input(0)?.shallow_clone();
         if ctx.training() {
             // Numbers from this stream are the same wherever the layer is placed.
-            let noise = ctx.random("swish noise")?.normal(&x.size(), x.f_kind()?, 0.0, self.noise)?;
+            let noise =
+                ctx.random("swish noise")?.normal(&x.size(), x.f_kind()?, 0.0, self.noise)?;
             x = x.f_add(&noise)?;
         }
         Ok(vec![x.f_mul(&x.f_mul(ctx.param("beta")?)?.f_sigmoid()?)?])

@@ -8,10 +8,14 @@ use std::process::{Command, Stdio};
 fn the_loss_falls() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sin"));
     let output = command.arg("--local").stdin(Stdio::null()).output().unwrap();
-    let (text, errors) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    let (text, errors) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(output.status.success(), "{text}{errors}");
-    let losses: Vec<f64> =
-        text.lines().filter_map(|line| line.split_once(": loss ")).map(|(_, loss)| loss.parse().unwrap()).collect();
+    let losses: Vec<f64> = text
+        .lines()
+        .filter_map(|line| line.split_once(": loss "))
+        .map(|(_, loss)| loss.parse().unwrap())
+        .collect();
     assert_eq!(losses.len(), 8, "{text}");
     assert!(losses[7] < losses[0] && losses[7] < 2e-3, "{text}");
 }

@@ -5,7 +5,7 @@ use crate::{Bindings, LayerGraph, LayerId, Role, TensorType, ValueId};
 /// The cost of a layer.
 #[derive(Copy, Clone, Default, PartialEq, Eq, Debug)]
 pub struct Cost {
-    /// Elements of its own parameters; shared ones count where they were first.
+    /// Elements of its own parameters; shared ones count at their first layer.
     pub params: u64,
     /// Floating-point operations of one forward pass over the whole batch.
     pub flops: u64,
@@ -14,8 +14,8 @@ pub struct Cost {
 }
 
 impl LayerGraph {
-    /// The cost of one layer for a batch of the sizes in `bindings`. None when a word it depends on
-    /// is not bound, or a number does not fit 64 bits.
+    /// The cost of one layer for a batch of the sizes in `bindings`. None when a symbol it depends
+    /// on is not bound, or a number does not fit 64 bits.
     pub fn cost(&self, id: LayerId, bindings: &Bindings) -> Option<Cost> {
         let layer = self.layer(id);
         let (inputs, outputs) = (self.types(&layer.inputs), self.types(&layer.outputs));

@@ -76,13 +76,18 @@ impl fmt::Display for DType {
 
 /// A word that names no element type.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("`{0}` is no dtype: expected float32, float64, float16, bfloat16, int64, int32, uint8 or bool")]
+#[error(
+    "`{0}` is no dtype: expected float32, float64, float16, bfloat16, int64, int32, uint8 or bool"
+)]
 pub struct UnknownDType(pub String);
 
 impl FromStr for DType {
     type Err = UnknownDType;
 
     fn from_str(word: &str) -> Result<Self, UnknownDType> {
-        DType::ALL.into_iter().find(|dtype| dtype.name() == word).ok_or_else(|| UnknownDType(word.to_owned()))
+        DType::ALL
+            .into_iter()
+            .find(|dtype| dtype.name() == word)
+            .ok_or_else(|| UnknownDType(word.to_owned()))
     }
 }

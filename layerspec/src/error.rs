@@ -1,13 +1,13 @@
-//! One mistake in a file: where it is, what was expected, and the nearest right name.
+//! One mistake in a file: its location, the expectation, and the nearest valid name.
 
-use crate::Place;
+use crate::Location;
 use std::fmt;
 
-/// A mistake found at a place of a file whose name the finder does not know.
+/// A mistake at a location of a file whose name is not known yet; see [`Diagnostic::in_file`].
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Fault {
-    /// The place of the mistake.
-    pub place: Place,
+pub struct Diagnostic {
+    /// The location of the mistake.
+    pub location: Location,
     /// The layer it is in, if any.
     pub layer: Option<Box<LayerLabel>>,
     /// The problem and the expectation.
@@ -16,10 +16,10 @@ pub struct Fault {
     pub suggestion: Option<String>,
 }
 
-impl Fault {
-    /// A mistake at `place`.
-    pub fn new(place: Place, message: impl Into<String>) -> Self {
-        Fault { place, layer: None, message: message.into(), suggestion: None }
+impl Diagnostic {
+    /// A mistake at `location`.
+    pub fn new(location: Location, message: impl Into<String>) -> Self {
+        Diagnostic { location, layer: None, message: message.into(), suggestion: None }
     }
 
     /// The same mistake with the nearest right name, if any.
@@ -41,7 +41,7 @@ impl Fault {
     pub fn in_file(self, file: &str) -> SpecError {
         SpecError {
             file: file.to_owned(),
-            place: Some(self.place),
+            location: Some(self.location),
             layer: self.layer,
             message: self.message,
             suggestion: self.suggestion,
@@ -58,14 +58,14 @@ pub struct LayerLabel {
     pub kind: Option<String>,
 }
 
-/// Why a model file (or a run file) was refused. It is shown as one line:
-/// ``model.yaml:7:13: layer 2 (Linear): unknown argument `out_feature`; did you mean `out_features`?``
+/// Why a model file (or a run file) was refused. It is shown as one line: ``model.yaml:7:13: layer
+/// 2 (Linear): unknown argument `out_feature`; did you mean `out_features`?``
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub struct SpecError {
     /// The file, as the caller named it.
     pub file: String,
     /// Line and column; None when the file as a whole is at fault, as when it can't be read.
-    pub place: Option<Place>,
+    pub location: Option<Location>,
     /// The layer at fault, if known.
     pub layer: Option<Box<LayerLabel>>,
     /// The problem and the expectation.
@@ -77,12 +77,12 @@ pub struct SpecError {
 impl SpecError {
     /// An error about a whole file.
     pub fn of_file(file: &str, message: impl Into<String>) -> Self {
-        let (place, layer, suggestion) = (None, None, None);
-        SpecError { file: file.to_owned(), place, layer, message: message.into(), suggestion }
+        let (location, layer, suggestion) = (None, None, None);
+        SpecError { file: file.to_owned(), location, layer, message: message.into(), suggestion }
     }
 }
 
-/// A word of the file as an error shows it: on one line, and not at full length if it is long.
+/// A text of the file, quoted for an error: on one line, and truncated if it is long.
 pub(crate) fn quoted(text: &str) -> String {
     let escaped = text.chars().flat_map(|letter| {
         let escape = letter.is_control().then(|| letter.escape_default());
@@ -99,8 +99,8 @@ pub(crate) fn quoted(text: &str) -> String {
 impl fmt::Display for SpecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.file)?;
-        if let Some(place) = self.place {
-            write!(f, ":{place}")?;
+        if let Some(location) = self.location {
+            write!(f, ":{location}")?;
         }
         if let Some(layer) = &self.layer {
             write!(f, ": layer {layer}")?;
@@ -123,19 +123,19 @@ impl fmt::Display for LayerLabel {
     }
 }
 
-/// Something in a model file that is allowed but hardly meant.
+/// An entry of a model file that is valid but probably not intended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Warning {
     /// The file, as the caller named it.
     pub file: String,
-    /// Its place.
-    pub place: Place,
+    /// Its location.
+    pub location: Location,
     /// The oddity and the remedy.
     pub message: String,
 }
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: warning: {}", self.file, self.place, self.message)
+        write!(f, "{}:{}: warning: {}", self.file, self.location, self.message)
     }
 }

@@ -24,10 +24,10 @@ pub(crate) enum Error {
     TooLong,
 }
 
-/// Expressions are bounded, and with them the recursion into parentheses.
+/// The longest expression. This also bounds the recursion into parentheses.
 const MAX_BYTES: usize = 256;
 
-/// The value of `text`, where `lookup` knows the names.
+/// The value of `text`; `lookup` gives the values of names.
 pub(crate) fn eval(text: &str, lookup: &dyn Fn(&str) -> Option<Number>) -> Result<Number, Error> {
     if text.len() > MAX_BYTES {
         return Err(Error::TooLong);
@@ -109,7 +109,8 @@ impl Parser<'_> {
             let value = self.sum()?;
             return if self.take(")") { Ok(value) } else { Err(self.unexpected("`)`")) };
         }
-        let in_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '.';
+        let in_word =
+            |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '.';
         let end = self.rest.find(|letter| !in_word(letter)).unwrap_or(self.rest.len());
         let (word, rest) = self.rest.split_at(end);
         let value = match word.chars().next() {
@@ -117,7 +118,8 @@ impl Parser<'_> {
             Some(first) if first.is_ascii_digit() || first == '.' => {
                 let int = word.parse().map(Number::Int).ok();
                 let float = || word.parse().ok().filter(|float: &f64| float.is_finite());
-                int.or_else(|| float().map(Number::Float)).ok_or_else(|| self.unexpected("a number"))?
+                int.or_else(|| float().map(Number::Float))
+                    .ok_or_else(|| self.unexpected("a number"))?
             }
             Some(_) => (self.lookup)(word).ok_or_else(|| Error::Unknown(word.to_owned()))?,
         };
@@ -126,7 +128,8 @@ impl Parser<'_> {
     }
 
     fn unexpected(&self, expected: &'static str) -> Error {
-        let found = if self.rest.is_empty() { "the end".into() } else { format!("`{}`", self.rest) };
+        let found =
+            if self.rest.is_empty() { "the end".into() } else { format!("`{}`", self.rest) };
         Error::Syntax { expected, found }
     }
 }
@@ -147,15 +150,20 @@ impl Number {
         real: fn(f64, f64) -> f64,
     ) -> Result<Number, Error> {
         match (self, other) {
-            (Number::Int(a), Number::Int(b)) => whole(a, b).map(Number::Int).ok_or(Error::OutOfRange),
+            (Number::Int(a), Number::Int(b)) => {
+                whole(a, b).map(Number::Int).ok_or(Error::OutOfRange)
+            }
             _ => Number::real(real(self.as_f64(), other.as_f64())),
         }
     }
 
-    /// `/` is whole where nothing is left over, so that `${d_model / heads}` is a size.
+    /// `/` gives a whole number if it divides without remainder, so that `${d_model / heads}` is a
+    /// size.
     fn divided_by(self, divisor: Number) -> Result<Number, Error> {
         match (self, divisor) {
-            (Number::Int(a), Number::Int(b)) if a.checked_rem(b) == Some(0) => Ok(Number::Int(a / b)),
+            (Number::Int(a), Number::Int(b)) if a.checked_rem(b) == Some(0) => {
+                Ok(Number::Int(a / b))
+            }
             _ => Number::real(self.as_f64() / divisor.as_f64()),
         }
     }
@@ -178,7 +186,7 @@ fn floor_div(a: i64, b: i64) -> Option<i64> {
     Some(quotient)
 }
 
-/// What floor division leaves over, with the divisor's sign, as Python's `%`.
+/// The remainder of floor division, with the divisor's sign, like Python's `%`.
 fn floor_mod(a: i64, b: i64) -> Option<i64> {
     a.checked_sub(floor_div(a, b)?.checked_mul(b)?)
 }

@@ -3,13 +3,16 @@
 use crate::build;
 use crate::layers::TorchScript;
 use crate::yaml;
-use crate::{Fault, LayerId, LayerKind, ParamSpec, Place, Precision, SpecError, TensorType, ValueId, Warning};
+use crate::{
+    Diagnostic, LayerId, LayerKind, Location, ParamSpec, Precision, SpecError, TensorType, ValueId,
+    Warning,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// A checked model. Layers stand in file order, and every layer's inputs are made before it:
-/// by the model's inputs or by layers above.
+/// A checked model. Layers are in file order, and every layer's inputs are inputs of the model or
+/// outputs of layers above.
 #[derive(Clone, Debug)]
 pub struct LayerGraph {
     pub(crate) name: String,
@@ -36,29 +39,29 @@ pub struct Layer {
     pub inputs: Vec<ValueId>,
     /// Its outputs, by port.
     pub outputs: Vec<ValueId>,
-    /// The earlier layer whose parameters it uses, where both have one of the same name and shape.
+    /// The earlier layer whose parameters it shares, by name and shape.
     pub share: Option<LayerId>,
-    /// Whether its parameters are kept as they are.
+    /// Whether the optimizer leaves its parameters unchanged.
     pub frozen: bool,
-    /// What its backward pass computes again rather than keep; nothing where the file does not say.
+    /// The activations that its backward pass recomputes; None if the file does not set it.
     pub recompute: Option<Recompute>,
-    /// In which type it computes its products.
+    /// The type in which it computes products.
     pub precision: Precision,
-    /// Where the file says so.
-    pub place: Place,
+    /// Its location in the file.
+    pub location: Location,
 }
 
-/// Which activations a layer computes again in its backward pass rather than keep them (Chen et al. 2016,
-/// arXiv:1604.06174). The bits are the same either way.
+/// The activations that a layer recomputes in its backward pass instead of storing them (Chen et
+/// al. 2016, arXiv:1604.06174). The bits are the same either way.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Recompute {
-    /// None: the fastest.
+    /// No activations: the fastest.
     #[default]
     None,
-    /// Those that take much memory and little time, as activation functions and attention weights (Korthikanti et
-    /// al. 2022, arXiv:2205.05198).
+    /// Activations that take much memory and little time, such as those of activation functions and
+    /// attention weights (Korthikanti et al. 2022, arXiv:2205.05198).
     Selective,
-    /// All: only the layer's inputs are kept.
+    /// All activations: only the layer's inputs are stored.
     Full,
 }
 
@@ -71,13 +74,13 @@ pub struct Value {
     pub name: String,
     /// Element type and shape.
     pub ty: TensorType,
-    /// Its maker.
-    pub made_by: Source,
+    /// Its producer.
+    pub producer: Producer,
 }
 
 /// The source of a value.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub enum Source {
+pub enum Producer {
     /// It is the model's input of this position.
     Input(usize),
     /// A layer makes it.
@@ -109,7 +112,7 @@ impl LayerGraph {
     /// not name itself.
     pub fn from_yaml(text: &str, file_name: &str) -> Result<Self, SpecError> {
         let graph = yaml::parse(text).and_then(|root| build::build(&root, file_name));
-        graph.map_err(|fault: Fault| fault.in_file(file_name))
+        graph.map_err(|error: Diagnostic| error.in_file(file_name))
     }
 
     /// The model's name.
@@ -132,7 +135,7 @@ impl LayerGraph {
         self.layers.iter().find(|layer| layer.name == name).map(|layer| layer.id)
     }
 
-    /// All values: the model's inputs, then what the layers make, in file order.
+    /// All values: the model's inputs, then the outputs of layers, in file order.
     pub fn values(&self) -> &[Value] {
         &self.values
     }
@@ -152,7 +155,7 @@ impl LayerGraph {
         &self.outputs
     }
 
-    /// Every use of a value by a layer, ascending. Being an output of the model is no use.
+    /// Every use of a value by a layer, ascending. An output of the model does not count as a use.
     pub fn users(&self, id: ValueId) -> &[Use] {
         &self.users[id.index()]
     }
@@ -163,7 +166,7 @@ impl LayerGraph {
         self.requires_grad[id.index()]
     }
 
-    /// The word for the batch size: the outermost size of the first input, where it is a word.
+    /// The symbol for the batch size: the outermost size of the first input, if that is a symbol.
     pub fn batch(&self) -> Option<&str> {
         self.value(*self.inputs.first()?).ty.dims().first()?.as_symbol()
     }
@@ -176,33 +179,33 @@ impl LayerGraph {
         }
     }
 
-    /// Sets in which type all layers compute their products.
+    /// Sets the type in which all layers compute products.
     pub fn set_precision(&mut self, precision: Precision) {
         for layer in &mut self.layers {
             layer.precision = precision;
         }
     }
 
-    /// Every TorchScript layer, to be told which contents its file has.
-    pub fn scripts_mut(&mut self) -> impl Iterator<Item = &mut TorchScript> {
+    /// Every TorchScript layer, so that the contents of its file can be set.
+    pub fn torchscripts_mut(&mut self) -> impl Iterator<Item = &mut TorchScript> {
         self.layers.iter_mut().filter_map(|layer| match &mut layer.kind {
             LayerKind::TorchScript(script) => Some(script),
             _ => None,
         })
     }
 
-    /// Warnings about entries of the file that are allowed but hardly meant.
+    /// Warnings about entries of the file that are valid but probably not intended.
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
     }
 
-    /// Every word that stands for a size in the inputs' shapes.
-    pub fn words(&self) -> BTreeSet<String> {
-        let mut words = BTreeSet::new();
+    /// Every symbol that stands for a size in the inputs' shapes.
+    pub fn symbols(&self) -> BTreeSet<String> {
+        let mut symbols = BTreeSet::new();
         for dim in self.inputs.iter().flat_map(|input| self.value(*input).ty.dims()) {
-            dim.collect_symbols(&mut words);
+            dim.collect_symbols(&mut symbols);
         }
-        words
+        symbols
     }
 
     /// Elements of all trained or frozen parameters; shared ones count once, buffers not at all.
@@ -210,14 +213,14 @@ impl LayerGraph {
         self.param_count
     }
 
-    /// The layer's parameters and buffers, less those it uses of the layer it shares with.
+    /// The layer's parameters and buffers, without those that it shares with an earlier layer.
     pub fn own_params(&self, id: LayerId) -> Vec<ParamSpec> {
         let tied = self.shared_params(id);
         let params = self.layer(id).kind.params();
         params.into_iter().filter(|param| !tied.contains(&param.name)).collect()
     }
 
-    /// The names of the parameters that the layer uses of the layer it shares with.
+    /// The names of the parameters that the layer shares with an earlier layer.
     pub fn shared_params(&self, id: LayerId) -> Vec<&'static str> {
         let layer = self.layer(id);
         layer.share.map_or(Vec::new(), |other| layer.kind.tied_params(&self.layer(other).kind))

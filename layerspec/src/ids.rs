@@ -1,4 +1,4 @@
-//! Numbers that name layers and values, and the place in the file where something was written.
+//! Numbers that name layers and values, and the location in the file where something was written.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -25,21 +25,21 @@ impl ValueId {
     }
 }
 
-/// A place in a file. Lines and columns count from 1; columns count characters.
+/// A location in a file. Lines and columns count from 1; columns count characters.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub struct Place {
+pub struct Location {
     /// Line, from 1.
     pub line: u32,
     /// Column in characters, from 1.
     pub column: u32,
 }
 
-impl Place {
+impl Location {
     /// The first character of a file.
-    pub const START: Place = Place { line: 1, column: 1 };
+    pub const START: Location = Location { line: 1, column: 1 };
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.line, self.column)
     }

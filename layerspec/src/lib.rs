@@ -26,20 +26,28 @@
 //! # Ok::<(), layerspec::SpecError>(())
 //! ```
 //!
-//! The way of a file: [`yaml`] makes it a tree of nodes with places; `spec` reads the tree as
-//! written, unrolling repeats; `build` looks names up and infers types; [`LayerGraph`] is the
-//! result, and nothing past it can be wrong.
+//! A file passes through four steps. After them nothing in the model can be wrong:
+//!
+//! ```text
+//! yaml      text -> nodes with line and column
+//!   |
+//! spec      nodes -> the model as written, repeats unrolled    <- vars, expression
+//!   |
+//! build     names looked up, types inferred                    <- layers, shape, dim
+//!   |
+//! graph     LayerGraph: layers and values, checked             -> cost, params, summary,
+//!                                                                 incremental
+//! ```
 
 mod build;
-mod check;
 mod cost;
 mod dim;
 mod dtype;
 mod error;
 mod expression;
 mod graph;
-mod growing;
 mod ids;
+mod incremental;
 pub mod layers;
 mod manual;
 mod params;
@@ -47,16 +55,17 @@ mod precision;
 mod shape;
 mod spec;
 mod suggest;
+mod summary;
 mod vars;
 pub mod yaml;
 
 pub use cost::Cost;
 pub use dim::{Bindings, Dim, OutOfRange};
 pub use dtype::{DType, UnknownDType};
-pub use error::{Fault, LayerLabel, SpecError, Warning};
-pub use graph::{Layer, LayerGraph, Recompute, Source, Use, Value};
-pub use growing::NeedsAll;
-pub use ids::{LayerId, Place, ValueId};
+pub use error::{Diagnostic, LayerLabel, SpecError, Warning};
+pub use graph::{Layer, LayerGraph, Producer, Recompute, Use, Value};
+pub use ids::{LayerId, Location, ValueId};
+pub use incremental::NotIncremental;
 pub use layers::LayerKind;
 pub use manual::layer_manual;
 pub use params::{Init, ParamSpec, Role};

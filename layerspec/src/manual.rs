@@ -3,8 +3,8 @@
 use crate::layers::{LayerKind, Manual};
 use std::fmt::Write;
 
-/// Every layer with its arguments and their defaults, as Markdown. `docs/model-file.md` holds
-/// this text, and a test compares the two.
+/// Every layer with its arguments and their defaults, as Markdown. `docs/reference/model-file.md`
+/// holds this text, and a test compares the two.
 pub fn layer_manual() -> String {
     let sections: Vec<String> = LayerKind::manual().iter().map(section).collect();
     sections.join("\n")
@@ -16,12 +16,14 @@ fn section(layer: &Manual) -> String {
         text.push_str("\n| argument | value | default | |\n| --- | --- | --- | --- |\n");
     }
     for argument in layer.arguments {
-        let default = argument.default.map_or("required".to_owned(), |default| format!("`{default}`"));
+        let default =
+            argument.default.map_or("required".to_owned(), |default| format!("`{default}`"));
         let (name, value, doc) = (argument.name, argument.expected, argument.doc.trim());
         let _ = writeln!(text, "| `{name}` | {value} | {default} | {doc} |");
     }
     if !layer.refused.is_empty() {
-        let refused = layer.refused.iter().map(|refused| format!("`{}` ({})", refused.name, refused.instead));
+        let refused =
+            layer.refused.iter().map(|refused| format!("`{}` ({})", refused.name, refused.instead));
         let _ = writeln!(text, "\nNot supported: {}.", refused.collect::<Vec<_>>().join("; "));
     }
     text

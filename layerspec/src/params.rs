@@ -48,7 +48,7 @@ pub enum Init {
         /// The row that is zero.
         zero_row: u64,
     },
-    /// As the layer's own file has it.
+    /// The value in the layer's own file.
     File,
 }
 

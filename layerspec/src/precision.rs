@@ -1,9 +1,9 @@
-//! In which type products are computed.
+//! The type in which products are computed.
 
 use serde::{Deserialize, Serialize};
 
-/// The type in which linear layers, convolutions, attention and matrix products compute. Everything else computes in
-/// float32, and all values between layers, parameters and gradients are float32.
+/// The type in which linear layers, convolutions, attention and matrix products compute. Everything
+/// else computes in float32, and all values between layers, parameters and gradients are float32.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Precision {
     /// float32.

@@ -23,18 +23,18 @@ impl Shape {
         self.0.len()
     }
 
-    /// The number of elements once words are bound; None when a word is missing or the number
+    /// The number of elements once symbols are bound; None when a symbol is missing or the number
     /// does not fit 64 bits.
     pub fn elements(&self, bindings: &Bindings) -> Option<u64> {
         self.0.iter().try_fold(1u64, |product, dim| product.checked_mul(dim.eval(bindings)?))
     }
 
-    /// The sizes once words are bound; None when a word is missing.
+    /// The sizes once symbols are bound; None when a symbol is missing.
     pub fn eval(&self, bindings: &Bindings) -> Option<Vec<u64>> {
         self.0.iter().map(|dim| dim.eval(bindings)).collect()
     }
 
-    /// Checks the sizes of a real tensor against this shape, and binds the words met for the
+    /// Checks the sizes of a real tensor against this shape, and binds the symbols met for the
     /// first time. The error says what was expected and what was found.
     pub fn match_sizes(&self, sizes: &[u64], bindings: &mut Bindings) -> Result<(), String> {
         let wrong = |why: String| Err(format!("expected shape {self}, found {sizes:?}: {why}"));
@@ -42,9 +42,9 @@ impl Shape {
             return wrong(format!("{} dimensions instead of {}", sizes.len(), self.rank()));
         }
         for (dim, size) in self.0.iter().zip(sizes) {
-            if let Some(word) = dim.as_symbol() {
-                if bindings.get(word).is_none() {
-                    bindings.set(word, *size);
+            if let Some(symbol) = dim.as_symbol() {
+                if bindings.get(symbol).is_none() {
+                    bindings.set(symbol, *size);
                 }
             }
             match dim.eval(bindings) {
@@ -69,7 +69,7 @@ impl fmt::Display for Shape {
 pub struct TensorType {
     /// Element type.
     pub dtype: DType,
-    /// Sizes, words included.
+    /// Sizes, symbols included.
     pub shape: Shape,
 }
 
@@ -84,7 +84,8 @@ impl TensorType {
         self.shape.dims()
     }
 
-    /// Bytes once words are bound; None when a word is missing or the number does not fit 64 bits.
+    /// Bytes once symbols are bound; None when a symbol is missing or the number does not fit 64
+    /// bits.
     pub fn bytes(&self, bindings: &Bindings) -> Option<u64> {
         self.shape.elements(bindings)?.checked_mul(self.dtype.size_bytes())
     }

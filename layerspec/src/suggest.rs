@@ -1,17 +1,19 @@
 //! The nearest right name for a misspelt one.
 
-/// The candidate nearest to `word`, if it is near enough to be meant: at most a third of its letters
-/// (but at least one) are wrong, missing, extra or swapped. Case does not count.
+/// The candidate nearest to `word`, if it is near enough to be meant: at most a third of its
+/// letters (but at least one) are wrong, missing, extra or swapped. Case does not count.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = comparable(word)?;
     let (distance, best) = candidates
         .into_iter()
-        .filter_map(|candidate| Some((strsim::osa_distance(&word, &comparable(candidate)?), candidate)))
+        .filter_map(|candidate| {
+            Some((strsim::osa_distance(&word, &comparable(candidate)?), candidate))
+        })
         .min_by_key(|(distance, _)| *distance)?;
     (distance <= (best.chars().count() / 3).max(1)).then_some(best)
 }
 
-/// The longest word to compare: nobody misspells longer ones by a letter, and comparing is quadratic.
+/// The longest word to compare, because the time is quadratic in the length.
 const MAX_LETTERS: usize = 64;
 
 fn comparable(text: &str) -> Option<String> {

@@ -48,7 +48,9 @@ async fn carry(socket: Arc<UdpSocket>, boss: Arc<AtomicU16>) {
                 place.insert(way)
             }
         };
-        way.send_to(&packet[..bytes], (Ipv4Addr::LOCALHOST, boss.load(Ordering::Relaxed))).await.ok();
+        way.send_to(&packet[..bytes], (Ipv4Addr::LOCALHOST, boss.load(Ordering::Relaxed)))
+            .await
+            .ok();
     }
 }
 

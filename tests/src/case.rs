@@ -45,7 +45,13 @@ pub struct Steps {
 
 impl Default for Steps {
     fn default() -> Self {
-        Steps { samples: &[BATCH], lengths: &[], accumulate: 1, max_norm: None, reduction: Reduction::Sequential }
+        Steps {
+            samples: &[BATCH],
+            lengths: &[],
+            accumulate: 1,
+            max_norm: None,
+            reduction: Reduction::Sequential,
+        }
     }
 }
 
@@ -80,27 +86,49 @@ const LENGTH: i64 = 8;
 const DECAYING: AdamArgs = AdamArgs { lr: 3e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
 
 impl Case {
-    /// Returns the path of a model file.
+    /// Returns the path of a model file: an example, or a narrower one that trains faster.
     pub fn file(name: &str) -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../examples/models/{name}.yaml"))
+        let folder = if name == "narrow_residual" { "models" } else { "../examples/models" };
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{folder}/{name}.yaml"))
     }
 
     /// A model with one skip connection and wide layers.
     pub fn residual() -> Self {
+        Self::sine("residual")
+    }
+
+    /// The same model with narrower layers, which trains faster.
+    pub fn narrow_residual() -> Self {
+        Self::sine("narrow_residual")
+    }
+
+    fn sine(name: &'static str) -> Self {
         let x = uniform("x", &[1], 0.0, std::f64::consts::PI);
         let target = x.sin();
-        Self::new("residual", Loss::MSELoss, Optimizer::adam(3e-3), x, target)
+        Self::new(name, Loss::MSELoss, Optimizer::adam(3e-3), x, target)
     }
 
     /// A model in which one value has three users.
     pub fn branchy() -> Self {
         let loss = Loss::CrossEntropyLoss { classes: Classes::default(), label_smoothing: 0.1 };
-        Self::new("branchy", loss, Optimizer::AdamW(DECAYING), uniform("x", &[8], -1.0, 1.0), classes(4))
+        Self::new(
+            "branchy",
+            loss,
+            Optimizer::AdamW(DECAYING),
+            uniform("x", &[8], -1.0, 1.0),
+            classes(4),
+        )
     }
 
     /// A model with dropout, and a value that goes from the first layers to the last.
     pub fn skip() -> Self {
-        let optimizer = Optimizer::SGD { lr: 0.05, momentum: 0.9, dampening: 0.0, weight_decay: 1e-3, nesterov: true };
+        let optimizer = Optimizer::SGD {
+            lr: 0.05,
+            momentum: 0.9,
+            dampening: 0.0,
+            weight_decay: 1e-3,
+            nesterov: true,
+        };
         let (x, target) = (uniform("x", &[4], -1.0, 1.0), uniform("target", &[1], 0.0, 1.0));
         Self::new("skip", Loss::MSELoss, optimizer, x, target)
     }
@@ -146,7 +174,13 @@ impl Case {
         Case { model: Model::from_yaml(&text.replace(from, to)).unwrap(), ..self }
     }
 
-    fn new(name: &'static str, loss: Loss, optimizer: Optimizer, x: Tensor, target: Tensor) -> Self {
+    fn new(
+        name: &'static str,
+        loss: Loss,
+        optimizer: Optimizer,
+        x: Tensor,
+        target: Tensor,
+    ) -> Self {
         let model = Model::from_file(Self::file(name)).unwrap();
         Case { name, model, loss, optimizer, seed: 7, steps: Steps::default(), x, target }
     }

@@ -24,7 +24,8 @@ pub fn into_stages(graph: &LayerGraph, stages: usize) -> Vec<Vec<String>> {
 pub fn plans(model: &Model, starts: &[String]) -> Vec<(Placement, Plan)> {
     let stages = starts.len() + 1;
     let placements = [Placement::Plain, Placement::Interleaved { chunks: 2 }, Placement::V];
-    let fitting = placements.into_iter().filter(|placement| stages.is_multiple_of(placement.chunks()));
+    let fitting =
+        placements.into_iter().filter(|placement| stages.is_multiple_of(placement.chunks()));
     let plan = |placement: Placement| {
         let workers = stages / placement.chunks();
         Plan::new(model.graph(), &Cuts::At(starts.to_vec()), workers, placement).unwrap()

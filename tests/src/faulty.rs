@@ -2,8 +2,8 @@
 
 use crate::programs::{BossAddress, TIMEOUT};
 use link::{LinkError, Payload, WorkerInfo};
-use pipeline::message::Failure;
-use pipeline::task::{HandedOut, Outcome, Task};
+use pipeline::message::{Failure, FailureKind};
+use pipeline::task::{EarlyOutput, Outcome, Task, TaskError};
 use runtime::ComputeThread;
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
@@ -38,25 +38,29 @@ impl runtime::Compute for Faulty {
     fn run(
         &mut self,
         task: Task<Payload>,
-        hand_out: &mut dyn FnMut(HandedOut<Payload>),
-    ) -> Result<Outcome<Payload>, Failure> {
+        emit: &mut dyn FnMut(EarlyOutput<Payload>),
+    ) -> Result<Outcome<Payload>, TaskError> {
         self.updates += u32::from(matches!(task, Task::OptimStep { .. }));
         // A task within a step, or the first task of all, which makes the layers.
-        let strikes = self.updates >= self.after && (self.after == 0 || matches!(task, Task::Backward { .. }));
+        let strikes = self.updates >= self.after
+            && (self.after == 0 || matches!(task, Task::Backward { .. }));
         match self.fault {
             Fault::Miscounts => match task {
                 Task::OptimStep { stage, mut update, tied, health } => {
                     update.lr *= 2.0;
-                    self.compute.run(Task::OptimStep { stage, update, tied, health }, hand_out)
+                    self.compute.run(Task::OptimStep { stage, update, tied, health }, emit)
                 }
-                other => self.compute.run(other, hand_out),
+                other => self.compute.run(other, emit),
             },
-            _ if !strikes => self.compute.run(task, hand_out),
+            _ if !strikes => self.compute.run(task, emit),
             Fault::Panics => panic!("as a defect would"),
-            Fault::HasNoMemory => Err(Failure { unfit: true, ..Failure::new("out of memory") }),
+            Fault::HasNoMemory => {
+                let kind = FailureKind::Unfit;
+                Err(Failure { kind, ..Failure::new("out of memory") }.into())
+            }
             Fault::NeverEnds => {
                 self.over.recv().unwrap_err();
-                Err(Failure::new("nobody hears this"))
+                Err(Failure::new("nobody hears this").into())
             }
         }
     }
@@ -64,8 +68,13 @@ impl runtime::Compute for Faulty {
 
 /// Joins as soon as a place is free, and works until the boss or the worker ends it. The fault
 /// strikes after `after` updates of stages.
-pub async fn run_faulty_worker(at: &BossAddress, (fault, after): (Fault, u32), over: mpsc::Receiver<()>) -> LinkError {
-    let (ticket, boss) = (at.ticket.parse().unwrap(), (Ipv4Addr::LOCALHOST, at.port.parse().unwrap()).into());
+pub async fn run_faulty_worker(
+    at: &BossAddress,
+    (fault, after): (Fault, u32),
+    over: mpsc::Receiver<()>,
+) -> LinkError {
+    let (ticket, boss) =
+        (at.ticket.parse().unwrap(), (Ipv4Addr::LOCALHOST, at.port.parse().unwrap()).into());
     let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
     let info = WorkerInfo { process: std::process::id(), ..WorkerInfo::default() };
     let joined = async {
@@ -83,5 +92,7 @@ pub async fn run_faulty_worker(at: &BossAddress, (fault, after): (Fault, u32), o
         Faulty { compute: StageCompute::new(Device::Cpu), updates: 0, fault, after, over }
     });
     let compute = compute.unwrap().task_limit(Duration::from_secs(2));
-    runtime::serve(membership, &endpoint, &ticket, compute, None, runtime::SnapshotStore::default()).await.unwrap_err()
+    runtime::serve(membership, &endpoint, &ticket, compute, None, runtime::SnapshotStore::default())
+        .await
+        .unwrap_err()
 }

@@ -2,21 +2,25 @@
 
 use crate::{Case, Training, STEPS};
 use link::{Payload, Slots};
-use pipeline::boss::{Request, RunRequest};
-use pipeline::effect::Answer;
+use pipeline::boss::{Answer, Instruction, IntoRequest, MakeIds, Request, RunRequest, SendState};
 use pipeline::ids::{Slot, StageId};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss, RoundUpdate};
 use pipeline::replicas::MicrobatchAssignment;
 use pipeline::schedule::{Action, Ending, Terms};
-use pipeline::watch::{Finite, Watch};
+use pipeline::watch::{FiniteCheck, Watch};
 use pipeline::{Plan, ScheduleKind, TensorMeta};
 use tch::Tensor;
 use tensor::payload;
 
 /// Workers that carry out requests.
 pub trait TestCluster {
-    /// Carries out one request.
-    fn call(&mut self, request: Request) -> Result<Answer, Failure>;
+    /// Carries out one request of any kind.
+    fn answer(&mut self, request: Request) -> Result<Answer, Failure>;
+
+    /// Carries out one request. Returns its own answer.
+    fn call<R: IntoRequest>(&mut self, request: R) -> Result<R::Answer, Failure> {
+        self.answer(request.into_request()).map(|answer| R::read(answer).expect("its own answer"))
+    }
 
     /// Returns the slots with the tensors of requests and answers.
     fn slots(&self) -> &Slots;
@@ -30,15 +34,15 @@ pub fn train(
     microbatches: u32,
     cluster: &mut impl TestCluster,
 ) -> Training {
-    cluster.call(Request::Distribute).unwrap();
-    cluster.call(Request::SetOptimizer(case.optimizer)).unwrap();
+    cluster.call(Instruction::Distribute).unwrap();
+    cluster.call(Instruction::SetOptimizer(case.optimizer)).unwrap();
     if case.steps.reduction.is_collective() {
         find_replicas(cluster);
     }
     let losses: Vec<f32> = (0..STEPS)
         .map(|step| {
             let run = step_request(case, plan, kind, microbatches, step, cluster.slots());
-            let answer = cluster.call(Request::Run(Box::new(run))).unwrap();
+            let answer = cluster.call(Box::new(run)).unwrap();
             assert_eq!(answer.losses.len(), microbatches as usize);
             answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap()
         })
@@ -48,14 +52,16 @@ pub fn train(
 
 /// Lets replicas find each other, so that they can sum gradients among themselves.
 pub fn find_replicas(cluster: &mut impl TestCluster) {
-    let ids = cluster.call(Request::MakeIds).unwrap().unique_ids;
-    cluster.call(Request::Communicate(ids)).unwrap();
+    let ids = cluster.call(MakeIds).unwrap();
+    cluster.call(Instruction::Communicate(ids)).unwrap();
 }
 
 /// Collects the result of a training that had these losses.
 pub fn outputs(plan: &Plan, cluster: &mut impl TestCluster, losses: &[f32]) -> Training {
-    let state: Vec<(String, Slot)> = plan.stages.iter().flat_map(|spec| state_of(plan, cluster, spec.stage)).collect();
-    let weights: Vec<_> = state.into_iter().map(|(name, slot)| (name, take(cluster.slots(), slot))).collect();
+    let state: Vec<(String, Slot)> =
+        plan.stages.iter().flat_map(|spec| state_of(plan, cluster, spec.stage)).collect();
+    let weights: Vec<_> =
+        state.into_iter().map(|(name, slot)| (name, take(cluster.slots(), slot))).collect();
     assert!(cluster.slots().is_empty(), "tensors were left behind");
     Training::new(losses, weights.iter().map(|(name, tensor)| (name.as_str(), tensor)))
 }
@@ -66,13 +72,13 @@ fn state_of(plan: &Plan, cluster: &mut impl TestCluster, stage: StageId) -> Vec<
     let mut all_do = |cluster: &mut _, actions: Vec<Vec<Action>>| {
         batch += 1;
         let run = RunRequest::of(batch, actions, Reduction::Tree);
-        TestCluster::call(cluster, Request::Run(Box::new(run))).unwrap();
+        TestCluster::call(cluster, Box::new(run)).unwrap();
     };
     let Some([gather, let_go]) = plan.layout().whole(stage) else {
-        return cluster.call(Request::SendState { stage: Some(stage), optimizer: false }).unwrap().state;
+        return cluster.call(SendState { stage: Some(stage), optimizer: false }).unwrap();
     };
     all_do(cluster, gather);
-    let state = cluster.call(Request::SendState { stage: Some(stage), optimizer: false }).unwrap().state;
+    let state = cluster.call(SendState { stage: Some(stage), optimizer: false }).unwrap();
     all_do(cluster, let_go);
     state
 }
@@ -96,9 +102,10 @@ pub fn step_request(
         (true, Some(_)) => Ending::ClippedStep,
     };
     // In each step, replicas get another share of the batch.
-    let microbatch_assignment = MicrobatchAssignment::by_speed(&plan.stage_placement, microbatches, |_, worker| {
-        1 + (u64::from(worker.0) + step as u64) % 3
-    });
+    let microbatch_assignment =
+        MicrobatchAssignment::by_speed(&plan.stage_placement, microbatches, |_, worker| {
+            1 + (u64::from(worker.0) + step as u64) % 3
+        });
     let microbatch_assignment = plan.ordered(microbatch_assignment);
     let terms = Terms {
         ending,
@@ -117,17 +124,19 @@ pub fn step_request(
         batch: step as u64 + 1,
         step: step as u64 + 1,
         mode: Mode::Train,
-        cached: None,
+        kv_cache: None,
         actions: schedule.workers,
         order: schedule.order,
         microbatch_assignment: schedule.microbatch_assignment,
         microbatches,
         reduction: schedule.reduction,
-        watch: Watch { finite: Finite::Loss, health: step % 2 == 1 },
+        watch: Watch { finite: FiniteCheck::Loss, health: step % 2 == 1 },
         update: steps.update(step).then_some(update),
         loss: Some(RoundLoss {
             spec: case.loss.clone(),
-            weights: parts(x.shallow_clone()).map(|(_, part)| part.size()[0] as f64 / steps.divisor(step)).collect(),
+            weights: parts(x.shallow_clone())
+                .map(|(_, part)| part.size()[0] as f64 / steps.divisor(step))
+                .collect(),
         }),
         outputs: false,
         samples: None,

@@ -1,12 +1,13 @@
 //! A peer that holds the ticket, joins as a worker does, and violates the protocol.
 
-use link::testing::{dial, dial_worker, join_raw, next_frame};
+use link::testing::{dial, dial_worker, join_raw, next_message};
 use link::{LinkError, Ticket, WorkerInfo};
-use pipeline::frame::{encode, Envelope, Route};
+use pipeline::frame::{encode, Envelope, Route, TensorEnvelope};
 use pipeline::ids::WorkerId;
-use pipeline::message::{Command, Head};
+use pipeline::message::{Command, TensorHead, ToBoss, ToWorker};
 use pipeline::TensorMeta;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
+use serde::Serialize;
 use std::net::SocketAddr;
 
 /// The promised bytes of a large tensor, of which hardly any are sent.
@@ -39,15 +40,25 @@ impl MaliciousWorker {
         let quic = dial(&endpoint, at, ticket).await.unwrap();
         let info = WorkerInfo { process, ..WorkerInfo::default() };
         let (worker, run, control) = join_raw(&quic, info).await.unwrap();
-        MaliciousWorker { worker, run, ticket: ticket.clone(), endpoint, boss: RawConnection { quic, control } }
+        MaliciousWorker {
+            worker,
+            run,
+            ticket: ticket.clone(),
+            endpoint,
+            boss: RawConnection { quic, control },
+        }
     }
 
     /// Waits until this worker is to take part, and returns the addresses of the other workers.
     pub async fn peer_addresses(&mut self) -> Vec<(WorkerId, SocketAddr)> {
         loop {
-            let Envelope { head, .. } = next_frame(&mut self.boss.control.1).await.unwrap();
-            if let Head::Command { body: Command::Assign(assignment), .. } = head {
-                return assignment.peers.iter().filter_map(|peer| Some((peer.worker, peer.address?))).collect();
+            let message = next_message(&mut self.boss.control.1).await.unwrap();
+            if let ToWorker::Command { body: Command::Assign(assignment), .. } = message {
+                return assignment
+                    .peers
+                    .iter()
+                    .filter_map(|peer| Some((peer.worker, peer.address?)))
+                    .collect();
             }
         }
     }
@@ -58,7 +69,12 @@ impl MaliciousWorker {
     }
 
     /// Same as [`Self::call`], but under this run.
-    pub async fn call_of_run(&self, at: SocketAddr, me: WorkerId, run: u64) -> Result<RawConnection, LinkError> {
+    pub async fn call_of_run(
+        &self,
+        at: SocketAddr,
+        me: WorkerId,
+        run: u64,
+    ) -> Result<RawConnection, LinkError> {
         let (quic, control) = dial_worker(&self.endpoint, at, &self.ticket, me, run).await?;
         Ok(RawConnection { quic, control })
     }
@@ -72,7 +88,11 @@ impl RawConnection {
 
     /// Opens `streams` streams and keeps them open. Each carries the head of a huge tensor and
     /// hardly any of its bytes.
-    pub async fn open_unfinished_streams(&self, head: &Head, streams: usize) -> Vec<SendStream> {
+    pub async fn open_unfinished_streams(
+        &self,
+        head: &TensorHead,
+        streams: usize,
+    ) -> Vec<SendStream> {
         let meta = TensorMeta { dtype: layerspec::DType::UInt8, shape: vec![PROMISED] };
         let bytes = [frame(None, head.clone(), vec![meta]), vec![1; 100]].concat();
         let mut open = Vec::new();
@@ -85,24 +105,33 @@ impl RawConnection {
     }
 
     /// Sends a frame with this tensor on its own stream. Returns false if the connection is closed.
-    pub async fn send(&self, route: Option<Route>, head: Head, tensor: &[u8]) -> bool {
+    pub async fn send(&self, route: Option<Route>, head: TensorHead, tensor: &[u8]) -> bool {
         let meta = TensorMeta { dtype: layerspec::DType::UInt8, shape: vec![tensor.len() as u64] };
         let Ok(mut stream) = self.quic.open_uni().await else { return false };
-        stream.write_all(&[&frame(route, head, vec![meta]), tensor].concat()).await.is_ok() && stream.finish().is_ok()
+        stream.write_all(&[&frame(route, head, vec![meta]), tensor].concat()).await.is_ok()
+            && stream.finish().is_ok()
     }
 
     /// Waits until the other end closes the connection, and returns its reason.
     pub async fn closed(&self) -> String {
         match self.quic.closed().await {
-            quinn::ConnectionError::ApplicationClosed(close) => String::from_utf8_lossy(&close.reason).into_owned(),
+            quinn::ConnectionError::ApplicationClosed(close) => {
+                String::from_utf8_lossy(&close.reason).into_owned()
+            }
             other => other.to_string(),
         }
     }
 }
 
 /// Returns the bytes of a frame up to its tensors.
-pub fn frame(route: Option<Route>, head: Head, tensors: Vec<TensorMeta>) -> Vec<u8> {
-    encode(&Envelope { route, head, tensors }).unwrap()
+pub fn frame(route: Option<Route>, head: TensorHead, tensors: Vec<TensorMeta>) -> Vec<u8> {
+    let envelope = TensorEnvelope { route, head, tensors };
+    encode(&Envelope::<ToBoss>::Tensors(envelope)).unwrap()
+}
+
+/// Returns the bytes of a frame with a message.
+pub fn message<M: Serialize>(message: M) -> Vec<u8> {
+    encode(&Envelope::Message(message)).unwrap()
 }
 
 /// Returns the peak memory of a process so far, in MiB.

@@ -1,7 +1,12 @@
 //! Shared code of the whole-program tests: models with data, ways to train them that must not
 //! differ, and our programs as processes.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "everything here is part of a test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "everything here is part of a test"
+)]
 
 pub mod address;
 mod case;

@@ -3,10 +3,12 @@
 
 use crate::TestCluster;
 use link::{Payload, Slots};
-use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
-use pipeline::effect::{Answer, BossEffect, Destination, Frame, Micros, Peer, Residuals, StageEffect, Summing};
+use pipeline::boss::{Answer, BossSession, Request, Setup, MAX_PENDING_BATCHES};
+use pipeline::effect::{
+    BossEffect, Destination, Frame, Message, Micros, Peer, Residuals, StageEffect, Summing,
+};
 use pipeline::ids::{Slot, Ticket, WorkerId};
-use pipeline::message::Failure;
+use pipeline::message::{Failure, ToBoss, ToWorker};
 use pipeline::replicas::{BucketBytes, Node};
 use pipeline::stage::StageSession;
 use pipeline::task::Task;
@@ -50,7 +52,21 @@ enum Job {
 struct InFlightFrame {
     from: Peer,
     to: Peer,
-    frame: Frame,
+    body: Body,
+}
+
+/// The content of a frame in flight.
+#[derive(Debug)]
+enum Body {
+    ToWorker(ToWorker),
+    ToBoss(ToBoss),
+    Tensors(Frame),
+}
+
+impl Body {
+    fn is_data(&self) -> bool {
+        matches!(self, Body::Tensors(_))
+    }
 }
 
 /// The next event.
@@ -82,7 +98,7 @@ impl InMemoryCluster {
                 // So small that the models here have several buckets.
                 buckets: BucketBytes { first: 1 << 10, other: 8 << 10 },
                 addresses: vec![Some(somewhere); count],
-                most_waiting: MOST_WAITING,
+                max_pending_batches: MAX_PENDING_BATCHES,
             }),
             workers: (0..count).map(worker).collect(),
             slots: Slots::default(),
@@ -105,6 +121,12 @@ impl InMemoryCluster {
         while let Some(effect) = self.boss.poll_effect() {
             match effect {
                 BossEffect::Reply { result, .. } => answer = Some(result),
+                BossEffect::Tell(messages) => {
+                    self.frames.extend(messages.into_iter().map(|Message { to, body }| {
+                        let (from, to, body) = (Peer::Boss, Peer::Worker(to), Body::ToWorker(body));
+                        InFlightFrame { from, to, body }
+                    }));
+                }
                 BossEffect::Send { to, slots } => self.send(Peer::Boss, to, slots),
                 BossEffect::Drop(slots) => self.free(slots),
                 other => panic!("the boss wants {other:?}"),
@@ -115,19 +137,29 @@ impl InMemoryCluster {
             while let Some(effect) = self.workers[number].session.poll_effect() {
                 match effect {
                     StageEffect::Compute { ticket, task } => {
-                        let task = task.try_map(|slot| self.slots.remove(slot).ok_or(slot)).unwrap();
+                        let task =
+                            task.try_map(|slot| self.slots.remove(slot).ok_or(slot)).unwrap();
                         self.workers[number].tasks.push_back((ticket, task));
                     }
                     StageEffect::Sum { ticket, summing, sums } => {
-                        let take =
-                            |slots: Vec<Slot>| slots.into_iter().map(|s| self.slots.remove(s).unwrap()).collect();
-                        let sums = sums.into_iter().map(|(node, slots)| (node, take(slots))).collect();
+                        let take = |slots: Vec<Slot>| {
+                            slots.into_iter().map(|s| self.slots.remove(s).unwrap()).collect()
+                        };
+                        let sums =
+                            sums.into_iter().map(|(node, slots)| (node, take(slots))).collect();
                         self.workers[number].todo.push_back(Job::Sum(ticket, summing, sums));
                     }
-                    StageEffect::Residuals(what) => self.workers[number].todo.push_back(Job::Settle(what)),
+                    StageEffect::Residuals(what) => {
+                        self.workers[number].todo.push_back(Job::Settle(what))
+                    }
                     StageEffect::Dial { peer, .. } => {
                         self.workers[number].session.on_link_up(NOW, peer);
                         self.workers[peer.0 as usize].session.on_link_up(NOW, me);
+                    }
+                    StageEffect::Tell(message) => {
+                        let (from, to) = (Peer::Worker(me), Peer::Boss);
+                        let body = Body::ToBoss(message);
+                        self.frames.push(InFlightFrame { from, to, body });
                     }
                     StageEffect::Send { to, slots } => self.send(Peer::Worker(me), to, slots),
                     StageEffect::Drop(slots) => self.free(slots),
@@ -139,10 +171,13 @@ impl InMemoryCluster {
     }
 
     fn send(&mut self, from: Peer, to: Vec<Destination>, slots: Vec<Slot>) {
-        let tensors: Vec<Payload> = slots.into_iter().map(|slot| self.slots.remove(slot).unwrap()).collect();
+        let tensors: Vec<Payload> =
+            slots.into_iter().map(|slot| self.slots.remove(slot).unwrap()).collect();
         for Destination { peer: to, route, head } in to {
-            let slots: Vec<Slot> = tensors.iter().map(|tensor| self.slots.insert(tensor.clone())).collect();
-            self.frames.push(InFlightFrame { from, to, frame: Frame { route, head, slots } });
+            let slots: Vec<Slot> =
+                tensors.iter().map(|tensor| self.slots.insert(tensor.clone())).collect();
+            let body = Body::Tensors(Frame { route, head, slots });
+            self.frames.push(InFlightFrame { from, to, body });
         }
     }
 
@@ -155,24 +190,38 @@ impl InMemoryCluster {
     fn possible(&self) -> Vec<NextEvent> {
         let first_of_its_lane = |place: &usize| {
             let it = &self.frames[*place];
-            let same =
-                |other: &InFlightFrame| !other.frame.head.is_data() && (other.from, other.to) == (it.from, it.to);
-            it.frame.head.is_data() || !self.frames[..*place].iter().any(same)
+            let same = |other: &InFlightFrame| {
+                !other.body.is_data() && (other.from, other.to) == (it.from, it.to)
+            };
+            it.body.is_data() || !self.frames[..*place].iter().any(same)
         };
         let arrivals = (0..self.frames.len()).filter(first_of_its_lane).map(NextEvent::Arrives);
         let busy = (0..self.workers.len()).filter(|w| !self.workers[*w].tasks.is_empty());
         let summing = (0..self.workers.len()).filter(|w| !self.workers[*w].todo.is_empty());
-        arrivals.chain(busy.map(NextEvent::Computed)).chain(summing.map(NextEvent::Summed)).collect()
+        arrivals
+            .chain(busy.map(NextEvent::Computed))
+            .chain(summing.map(NextEvent::Summed))
+            .collect()
     }
 
     fn apply_event(&mut self, next: NextEvent) {
         match next {
             NextEvent::Arrives(place) => {
-                let InFlightFrame { from, to, frame } = self.frames.remove(place);
-                match (to, from) {
-                    (Peer::Worker(to), _) => self.workers[to.0 as usize].session.on_frame(NOW, from, frame),
-                    (Peer::Boss, Peer::Worker(from)) => self.boss.on_frame(NOW, from, frame),
-                    (Peer::Boss, Peer::Boss) => panic!("the boss sent itself {frame:?}"),
+                let InFlightFrame { from, to, body } = self.frames.remove(place);
+                match (to, from, body) {
+                    (Peer::Worker(to), _, Body::ToWorker(message)) => {
+                        self.workers[to.0 as usize].session.on_message(NOW, message);
+                    }
+                    (Peer::Worker(to), _, Body::Tensors(frame)) => {
+                        self.workers[to.0 as usize].session.on_frame(NOW, from, frame);
+                    }
+                    (Peer::Boss, Peer::Worker(from), Body::ToBoss(message)) => {
+                        self.boss.on_message(NOW, from, message);
+                    }
+                    (Peer::Boss, Peer::Worker(from), Body::Tensors(frame)) => {
+                        self.boss.on_frame(NOW, from, frame);
+                    }
+                    (to, from, body) => panic!("{from} sent {to} {body:?}"),
                 }
             }
             NextEvent::Computed(number) => {
@@ -182,7 +231,9 @@ impl InMemoryCluster {
                 let result = worker.compute.run(task, &mut |sums| handed.push(sums));
                 let result = result.map(|outcome| outcome.map(|tensor| self.slots.insert(tensor)));
                 for sums in handed {
-                    worker.session.on_handed_out(NOW, sums.map(|tensor| self.slots.insert(tensor)));
+                    worker
+                        .session
+                        .on_early_output(NOW, sums.map(|tensor| self.slots.insert(tensor)));
                 }
                 worker.session.on_done(NOW, ticket, result, (NOW, NOW));
             }
@@ -193,7 +244,9 @@ impl InMemoryCluster {
                     Job::Sum(ticket, summing, sums) => {
                         self.summed += 1;
                         let result = worker.sums.reduce(summing, &sums);
-                        let result = result.map(|sums| sums.into_iter().map(|sum| self.slots.insert(sum)).collect());
+                        let result = result.map(|sums| {
+                            sums.into_iter().map(|sum| self.slots.insert(sum)).collect()
+                        });
                         worker.session.on_summed(NOW, ticket, result);
                     }
                 }
@@ -203,13 +256,16 @@ impl InMemoryCluster {
 
     /// Draws a number below `count` (Knuth's MMIX generator).
     fn draw(&mut self, count: usize) -> usize {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.random >> 33) as usize % count
     }
 }
 
 impl TestCluster for InMemoryCluster {
-    fn call(&mut self, request: Request) -> Result<Answer, Failure> {
+    fn answer(&mut self, request: Request) -> Result<Answer, Failure> {
         self.next_request += 1;
         self.boss.on_request(NOW, self.next_request, request);
         loop {

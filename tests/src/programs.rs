@@ -16,7 +16,8 @@ pub const TIMEOUT: Duration = Duration::from_secs(60);
 pub fn program(name: &str) -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     // Tests lie in target/debug/deps.
-    let path = exe.ancestors().nth(2).unwrap().join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    let path =
+        exe.ancestors().nth(2).unwrap().join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
     assert!(path.is_file(), "no {}: run `cargo build -p worker -p bossman` first", path.display());
     path
 }
@@ -48,15 +49,22 @@ impl TestFolder {
         };
         let optimizer = match case.optimizer {
             bossman::Optimizer::SGD { lr, momentum, weight_decay, nesterov, .. } => {
-                format!("SGD: {{lr: {lr}, momentum: {momentum}, weight_decay: {weight_decay}, nesterov: {nesterov}}}")
+                format!(
+                    "SGD: {{lr: {lr}, momentum: {momentum}, weight_decay: {weight_decay}, \
+                     nesterov: {nesterov}}}"
+                )
             }
-            bossman::Optimizer::Adam(a) => format!("Adam: {{lr: {}, weight_decay: {}}}", a.lr, a.weight_decay),
-            bossman::Optimizer::AdamW(a) => format!("AdamW: {{lr: {}, weight_decay: {}}}", a.lr, a.weight_decay),
+            bossman::Optimizer::Adam(a) => {
+                format!("Adam: {{lr: {}, weight_decay: {}}}", a.lr, a.weight_decay)
+            }
+            bossman::Optimizer::AdamW(a) => {
+                format!("AdamW: {{lr: {}, weight_decay: {}}}", a.lr, a.weight_decay)
+            }
         };
         case.save_data(&self.file("data.safetensors"));
         let text = format!(
-            "model: {}\ndata: {{train: data.safetensors}}\nloss: {loss}\noptimizer: {{{optimizer}}}\nbatch_size: {BATCH}\n\
-             steps: {steps}\nseed: {}\n{more}\n",
+            "model: {}\ndata: {{train: data.safetensors}}\nloss: {loss}\noptimizer: \
+             {{{optimizer}}}\nbatch_size: {BATCH}\nsteps: {steps}\nseed: {}\n{more}\n",
             Case::file(case.name).display(),
             case.seed
         );
@@ -81,7 +89,12 @@ impl TestFolder {
     }
 
     /// Same as [`Self::start`], with environment variables.
-    pub fn start_with(&self, name: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Process {
+    pub fn start_with(
+        &self,
+        name: &str,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Process {
         self.start_by(Command::new(program(name)), name, arguments, environment)
     }
 
@@ -99,7 +112,12 @@ impl TestFolder {
         }
         command.args(arguments).env("BOSSMAN_CONFIG_DIR", self.file("config"));
         command.envs(environment.iter().copied()).kill_on_drop(true);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let (sender, lines) = mpsc::unbounded_channel();
         read(child.stdout.take().unwrap(), false, sender.clone());
         read(child.stderr.take().unwrap(), true, sender);
@@ -109,16 +127,23 @@ impl TestFolder {
     /// Starts a boss for `workers` workers that join by hand, and waits until it listens.
     pub async fn boss(&self, run: &Path, workers: usize, more: &[&str]) -> (Process, BossAddress) {
         let workers = workers.to_string();
-        let arguments = [&["train", run.to_str().unwrap(), "--workers", &workers, "--port", "0"], more].concat();
+        let arguments =
+            [&["train", run.to_str().unwrap(), "--workers", &workers, "--port", "0"], more]
+                .concat();
         let mut boss = self.start("bossman", &arguments);
         let line = boss.line("MODEL_TICKET=").await;
-        let word = |key: &str| line.split_whitespace().find_map(|w| w.strip_prefix(key)).unwrap().to_string();
+        let word = |key: &str| {
+            line.split_whitespace().find_map(|w| w.strip_prefix(key)).unwrap().to_string()
+        };
         (boss, BossAddress { port: word("MODEL_PORT="), ticket: word("MODEL_TICKET=") })
     }
 
     /// Starts a worker for a boss on this port.
     pub fn worker(&self, port: &str, more: &[&str]) -> Process {
-        self.start("worker", &[&["--port", port, "--device", "cpu", "--threads", "1"], more].concat())
+        self.start(
+            "worker",
+            &[&["--port", port, "--device", "cpu", "--threads", "1"], more].concat(),
+        )
     }
 }
 
@@ -155,7 +180,11 @@ pub struct BossAddress {
     pub ticket: String,
 }
 
-fn read(stream: impl AsyncRead + Unpin + Send + 'static, error: bool, to: mpsc::UnboundedSender<(bool, String)>) {
+fn read(
+    stream: impl AsyncRead + Unpin + Send + 'static,
+    error: bool,
+    to: mpsc::UnboundedSender<(bool, String)>,
+) {
     tokio::spawn(async move {
         let mut lines = BufReader::new(stream).lines();
         while let Ok(Some(line)) = lines.next_line().await {
@@ -206,8 +235,12 @@ impl Process {
         };
         match tokio::time::timeout(limit, found).await {
             Ok(Some(line)) => line,
-            Ok(None) => panic!("`{}` ended without saying `{text}`{}", self.name, self.transcript()),
-            Err(_) => panic!("`{}` did not say `{text}` within {limit:?}{}", self.name, self.transcript()),
+            Ok(None) => {
+                panic!("`{}` ended without saying `{text}`{}", self.name, self.transcript())
+            }
+            Err(_) => {
+                panic!("`{}` did not say `{text}` within {limit:?}{}", self.name, self.transcript())
+            }
         }
     }
 
@@ -227,7 +260,11 @@ impl Process {
             status
         };
         let Ok(status) = tokio::time::timeout(limit, end).await else {
-            panic!("`{}`, or a process it started, did not end within {limit:?}{}", self.name, self.transcript());
+            panic!(
+                "`{}`, or a process it started, did not end within {limit:?}{}",
+                self.name,
+                self.transcript()
+            );
         };
         let (errors, output): (Vec<_>, Vec<_>) = self.said.drain(..).partition(|(error, _)| *error);
         let text = |lines: Vec<(bool, String)>| lines.into_iter().map(|(_, line)| line).collect();
@@ -242,7 +279,11 @@ impl Process {
     /// Returns the ids of the processes that it started.
     pub fn children(&self) -> Vec<u32> {
         let parent = self.id().to_string();
-        processes("ppid").into_iter().filter(|(_, its)| *its == parent).map(|(process, _)| process).collect()
+        processes("ppid")
+            .into_iter()
+            .filter(|(_, its)| *its == parent)
+            .map(|(process, _)| process)
+            .collect()
     }
 
     fn transcript(&self) -> String {
@@ -254,7 +295,13 @@ impl Ended {
     /// Asserts that it ended well.
     #[track_caller]
     pub fn expect_success(self) -> Self {
-        assert!(self.status.success(), "{}\n{}\n{}", self.status, self.output.join("\n"), self.errors.join("\n"));
+        assert!(
+            self.status.success(),
+            "{}\n{}\n{}",
+            self.status,
+            self.output.join("\n"),
+            self.errors.join("\n")
+        );
         self
     }
 
@@ -271,12 +318,19 @@ impl Ended {
 
 /// Returns the ids of the processes that have this text among their arguments.
 pub fn processes_with(argument: &str) -> Vec<u32> {
-    processes("args").into_iter().filter(|(_, all)| all.contains(argument)).map(|(process, _)| process).collect()
+    processes("args")
+        .into_iter()
+        .filter(|(_, all)| all.contains(argument))
+        .map(|(process, _)| process)
+        .collect()
 }
 
 /// Lists all processes, each with the field `what` of `ps`.
 fn processes(what: &str) -> Vec<(u32, String)> {
-    let listed = std::process::Command::new("ps").args(["-A", "-ww", "-o", &format!("pid=,{what}=")]).output().unwrap();
+    let listed = std::process::Command::new("ps")
+        .args(["-A", "-ww", "-o", &format!("pid=,{what}=")])
+        .output()
+        .unwrap();
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     let pair = |line: &str| {
         let (process, what) = line.trim().split_once(' ')?;
@@ -287,7 +341,10 @@ fn processes(what: &str) -> Vec<(u32, String)> {
 
 /// Sends a signal to a process.
 pub fn send_signal(process: u32, signal: &str) {
-    let status = std::process::Command::new("kill").args([format!("-{signal}"), process.to_string()]).status().unwrap();
+    let status = std::process::Command::new("kill")
+        .args([format!("-{signal}"), process.to_string()])
+        .status()
+        .unwrap();
     assert!(status.success(), "kill -{signal} {process}: {status}");
 }
 

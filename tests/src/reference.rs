@@ -59,9 +59,13 @@ pub fn one_process(case: &Case, microbatches: u32) -> Training {
 fn loss(loss: &Loss, prediction: &Tensor, target: &Tensor) -> Tensor {
     match loss {
         Loss::MSELoss => prediction.mse_loss(target, Reduction::Mean),
-        Loss::CrossEntropyLoss { label_smoothing, .. } => {
-            prediction.cross_entropy_loss::<Tensor>(target, None, Reduction::Mean, -100, *label_smoothing)
-        }
+        Loss::CrossEntropyLoss { label_smoothing, .. } => prediction.cross_entropy_loss::<Tensor>(
+            target,
+            None,
+            Reduction::Mean,
+            -100,
+            *label_smoothing,
+        ),
         other => panic!("no case has the loss {other}"),
     }
 }
@@ -114,7 +118,11 @@ impl<'a> Net<'a> {
                     }
                     Init::File => panic!("no case has a layer with a file"),
                     Init::NormalZeroRow { mean, std, zero_row } => {
-                        let tensor = key.stream(Device::Cpu).unwrap().normal(&shape, kind, mean, std).unwrap();
+                        let tensor = key
+                            .stream(Device::Cpu)
+                            .unwrap()
+                            .normal(&shape, kind, mean, std)
+                            .unwrap();
                         let _row = tensor.select(0, zero_row.cast_signed()).zero_();
                         tensor
                     }
@@ -160,11 +168,17 @@ impl<'a> Net<'a> {
 
     /// Adds the gradients of one microbatch to the trees. The leaves hold no other gradients.
     fn add_leaf(&mut self, microbatch: u32, microbatches: u32) {
-        let own = self.params.iter().filter(|(_, (_, trained))| *trained).map(|(name, (leaf, _))| (name, leaf));
+        let own = self
+            .params
+            .iter()
+            .filter(|(_, (_, trained))| *trained)
+            .map(|(name, (leaf, _))| (name, leaf));
         let tied = self.tied.iter().map(|(name, (leaf, _))| (name, leaf));
         let grads: Vec<(String, Option<Tensor>)> = own
             .chain(tied)
-            .map(|(name, leaf)| (name.clone(), self.tables.get(name).map_or_else(|| leaf.grad(), Tensor::copy)))
+            .map(|(name, leaf)| {
+                (name.clone(), self.tables.get(name).map_or_else(|| leaf.grad(), Tensor::copy))
+            })
             .map(|(name, grad)| (name, Some(grad).filter(Tensor::defined)))
             .collect();
         for (name, grad) in grads {
@@ -197,7 +211,9 @@ impl<'a> Net<'a> {
     /// Returns the gradient of a leaf over all microbatches so far.
     fn grad(&self, name: &String, leaf: &Tensor) -> Tensor {
         match self.along {
-            Along::Tree | Along::Fast | Along::Compressed(_) | Along::Collective => self.sums[name].shallow_clone(),
+            Along::Tree | Along::Fast | Along::Compressed(_) | Along::Collective => {
+                self.sums[name].shallow_clone()
+            }
             Along::Sequential => self.tables.get(name).map_or_else(|| leaf.grad(), Tensor::copy),
         }
     }
@@ -207,27 +223,33 @@ impl<'a> Net<'a> {
     fn gradients(&self, scale: f64, max_norm: Option<f64>) -> Vec<Tensor> {
         let sum = |name: &String, tensor: &Tensor| {
             let users = self.graph.layers().iter().rev().flat_map(|layer| {
-                self.tied
-                    .iter()
-                    .filter(move |(user, (_, owner))| owner == name && user.rsplit_once('.').unwrap().0 == layer.name)
+                self.tied.iter().filter(move |(user, (_, owner))| {
+                    owner == name && user.rsplit_once('.').unwrap().0 == layer.name
+                })
             });
             let users = users.map(|(user, (leaf, _))| self.grad(user, leaf));
             let own = self.grad(name, tensor);
             users.chain([own]).reduce(|sum, grad| sum + grad).unwrap()
         };
         let trained = self.params.iter().filter(|(_, (_, trained))| *trained);
-        let grads: BTreeMap<&String, Tensor> = trained.map(|(name, (tensor, _))| (name, sum(name, tensor))).collect();
+        let grads: BTreeMap<&String, Tensor> =
+            trained.map(|(name, (tensor, _))| (name, sum(name, tensor))).collect();
         let clip = max_norm.map_or(1.0, |most| {
             // Sum in the order of the model.
             let names = self.graph.layers().iter().flat_map(|layer| {
-                self.graph.own_params(layer.id).into_iter().map(|spec| format!("{}.{}", layer.name, spec.name))
+                self.graph
+                    .own_params(layer.id)
+                    .into_iter()
+                    .map(|spec| format!("{}.{}", layer.name, spec.name))
             });
-            let square = |grad: &Tensor| tree_sum(&tensor::memory::squares_of_blocks(grad, 256).unwrap());
+            let square =
+                |grad: &Tensor| tree_sum(&tensor::memory::squares_of_blocks(grad, 256).unwrap());
             let squares = names.filter_map(|name| grads.get(&name).map(square)).sum::<f64>();
             (most / (squares.sqrt() * scale.abs() + 1e-6)).min(1.0)
         });
         let factors = [scale, clip].map(|factor| Some(factor).filter(|factor| *factor != 1.0));
-        let scaled = |grad: Tensor| factors.iter().flatten().fold(grad, |grad, factor| grad * *factor);
+        let scaled =
+            |grad: Tensor| factors.iter().flatten().fold(grad, |grad, factor| grad * *factor);
         grads.into_values().map(scaled).collect()
     }
 
@@ -243,7 +265,9 @@ impl<'a> Net<'a> {
             *tensor = tensor.detach().set_requires_grad(*trained);
         }
         for layer in self.graph.layers() {
-            let Some(owner) = layer.share.map(|owner| &self.graph.layer(owner).name) else { continue };
+            let Some(owner) = layer.share.map(|owner| &self.graph.layer(owner).name) else {
+                continue;
+            };
             for param in self.graph.shared_params(layer.id) {
                 let owner = format!("{owner}.{param}");
                 let (tensor, trained) = &self.params[&owner];
@@ -255,10 +279,17 @@ impl<'a> Net<'a> {
     }
 
     fn forward(&self, x: &Tensor, step: u64, microbatch: u64) -> Tensor {
-        let mut values: HashMap<ValueId, Tensor> = HashMap::from([(self.graph.inputs()[0], x.shallow_clone())]);
+        let mut values: HashMap<ValueId, Tensor> =
+            HashMap::from([(self.graph.inputs()[0], x.shallow_clone())]);
         for layer in self.graph.layers() {
             let inputs: Vec<&Tensor> = layer.inputs.iter().map(|value| &values[value]).collect();
-            let mask = || Key::new(self.seed).text("dropout").number(step).number(microbatch).text(&layer.name);
+            let mask = || {
+                Key::new(self.seed)
+                    .text("dropout")
+                    .number(step)
+                    .number(microbatch)
+                    .text(&layer.name)
+            };
             let output = self.apply(layer, &inputs, mask);
             values.insert(layer.outputs[0], output);
         }
@@ -267,7 +298,10 @@ impl<'a> Net<'a> {
 
     fn param(&self, layer: &Layer, name: &str) -> Option<&Tensor> {
         let name = format!("{}.{name}", layer.name);
-        self.params.get(&name).map(|(tensor, _)| tensor).or_else(|| self.tied.get(&name).map(|(leaf, _)| leaf))
+        self.params
+            .get(&name)
+            .map(|(tensor, _)| tensor)
+            .or_else(|| self.tied.get(&name).map(|(leaf, _)| leaf))
     }
 
     fn apply(&self, layer: &Layer, inputs: &[&Tensor], mask: impl Fn() -> Key) -> Tensor {
@@ -283,30 +317,55 @@ impl<'a> Net<'a> {
             LayerKind::GELU(_) => x.gelu("none"),
             LayerKind::Embedding(l) => {
                 let padding = l.padding_row().map(u64::cast_signed);
-                let rows = Tensor::embedding(&weight.unwrap().detach(), x, padding.unwrap_or(-1), false, false);
+                let rows = Tensor::embedding(
+                    &weight.unwrap().detach(),
+                    x,
+                    padding.unwrap_or(-1),
+                    false,
+                    false,
+                );
                 let rows = rows.set_requires_grad(true);
                 let name = format!("{}.weight", layer.name);
-                self.looked_up.borrow_mut().push((name, x.shallow_clone(), rows.shallow_clone(), padding));
+                self.looked_up.borrow_mut().push((
+                    name,
+                    x.shallow_clone(),
+                    rows.shallow_clone(),
+                    padding,
+                ));
                 rows
             }
-            LayerKind::LayerNorm(l) => x.layer_norm(sizes(&l.normalized_shape), weight, bias, l.eps, true),
+            LayerKind::LayerNorm(l) => {
+                x.layer_norm(sizes(&l.normalized_shape), weight, bias, l.eps, true)
+            }
             LayerKind::Dropout(l) => {
                 let keep = 1.0 - l.p;
-                let mask = mask().stream(Device::Cpu).unwrap().bernoulli_mask(&x.size(), Kind::Float, keep).unwrap();
+                let mask = mask()
+                    .stream(Device::Cpu)
+                    .unwrap()
+                    .bernoulli_mask(&x.size(), Kind::Float, keep)
+                    .unwrap();
                 x * (mask / keep)
             }
             LayerKind::Conv2d(l) => {
-                let (stride, dilation, groups) = (sizes(&l.stride), sizes(&l.dilation), l.groups.cast_signed());
+                let (stride, dilation, groups) =
+                    (sizes(&l.stride), sizes(&l.dilation), l.groups.cast_signed());
                 match l.padding {
                     Padding::Explicit(padding) => {
                         x.conv2d(weight.unwrap(), bias, stride, sizes(&padding), dilation, groups)
                     }
-                    Padding::Same => x.conv2d_padding(weight.unwrap(), bias, stride, "same", dilation, groups),
+                    Padding::Same => {
+                        x.conv2d_padding(weight.unwrap(), bias, stride, "same", dilation, groups)
+                    }
                 }
             }
             LayerKind::BatchNorm2d(l) => {
-                let _same = self.param(layer, "num_batches_tracked").unwrap().shallow_clone().g_add_scalar_(1);
-                let (mean, var) = (self.param(layer, "running_mean"), self.param(layer, "running_var"));
+                let _same = self
+                    .param(layer, "num_batches_tracked")
+                    .unwrap()
+                    .shallow_clone()
+                    .g_add_scalar_(1);
+                let (mean, var) =
+                    (self.param(layer, "running_mean"), self.param(layer, "running_var"));
                 if self.along == Along::Tree {
                     let running = [mean, var].map(|running| running.unwrap().shallow_clone());
                     let seen = [&running[0], &running[1]].map(Tensor::zeros_like);
@@ -319,16 +378,34 @@ impl<'a> Net<'a> {
             }
             LayerKind::MaxPool2d(l) => {
                 let (padding, dilation) = (sizes(&l.padding), sizes(&l.dilation));
-                x.max_pool2d(sizes(&l.kernel_size), sizes(&l.stride), padding, dilation, l.ceil_mode)
+                x.max_pool2d(
+                    sizes(&l.kernel_size),
+                    sizes(&l.stride),
+                    padding,
+                    dilation,
+                    l.ceil_mode,
+                )
             }
             LayerKind::AvgPool2d(l) => {
-                let (kernel, stride, padding) = (sizes(&l.kernel_size), sizes(&l.stride), sizes(&l.padding));
-                x.avg_pool2d(kernel, stride, padding, l.ceil_mode, l.count_include_pad, l.divisor_override)
+                let (kernel, stride, padding) =
+                    (sizes(&l.kernel_size), sizes(&l.stride), sizes(&l.padding));
+                x.avg_pool2d(
+                    kernel,
+                    stride,
+                    padding,
+                    l.ceil_mode,
+                    l.count_include_pad,
+                    l.divisor_override,
+                )
             }
             LayerKind::AdaptiveAvgPool2d(l) => x.adaptive_avg_pool2d(sizes(&l.output_size)),
             LayerKind::Flatten(l) => x.flatten(l.start_dim, l.end_dim),
-            LayerKind::Add(_) => inputs[1..].iter().fold(x.shallow_clone(), |sum, other| sum + *other),
-            LayerKind::Mul(_) => inputs[1..].iter().fold(x.shallow_clone(), |product, other| product * *other),
+            LayerKind::Add(_) => {
+                inputs[1..].iter().fold(x.shallow_clone(), |sum, other| sum + *other)
+            }
+            LayerKind::Mul(_) => {
+                inputs[1..].iter().fold(x.shallow_clone(), |product, other| product * *other)
+            }
             LayerKind::Concat(l) => Tensor::cat(inputs, l.dim),
             other => panic!("{} is in none of these models; write it here", other.name()),
         }
@@ -339,7 +416,8 @@ impl<'a> Net<'a> {
 fn tree_sum(sums: &[f64]) -> f64 {
     let mut sums = sums.to_vec();
     while sums.len() > 1 {
-        sums = sums.chunks(2).map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap()).collect();
+        sums =
+            sums.chunks(2).map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap()).collect();
     }
     sums.first().copied().unwrap_or(0.0)
 }
@@ -366,21 +444,31 @@ impl Optimizer {
             OptimizerSpec::AdamW(args) => (args, true),
         };
         let (beta1, beta2) = args.betas;
-        let args = Adam { lr: args.lr, beta1, beta2, eps: args.eps, weight_decay: args.weight_decay, decoupled };
-        let step = params.iter().map(|_| Tensor::zeros([0i64; 0], (Kind::Float, Device::Cpu))).collect();
+        let args = Adam {
+            lr: args.lr,
+            beta1,
+            beta2,
+            eps: args.eps,
+            weight_decay: args.weight_decay,
+            decoupled,
+        };
+        let step =
+            params.iter().map(|_| Tensor::zeros([0i64; 0], (Kind::Float, Device::Cpu))).collect();
         Optimizer::Adam { args, averages: zeros(), squares: zeros(), step }
     }
 
     fn step(&mut self, params: &[&Tensor], grads: &[&Tensor]) {
         match self {
             Optimizer::Sgd { args, buffers, started } => {
-                let buffers: Vec<&Tensor> = if args.momentum == 0.0 { Vec::new() } else { buffers.iter().collect() };
+                let buffers: Vec<&Tensor> =
+                    if args.momentum == 0.0 { Vec::new() } else { buffers.iter().collect() };
                 optim::sgd(params, grads, &buffers, !*started, args).unwrap();
                 *started = true;
             }
             Optimizer::Adam { args, averages, squares, step } => {
                 step.iter_mut().for_each(|step| drop(step.g_add_scalar_(1)));
-                let [averages, squares, step] = [averages, squares, step].map(|list| list.iter().collect::<Vec<_>>());
+                let [averages, squares, step] =
+                    [averages, squares, step].map(|list| list.iter().collect::<Vec<_>>());
                 let state = AdamState { exp_avg: &averages, exp_avg_sq: &squares, step: &step };
                 optim::adam(params, grads, state, args).unwrap();
             }

@@ -2,8 +2,7 @@
 
 use crate::TestCluster;
 use link::{Identity, Listener, ListenerEvent, Slots, Transport, WorkerInfo};
-use pipeline::boss::{Request, MOST_WAITING};
-use pipeline::effect::Answer;
+use pipeline::boss::{Answer, Request, MAX_PENDING_BATCHES};
 use pipeline::message::Failure;
 use pipeline::replicas::BucketBytes;
 use pipeline::Plan;
@@ -40,7 +39,12 @@ impl SocketCluster {
     }
 
     /// Same as [`Self::new`], but compute threads sum with this library.
-    pub fn summing_with(nccl: Option<Arc<Nccl>>, plan: Plan, seed: u64, reach: Connectivity) -> Self {
+    pub fn summing_with(
+        nccl: Option<Arc<Nccl>>,
+        plan: Plan,
+        seed: u64,
+        reach: Connectivity,
+    ) -> Self {
         let keys = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create_in(keys.path()).unwrap();
         let runtime = Runtime::new().unwrap();
@@ -48,7 +52,12 @@ impl SocketCluster {
             let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
             let mut listener = Listener::open(&identity, here, plan.workers()).unwrap();
             for _ in 0..plan.workers() {
-                tokio::spawn(work(listener.address(), identity.ticket().clone(), reach, nccl.clone()));
+                tokio::spawn(work(
+                    listener.address(),
+                    identity.ticket().clone(),
+                    reach,
+                    nccl.clone(),
+                ));
             }
             while listener.missing() > 0 {
                 let event = listener.next().await;
@@ -59,7 +68,7 @@ impl SocketCluster {
                 plan,
                 BucketBytes { first: 1 << 10, other: 8 << 10 },
                 seed,
-                MOST_WAITING,
+                MAX_PENDING_BATCHES,
                 |_notice| (),
             )
             .unwrap()
@@ -68,7 +77,12 @@ impl SocketCluster {
     }
 }
 
-async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Connectivity, nccl: Option<Arc<Nccl>>) {
+async fn work(
+    boss: SocketAddr,
+    ticket: link::Ticket,
+    reach: Connectivity,
+    nccl: Option<Arc<Nccl>>,
+) {
     let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
     let info = WorkerInfo { direct: reach != Connectivity::Relayed, ..WorkerInfo::default() };
     let membership = link::join(&endpoint, boss, &ticket, info).await.unwrap();
@@ -80,13 +94,20 @@ async fn work(boss: SocketAddr, ticket: link::Ticket, reach: Connectivity, nccl:
         tensor::threads::set_count(1);
         StageCompute::new(Device::Cpu).with_nccl(nccl, called_off)
     });
-    runtime::serve(membership, &endpoint, &ticket, compute.unwrap(), None, runtime::SnapshotStore::default())
-        .await
-        .unwrap();
+    runtime::serve(
+        membership,
+        &endpoint,
+        &ticket,
+        compute.unwrap(),
+        None,
+        runtime::SnapshotStore::default(),
+    )
+    .await
+    .unwrap();
 }
 
 impl TestCluster for SocketCluster {
-    fn call(&mut self, request: Request) -> Result<Answer, Failure> {
+    fn answer(&mut self, request: Request) -> Result<Answer, Failure> {
         self.runtime.block_on(self.handle.call(request))
     }
 

@@ -8,13 +8,14 @@ use std::sync::{Arc, LazyLock};
 /// The configuration of a QUIC client that accepts any key as the boss's and shows no key of its
 /// own.
 static CONFIG: LazyLock<ClientConfig> = LazyLock::new(|| {
-    let mut crypto =
-        rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .unwrap()
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(trusting::Anybody))
-            .with_no_client_auth();
+    let mut crypto = rustls::ClientConfig::builder_with_provider(Arc::new(
+        rustls::crypto::aws_lc_rs::default_provider(),
+    ))
+    .with_protocol_versions(&[&rustls::version::TLS13])
+    .unwrap()
+    .dangerous()
+    .with_custom_certificate_verifier(Arc::new(trusting::Anybody))
+    .with_no_client_auth();
     crypto.alpn_protocols = vec![b"bossman".to_vec()];
     ClientConfig::new(Arc::new(QuicClientConfig::try_from(crypto).unwrap()))
 });

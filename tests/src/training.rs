@@ -18,11 +18,17 @@ pub struct Training {
 
 impl Training {
     /// Makes a result from losses and named tensors.
-    pub fn new<'a>(losses: &[f32], weights: impl IntoIterator<Item = (&'a str, &'a Tensor)>) -> Self {
+    pub fn new<'a>(
+        losses: &[f32],
+        weights: impl IntoIterator<Item = (&'a str, &'a Tensor)>,
+    ) -> Self {
         let bytes = |t: &Tensor| Bytes::copy_from_slice(&payload::to_bytes(t).unwrap());
         Training {
             losses: losses.iter().map(|loss| loss.to_bits()).collect(),
-            weights: weights.into_iter().map(|(name, t)| (name.to_string(), (t.size(), bytes(t)))).collect(),
+            weights: weights
+                .into_iter()
+                .map(|(name, t)| (name.to_string(), (t.size(), bytes(t))))
+                .collect(),
         }
     }
 
@@ -50,7 +56,12 @@ impl Training {
     pub fn assert_same(&self, other: &Training, what: &dyn fmt::Display) {
         assert_eq!(self.losses.len(), other.losses.len(), "{what}: other numbers of steps");
         for (step, (a, b)) in (1..).zip(self.losses.iter().zip(&other.losses)) {
-            assert!(a == b, "{what}: step {step} has loss {:e}, expected {:e}", f32::from_bits(*b), f32::from_bits(*a));
+            assert!(
+                a == b,
+                "{what}: step {step} has loss {:e}, expected {:e}",
+                f32::from_bits(*b),
+                f32::from_bits(*a)
+            );
         }
         assert_eq!(self.names(), other.names(), "{what}: other weights");
         for (name, (shape, expected)) in &self.weights {
@@ -63,8 +74,13 @@ impl Training {
 
     /// Returns whether each loss differs from the other training's by at most this share of it.
     pub fn losses_differ_by_at_most(&self, other: &Training, share: f32) -> bool {
-        let pairs = self.losses.iter().zip(&other.losses).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)));
-        self.losses.len() == other.losses.len() && pairs.into_iter().all(|(a, b)| (a - b).abs() <= share * b.abs())
+        let pairs = self
+            .losses
+            .iter()
+            .zip(&other.losses)
+            .map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)));
+        self.losses.len() == other.losses.len()
+            && pairs.into_iter().all(|(a, b)| (a - b).abs() <= share * b.abs())
     }
 
     fn names(&self) -> Vec<&str> {

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
-use bossman::{Batch, BossMan, Builder, Cuts, Loss, LrDecay, LrSchedule, Model, Optimizer, StateDict, StepReport};
+use bossman::{
+    Batch, BossMan, Builder, Cuts, Loss, LrDecay, LrSchedule, Model, Optimizer, StateDict,
+    StepReport,
+};
 use bossman::{ScheduleKind, Variables, Warmup};
 use std::future::Future;
 use std::time::Duration;
@@ -45,7 +48,9 @@ fn batch(number: usize, samples: i64) -> Batch {
 }
 
 fn x(number: usize, samples: i64) -> Tensor {
-    (Tensor::arange(samples * 3, (Kind::Float, Device::Cpu)) * 0.37 + number as f64).sin().reshape([samples, 3])
+    (Tensor::arange(samples * 3, (Kind::Float, Device::Cpu)) * 0.37 + number as f64)
+        .sin()
+        .reshape([samples, 3])
 }
 
 fn gradient(prediction: &Tensor) -> Tensor {
@@ -54,7 +59,9 @@ fn gradient(prediction: &Tensor) -> Tensor {
 }
 
 fn worst(left: &StateDict, right: &StateDict) -> f64 {
-    let both = left.iter().map(|(name, tensor)| (tensor - right.get(name).unwrap()).abs().max().double_value(&[]));
+    let both = left
+        .iter()
+        .map(|(name, tensor)| (tensor - right.get(name).unwrap()).abs().max().double_value(&[]));
     both.fold(0.0, f64::max)
 }
 
@@ -66,14 +73,16 @@ fn batches_under_way_go_back_in_any_order() {
             let mut boss = boss(builder(), 2).await;
             let mut ids = Vec::new();
             for number in 0..3 {
-                let (id, outputs) = boss.forward_batch(&x(number, 4), Variables::new()).await.unwrap();
+                let (id, outputs) =
+                    boss.forward_batch(&x(number, 4), Variables::new()).await.unwrap();
                 ids.push((id, gradient(&outputs[0])));
             }
             for place in order {
                 let (id, grad) = &ids[place];
                 boss.backward_batch(*id, std::slice::from_ref(grad)).await.unwrap();
             }
-            let twice = boss.backward_batch(ids[0].0, std::slice::from_ref(&ids[0].1)).await.unwrap_err();
+            let twice =
+                boss.backward_batch(ids[0].0, std::slice::from_ref(&ids[0].1)).await.unwrap_err();
             assert!(twice.to_string().contains("waits for no backward pass"), "{twice}");
             boss.optim_step().await.unwrap();
             states.push(boss.state_dict().await.unwrap());
@@ -93,13 +102,17 @@ fn more_batches_than_allowed_are_an_error_that_says_what_to_do() {
         let error = boss.forward_batch(&x(2, 4), Variables::new()).await.unwrap_err();
         assert_eq!(
             error.to_string(),
-            "2 batches wait for their backward pass and workers keep the activations of each: call backward_batch() or \
-             discard_batch() for one, or allow more with Builder::in_flight"
+            "2 batches wait for their backward pass and workers keep the activations of each: \
+             call backward_batch() or discard_batch() for one, or allow more with \
+             Builder::in_flight"
         );
         boss.discard_batch(first).await.unwrap();
         boss.forward_batch(&x(2, 4), Variables::new()).await.unwrap();
         boss.backward_batch(second, &[gradient(&outputs[0])]).await.unwrap();
-        let error = boss.backward_batch(first, &[Tensor::ones([4, 1], (Kind::Float, Device::Cpu))]).await.unwrap_err();
+        let error = boss
+            .backward_batch(first, &[Tensor::ones([4, 1], (Kind::Float, Device::Cpu))])
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains("was forgotten"), "{error}");
         boss.shutdown().await;
     });
@@ -149,10 +162,16 @@ fn accumulated_steps_are_one_step_over_all_samples() {
         for (number, samples) in [(0, 6), (1, 4), (2, 2)] {
             reports.push(gathered.train_step(&batch(number, samples)).await.unwrap());
         }
-        assert_eq!(reports.iter().map(|report| report.lr).collect::<Vec<_>>(), [None, None, Some(0.1)]);
+        assert_eq!(
+            reports.iter().map(|report| report.lr).collect::<Vec<_>>(),
+            [None, None, Some(0.1)]
+        );
         let xs = Tensor::cat(&[x(0, 6), x(1, 4), x(2, 2)], 0);
         let mut whole = boss(builder().microbatches(1), 1).await;
-        let report = whole.train_step(&Batch::new(&xs, &xs.sum_dim_intlist(1, true, Kind::Float))).await.unwrap();
+        let report = whole
+            .train_step(&Batch::new(&xs, &xs.sum_dim_intlist(1, true, Kind::Float)))
+            .await
+            .unwrap();
         let mean = reports.iter().map(|r| f64::from(r.loss) * r.samples as f64).sum::<f64>() / 12.0;
         assert!((mean - f64::from(report.loss)).abs() < 1e-6, "{mean} {}", report.loss);
         let states = [gathered.state_dict().await.unwrap(), whole.state_dict().await.unwrap()];
@@ -171,7 +190,8 @@ fn the_norm_and_the_clipped_step_are_the_same_for_every_cut() {
             let mut boss = boss(builder().clip_grad_norm(0.01).cuts(cut), cuts.len() + 1).await;
             let mut seen = Vec::new();
             for number in 0..3 {
-                let StepReport { loss, grad_norm, .. } = boss.train_step(&batch(number, 6)).await.unwrap();
+                let StepReport { loss, grad_norm, .. } =
+                    boss.train_step(&batch(number, 6)).await.unwrap();
                 assert!(grad_norm.unwrap() > 0.01, "the limit does not bite");
                 seen.push((loss.to_bits(), grad_norm.map(f64::to_bits)));
             }
@@ -197,9 +217,9 @@ fn manual_gradients_are_clipped_too() {
             boss.backward(&prediction.grad()).await.unwrap();
             boss.optim_step().await.unwrap();
             let after = boss.state_dict().await.unwrap();
-            let squares = before
-                .iter()
-                .map(|(name, old)| (old - after.get(name).unwrap()).square().sum(Kind::Double).double_value(&[]));
+            let squares = before.iter().map(|(name, old)| {
+                (old - after.get(name).unwrap()).square().sum(Kind::Double).double_value(&[])
+            });
             // A step of SGD is the learning rate times the gradient.
             moved.push(squares.sum::<f64>().sqrt() / 0.1);
             boss.shutdown().await;
@@ -330,8 +350,10 @@ layers:
         let cuts = Cuts::At(vec!["middle".into()]);
         let builder = BossMan::builder(Model::from_yaml(TIED).unwrap()).cuts(cuts).seed(3);
         let mut boss = boss(builder, 2).await;
-        let prediction =
-            boss.forward(&Tensor::zeros([2, 3], (Kind::Int64, Device::Cpu)), Variables::new()).await.unwrap();
+        let prediction = boss
+            .forward(&Tensor::zeros([2, 3], (Kind::Int64, Device::Cpu)), Variables::new())
+            .await
+            .unwrap();
         boss.backward(&gradient(&prediction)).await.unwrap();
         boss.eval();
         let beyond = Tensor::full([2, 3], 7, (Kind::Int64, Device::Cpu));

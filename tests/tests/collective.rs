@@ -8,11 +8,11 @@
 
 use bossman::{Batch, BossMan, Collective, Host, Model, Optimizer, StateDict};
 use link::{Nccl as Told, NcclInfo, Payload, WorkerInfo};
-use pipeline::boss::{Request, RunRequest};
+use pipeline::boss::{Digest, Instruction, RunRequest};
 use pipeline::ids::StageId;
-use pipeline::message::{Failure, Reduction};
+use pipeline::message::{Failure, FailureKind, Reduction};
 use pipeline::replicas::WorkerGroups;
-use pipeline::task::{HandedOut, Outcome, Task};
+use pipeline::task::{EarlyOutput, Outcome, Task, TaskError};
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use runtime::ComputeThread;
 use std::collections::BTreeMap;
@@ -23,13 +23,14 @@ use tch::{Device, Kind, Tensor};
 use tensor::nccl::Nccl;
 use tests::programs::{free_port, TestFolder};
 use tests::{
-    find_replicas, one_process, outputs, put, step_request, train, Case, Connectivity, InMemoryCluster, SocketCluster,
-    Steps, TestCluster, Training, STEPS,
+    find_replicas, one_process, outputs, put, step_request, train, Case, Connectivity,
+    InMemoryCluster, SocketCluster, Steps, TestCluster, Training, STEPS,
 };
 use tokio::sync::Notify;
 use worker::StageCompute;
 
-static NCCL: LazyLock<Arc<Nccl>> = LazyLock::new(|| Nccl::load_for_host(&testkit::fake_nccl::library(&[])).unwrap());
+static NCCL: LazyLock<Arc<Nccl>> =
+    LazyLock::new(|| Nccl::load_for_host(&testkit::fake_nccl::library(&[])).unwrap());
 
 fn summed(case: Case, reduction: Reduction) -> Case {
     let steps = Steps { reduction, ..case.steps };
@@ -46,11 +47,16 @@ fn cluster(plan: &Plan, case: &Case) -> SocketCluster {
 
 /// Panics if replicas of a stage differ.
 fn assert_alike(cluster: &mut impl TestCluster, what: &str) {
-    let digests = cluster.call(Request::Digest).unwrap().digests;
+    let digests = cluster.call(Digest).unwrap();
     let mut of_stages: BTreeMap<(StageId, String), Vec<[u8; 32]>> = BTreeMap::new();
-    digests.into_iter().for_each(|(_, stage, name, digest)| of_stages.entry((stage, name)).or_default().push(digest));
+    digests.into_iter().for_each(|(_, stage, name, digest)| {
+        of_stages.entry((stage, name)).or_default().push(digest)
+    });
     for ((stage, name), digests) in of_stages {
-        assert!(digests.iter().all(|digest| *digest == digests[0]), "{what}: replicas of {stage} differ in {name}");
+        assert!(
+            digests.iter().all(|digest| *digest == digests[0]),
+            "{what}: replicas of {stage} differ in {name}"
+        );
     }
 }
 
@@ -68,9 +74,11 @@ fn two_replicas_come_to_the_same_as_with_frames() {
     tensor::threads::set_count(1);
     for case in [Case::residual, Case::convnet, Case::tied, Case::skip] {
         for (replicas, kind) in [(&[2][..], ScheduleKind::GPipe), (&[2, 2], ScheduleKind::ZbH1)] {
-            let (fast, collective) = (summed(case(), Reduction::Fast), summed(case(), Reduction::Collective));
+            let (fast, collective) =
+                (summed(case(), Reduction::Fast), summed(case(), Reduction::Collective));
             let plan = plan(&fast, replicas, Placement::Plain);
-            let expected = train(&fast, &plan, kind, 2, &mut InMemoryCluster::new(plan.clone(), fast.seed, 0));
+            let expected =
+                train(&fast, &plan, kind, 2, &mut InMemoryCluster::new(plan.clone(), fast.seed, 0));
             let what = format!("{} on {replicas:?}, {kind}", fast.name);
             expected.assert_same(&trained(&collective, &plan, kind, 2), &what);
         }
@@ -99,7 +107,9 @@ fn the_sums_are_those_of_one_process() {
         let case = summed(case(), Reduction::Collective);
         let training = trained(&case, &plan(&case, replicas, placement), kind, microbatches);
         let what = format!("{} on {replicas:?}, {kind}, {microbatches} microbatches", case.name);
-        let near = [1e-7, 1e-6, 1e-5, 1e-4].into_iter().find(|near| training.losses_differ_by_at_most(&exact, *near));
+        let near = [1e-7, 1e-6, 1e-5, 1e-4]
+            .into_iter()
+            .find(|near| training.losses_differ_by_at_most(&exact, *near));
         println!("{what}: losses differ by at most {near:?} of them");
         // Adam's first steps are as large for small gradients as for large ones.
         let allowed = if case.name == "convnet" { 1e-4 } else { 1e-5 };
@@ -107,7 +117,7 @@ fn the_sums_are_those_of_one_process() {
     }
 }
 
-/// A step that fails on one worker fails on all at once, though the others wait for it, and leaves
+/// A step that fails on one worker fails on all at once, although the others wait for it. It leaves
 /// no trace.
 #[test]
 fn a_step_that_fails_is_called_off_everywhere_and_the_next_begins_with_new_communicators() {
@@ -116,12 +126,12 @@ fn a_step_that_fails_is_called_off_everywhere_and_the_next_begins_with_new_commu
     let plan = plan(&case, &[2], Placement::Plain);
     let expected = trained(&case, &plan, ScheduleKind::GPipe, 2);
     let mut cluster = cluster(&plan, &case);
-    cluster.call(Request::Distribute).unwrap();
-    cluster.call(Request::SetOptimizer(case.optimizer)).unwrap();
+    cluster.call(Instruction::Distribute).unwrap();
+    cluster.call(Instruction::SetOptimizer(case.optimizer)).unwrap();
     let step = |number: usize, cluster: &SocketCluster| {
         step_request(&case, &plan, ScheduleKind::GPipe, 2, number, cluster.slots())
     };
-    let unfound = cluster.call(Request::Run(Box::new(step(0, &cluster)))).unwrap_err();
+    let unfound = cluster.call(Box::new(step(0, &cluster))).unwrap_err();
     assert!(unfound.message.contains("no communicator among its replicas"), "{unfound}");
     find_replicas(&mut cluster);
     let mut losses = Vec::new();
@@ -135,13 +145,18 @@ fn a_step_that_fails_is_called_off_everywhere_and_the_next_begins_with_new_commu
             let samples = case.batch(number).1.tensor_split(2, 0).pop().unwrap();
             run.targets.push((index, put(cluster.slots(), &samples.full_like(f64::NAN))));
             let begun = Instant::now();
-            let failure = cluster.call(Request::Run(Box::new(run))).unwrap_err();
-            assert!(failure.not_finite && begun.elapsed() < Duration::from_secs(2), "{failure}");
+            let failure = cluster.call(Box::new(run)).unwrap_err();
+            assert!(
+                failure.kind == FailureKind::NotFinite && begun.elapsed() < Duration::from_secs(2),
+                "{failure}"
+            );
             find_replicas(&mut cluster);
         }
         let run = RunRequest { batch: batch + 1, ..step(number, &cluster) };
-        let answer = cluster.call(Request::Run(Box::new(run))).unwrap();
-        losses.push(answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap());
+        let answer = cluster.call(Box::new(run)).unwrap();
+        losses.push(
+            answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap(),
+        );
     }
     assert_alike(&mut cluster, "after steps that failed");
     expected.assert_same(&outputs(&plan, &mut cluster, &losses), &"with steps that failed");
@@ -200,7 +215,12 @@ fn nccl_is_chosen_automatically_and_recovers() {
             for step in 1..=4 {
                 if fails && step == 3 {
                     let wrong = Batch::new(&input(step), &input(step).full_like(f64::NAN));
-                    assert!(boss.train_step(&wrong).await.unwrap_err().to_string().contains("loss"));
+                    assert!(boss
+                        .train_step(&wrong)
+                        .await
+                        .unwrap_err()
+                        .to_string()
+                        .contains("loss"));
                 }
                 boss.train_step(&batch(step)).await.unwrap();
             }
@@ -213,7 +233,9 @@ fn nccl_is_chosen_automatically_and_recovers() {
     let (expected, told) = weights(Collective::Quic, ["0", "1"], false);
     assert_eq!(told, None, "there was nothing to choose");
     let same = |weights: &StateDict| {
-        expected.iter().for_each(|(name, tensor)| assert_eq!(weights.get(name), Some(tensor), "{name}"));
+        expected
+            .iter()
+            .for_each(|(name, tensor)| assert_eq!(weights.get(name), Some(tensor), "{name}"));
     };
     let (by_nccl, told) = weights(Collective::Auto, ["0", "1"], false);
     assert_eq!(told.as_deref(), Some("replicas sum their gradients with NCCL 2.27.3"));
@@ -221,7 +243,8 @@ fn nccl_is_chosen_automatically_and_recovers() {
     let (mended, _) = weights(Collective::Auto, ["0", "1"], true);
     same(&mended);
     let (shared, told) = weights(Collective::Auto, ["0", "0"], false);
-    let why = "replicas sum their gradients over QUIC: worker 0 and worker 1 share a GPU, which NCCL does not allow";
+    let why = "replicas sum their gradients over QUIC: worker 0 and worker 1 share a GPU, which \
+               NCCL does not allow";
     assert_eq!(told.as_deref(), Some(why));
     same(&shared);
     let refused = runtime.block_on(async {
@@ -230,7 +253,10 @@ fn nccl_is_chosen_automatically_and_recovers() {
         let workers = Host::new(2).port(port).quiet().wait().await.unwrap();
         builder(Collective::Nccl).build(workers).err().unwrap().to_string()
     });
-    assert!(refused.starts_with("collective(nccl): worker 0 and worker 1 share a GPU"), "{refused}");
+    assert!(
+        refused.starts_with("collective(nccl): worker 0 and worker 1 share a GPU"),
+        "{refused}"
+    );
 }
 
 const MODEL: &str = "
@@ -253,10 +279,10 @@ fn batch(step: i64) -> Batch {
 fn builder(collective: Collective) -> bossman::Builder {
     BossMan::builder(Model::from_yaml(MODEL).unwrap())
         .replicas(bossman::Replicas::Each(2))
-        .assign_evenly(true)
+        .assign_evenly()
         .microbatches(2)
         .collective(collective)
-        .fast_reduction(true)
+        .fast_reduction()
         .schedule(ScheduleKind::GPipe)
         .loss(bossman::Loss::MSELoss)
         .seed(5)
@@ -289,8 +315,14 @@ enum Role {
 /// Runs a worker that reports a GPU and sums with the stand-in.
 async fn work(port: u16, gpu: &'static str, role: Role) {
     let boss = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let told = NcclInfo { version: NCCL.version(), machine: "here".into(), gpu: gpu.into(), beyond_machine: false };
-    let info = WorkerInfo { device: "cuda:0".into(), nccl: Told::Here(told), ..WorkerInfo::default() };
+    let told = NcclInfo {
+        version: NCCL.version(),
+        machine: "here".into(),
+        gpu: gpu.into(),
+        beyond_machine: false,
+    };
+    let info =
+        WorkerInfo { device: "cuda:0".into(), nccl: Told::Here(told), ..WorkerInfo::default() };
     let (membership, endpoint, ticket) = loop {
         if let Ok(Some(ticket)) = link::local_ticket() {
             let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
@@ -317,8 +349,9 @@ async fn work(port: u16, gpu: &'static str, role: Role) {
         }
         drop::<mpsc::Sender<()>>(alive);
     };
+    let snapshots = runtime::SnapshotStore::default();
     tokio::select! {
-        _ = runtime::serve(membership, &endpoint, &ticket, compute.unwrap(), None, runtime::SnapshotStore::default()) => {}
+        _ = runtime::serve(membership, &endpoint, &ticket, compute.unwrap(), None, snapshots) => {}
         () = dead => endpoint.close(1u32.into(), b"dead"),
     }
 }
@@ -336,17 +369,17 @@ impl runtime::Compute for Acting {
     fn run(
         &mut self,
         task: Task<Payload>,
-        hand_out: &mut dyn FnMut(HandedOut<Payload>),
-    ) -> Result<Outcome<Payload>, Failure> {
+        emit: &mut dyn FnMut(EarlyOutput<Payload>),
+    ) -> Result<Outcome<Payload>, TaskError> {
         self.sums += u32::from(matches!(task, Task::AllReduce { .. }));
         match &self.role {
             Role::Waits { waiting, .. } if self.sums == 3 => waiting.notify_one(),
             Role::Dies { .. } if self.sums == 3 => {
                 self.dead.recv().unwrap_err();
-                return Err(Failure::new("it is dead"));
+                return Err(Failure::new("it is dead").into());
             }
             _ => {}
         }
-        self.compute.run(task, hand_out)
+        self.compute.run(task, emit)
     }
 }

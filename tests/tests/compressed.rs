@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
-use pipeline::boss::Request;
+use pipeline::boss::{Digest, Instruction};
 use pipeline::ids::StageId;
 use pipeline::message::Reduction;
 use pipeline::replicas::{Compress, WorkerGroups};
@@ -13,8 +13,8 @@ use std::path::Path;
 use tch::Tensor;
 use tests::programs::{train_in_processes, TestFolder};
 use tests::{
-    one_process, outputs, put, step_request, train, Case, Connectivity, InMemoryCluster, SocketCluster, Steps,
-    TestCluster, Training, STEPS,
+    one_process, outputs, put, step_request, train, Case, Connectivity, InMemoryCluster,
+    SocketCluster, Steps, TestCluster, Training, STEPS,
 };
 
 const FORMS: [Compress; 3] = [Compress::Bf16, Compress::Int8, Compress::Int4];
@@ -25,16 +25,22 @@ fn compressed(case: Case, form: Compress) -> Case {
 }
 
 fn plan(case: &Case, replicas: &[u16]) -> Plan {
-    Plan::new(case.model.graph(), &Cuts::Auto, WorkerGroups::of(replicas), Placement::Plain).unwrap()
+    Plan::new(case.model.graph(), &Cuts::Auto, WorkerGroups::of(replicas), Placement::Plain)
+        .unwrap()
 }
 
 /// Panics if replicas of a stage differ.
 fn assert_alike(cluster: &mut impl TestCluster, what: &str) {
-    let digests = cluster.call(Request::Digest).unwrap().digests;
+    let digests = cluster.call(Digest).unwrap();
     let mut of_stages: BTreeMap<(StageId, String), Vec<[u8; 32]>> = BTreeMap::new();
-    digests.into_iter().for_each(|(_, stage, name, digest)| of_stages.entry((stage, name)).or_default().push(digest));
+    digests.into_iter().for_each(|(_, stage, name, digest)| {
+        of_stages.entry((stage, name)).or_default().push(digest)
+    });
     for ((stage, name), digests) in of_stages {
-        assert!(digests.iter().all(|digest| *digest == digests[0]), "{what}: replicas of {stage} differ in {name}");
+        assert!(
+            digests.iter().all(|digest| *digest == digests[0]),
+            "{what}: replicas of {stage} differ in {name}"
+        );
     }
 }
 
@@ -62,12 +68,17 @@ fn every_configuration(case: fn() -> Case) {
             }
             // Adam's first steps are as large for small gradients as for large ones.
             let near = if form == Compress::Int4 { 1.0 } else { 0.25 };
-            assert!(first.losses_differ_by_at_most(&exact, near), "{what}: far from what it is in float32");
+            assert!(
+                first.losses_differ_by_at_most(&exact, near),
+                "{what}: far from what it is in float32"
+            );
             assert!(!first.losses_differ_by_at_most(&exact, 0.0), "{what}: nothing was compressed");
         }
         for reach in [Connectivity::SharedMemory, Connectivity::Quic, Connectivity::Relayed] {
-            let over = trained(case, &[2, 2], SocketCluster::new(plan(case, &[2, 2]), case.seed, reach));
-            let first = trained(case, &[2, 2], InMemoryCluster::new(plan(case, &[2, 2]), case.seed, 0));
+            let over =
+                trained(case, &[2, 2], SocketCluster::new(plan(case, &[2, 2]), case.seed, reach));
+            let first =
+                trained(case, &[2, 2], InMemoryCluster::new(plan(case, &[2, 2]), case.seed, 0));
             first.assert_same(&over, &format!("{} over {reach:?}, {form}", case.name));
         }
     }
@@ -90,8 +101,13 @@ fn added_up_first() {
             }
             assert!(first.losses_differ_by_at_most(&exact, 1e-3), "{what}: far from the tree's");
         }
-        let over = trained(case, &[2, 2], SocketCluster::new(plan(case, &[2, 2]), case.seed, Connectivity::Quic));
-        trained(case, &[2, 2], InMemoryCluster::new(plan(case, &[2, 2]), case.seed, 0)).assert_same(&over, &case.name);
+        let over = trained(
+            case,
+            &[2, 2],
+            SocketCluster::new(plan(case, &[2, 2]), case.seed, Connectivity::Quic),
+        );
+        trained(case, &[2, 2], InMemoryCluster::new(plan(case, &[2, 2]), case.seed, 0))
+            .assert_same(&over, &case.name);
     }
 }
 
@@ -118,7 +134,10 @@ fn accumulated_and_clipped() {
         let steps = Steps { accumulate: 3, max_norm: Some(0.05), ..Case::residual().steps };
         let case = &compressed(Case::residual().with(steps), form);
         let first = trained(case, &[2, 1], InMemoryCluster::new(plan(case, &[2, 1]), case.seed, 0));
-        first.assert_same(&trained(case, &[2, 1], InMemoryCluster::new(plan(case, &[2, 1]), case.seed, 1)), &form);
+        first.assert_same(
+            &trained(case, &[2, 1], InMemoryCluster::new(plan(case, &[2, 1]), case.seed, 1)),
+            &form,
+        );
     }
 }
 
@@ -131,8 +150,10 @@ fn one_replica_loses_nothing() {
     for form in FORMS {
         let case = &compressed(Case::residual(), form);
         for replicas in [&[1][..], &[1, 1]] {
-            exact
-                .assert_same(&trained(case, replicas, InMemoryCluster::new(plan(case, replicas), case.seed, 0)), &form);
+            exact.assert_same(
+                &trained(case, replicas, InMemoryCluster::new(plan(case, replicas), case.seed, 0)),
+                &form,
+            );
         }
     }
 }
@@ -149,8 +170,8 @@ fn a_step_that_fails_leaves_no_trace() {
         for order in 0..12 {
             let mut cluster = InMemoryCluster::new(plan.clone(), case.seed, order);
             let slots = cluster.slots().clone();
-            cluster.call(Request::Distribute).unwrap();
-            cluster.call(Request::SetOptimizer(case.optimizer)).unwrap();
+            cluster.call(Instruction::Distribute).unwrap();
+            cluster.call(Instruction::SetOptimizer(case.optimizer)).unwrap();
             let mut losses = Vec::new();
             for step in 0..STEPS {
                 let request = |batch| {
@@ -163,16 +184,29 @@ fn a_step_that_fails_leaves_no_trace() {
                     let of_bad = [0, 4][order as usize % 2];
                     let bad = run.targets.iter_mut().find(|(index, _)| *index == of_bad).unwrap();
                     slots.remove(bad.1).unwrap();
-                    bad.1 = put(&slots, &Tensor::from_slice(&vec![1000i64; if of_bad == 0 { 7 } else { 6 }]));
+                    bad.1 = put(
+                        &slots,
+                        &Tensor::from_slice(&vec![1000i64; if of_bad == 0 { 7 } else { 6 }]),
+                    );
                     let before = cluster.summed();
-                    cluster.call(Request::Run(Box::new(run))).unwrap_err();
+                    cluster.call(Box::new(run)).unwrap_err();
                     after_sending += u32::from(cluster.summed() > before);
                 }
-                let answer = cluster.call(Request::Run(Box::new(request(done)))).unwrap();
-                losses.push(answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap());
+                let answer = cluster.call(Box::new(request(done))).unwrap();
+                losses.push(
+                    answer
+                        .losses
+                        .iter()
+                        .map(|(_, loss)| *loss)
+                        .reduce(|sum, loss| sum + loss)
+                        .unwrap(),
+                );
             }
             assert_alike(&mut cluster, "after failures");
-            exact.assert_same(&outputs(&plan, &mut cluster, &losses), &format!("{form}, order {order}"));
+            exact.assert_same(
+                &outputs(&plan, &mut cluster, &losses),
+                &format!("{form}, order {order}"),
+            );
         }
         assert!(after_sending > 0, "{form}: no step failed after gradients were sent");
     }
@@ -191,7 +225,10 @@ fn in_processes() {
     let tree = Steps { reduction: Reduction::Tree, ..case.steps };
     let exact = one_process(&Case::residual().with(tree), 4);
     exact.assert_same(&run("compress: f32"), &"not compressed");
-    assert!(run("compress: int8").losses_differ_by_at_most(&exact, 0.25), "far from what it is in float32");
+    assert!(
+        run("compress: int8").losses_differ_by_at_most(&exact, 0.25),
+        "far from what it is in float32"
+    );
 }
 
 /// Returns the mean loss of the last of 200 steps on the digits. Each replica has one of two
@@ -201,13 +238,15 @@ fn learned(form: &str) -> f64 {
     let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits");
     let (run, metrics) = (place.file("run.yaml"), place.file("metrics.jsonl"));
     let text = format!(
-        "model: {digits}/digits.yaml\ndata: {{train: {digits}/digits-train.csv.gz}}\n\
-         loss: {{CrossEntropyLoss: {{label_smoothing: 0.1}}}}\noptimizer: {{Adam: {{lr: 3e-3}}}}\n\
-         batch_size: 32\nmicrobatches: 2\nsteps: 200\nschedule: gpipe\nreplicas: 2\ncompress: {form}\n",
+        "model: {digits}/digits.yaml\ndata: {{train: {digits}/digits-train.csv.gz}}\nloss: \
+         {{CrossEntropyLoss: {{label_smoothing: 0.1}}}}\noptimizer: {{Adam: {{lr: \
+         3e-3}}}}\nbatch_size: 32\nmicrobatches: 2\nsteps: 200\nschedule: gpipe\nreplicas: \
+         2\ncompress: {form}\n",
         digits = digits.display()
     );
     std::fs::write(&run, text).unwrap();
-    let arguments = ["train", run.to_str().unwrap(), "--local", "2", "--metrics", metrics.to_str().unwrap()];
+    let arguments =
+        ["train", run.to_str().unwrap(), "--local", "2", "--metrics", metrics.to_str().unwrap()];
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async { place.start("bossman", &arguments).end().await.expect_success() });
     let losses: Vec<f64> = std::fs::read_to_string(metrics).unwrap().lines().map(loss).collect();

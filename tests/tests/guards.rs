@@ -4,7 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
 use bossman::{
-    Batch, BossMan, Builder, Guards, Loss, Model, NonFinite, Optimizer, Replicas, Sharding, StateDict, Variables,
+    Batch, BossMan, Builder, Guards, Loss, Model, NonFinite, Optimizer, Replicas, Sharding,
+    StateDict, Variables,
 };
 use link::LinkError;
 use std::future::Future;
@@ -51,7 +52,9 @@ async fn started(builder: Builder, workers: usize) -> BossMan {
 
 /// Returns the samples of a step. One of their numbers is `broken`, if given.
 fn x(step: i64, broken: Option<f64>) -> Tensor {
-    let x = (Tensor::arange(SAMPLES * 3, (Kind::Float, Device::Cpu)) * 0.37 + step).sin().reshape([SAMPLES, 3]);
+    let x = (Tensor::arange(SAMPLES * 3, (Kind::Float, Device::Cpu)) * 0.37 + step)
+        .sin()
+        .reshape([SAMPLES, 3]);
     if let Some(number) = broken {
         // The number is in the third microbatch.
         let _ = x.get(5).get(1).fill_(number);
@@ -91,7 +94,7 @@ fn a_step_with_broken_numbers_names_where_they_began_and_changes_nothing() {
             let error = boss.train_step(&batch(2, Some(NAN))).await.unwrap_err().to_string();
             for part in [
                 "step 2: the loss is NaN; it began here: ",
-                "layer first (Linear), forward, microbatch 2: what comes into it has NaN",
+                "layer first (Linear), forward, microbatch 2: its input has NaN",
                 "nonfinite: skip",
             ] {
                 assert!(error.contains(part), "{error}");
@@ -100,7 +103,8 @@ fn a_step_with_broken_numbers_names_where_they_began_and_changes_nothing() {
             let error = boss.train_step(&batch(3, Some(1e38))).await.unwrap_err().to_string();
             assert!(
                 error.contains(
-                    "layer square (Mul), forward, microbatch 2: what it makes has infinities; what goes into it is finite"
+                    "layer square (Mul), forward, microbatch 2: its output has infinities; \
+                     its input is finite"
                 ),
                 "{error}"
             );
@@ -114,7 +118,7 @@ fn a_step_with_broken_numbers_names_where_they_began_and_changes_nothing() {
             let error = boss.train_step(&batch(4, None)).await.unwrap_err().to_string();
             assert!(
                 error.contains("layer second (Linear)")
-                    && error.contains("`second.weight` has infinities; it was made so before this step"),
+                    && error.contains("`second.weight` has infinities; an earlier step made it so"),
                 "{error}"
             );
             // With whole weights it trains again.
@@ -133,7 +137,10 @@ fn a_loss_that_alone_is_too_large_is_told_as_that() {
         let mut boss = started(builder(), 2).await;
         let y = Tensor::full([SAMPLES, 1], 1e38, (Kind::Float, Device::Cpu));
         let error = boss.train_step(&Batch::new(&x(1, None), &y)).await.unwrap_err().to_string();
-        assert!(error.contains("the loss is inf, and what goes into it is finite"), "{error}");
+        assert!(
+            error.contains("the loss is inf, but the output and the target are finite"),
+            "{error}"
+        );
         boss.shutdown().await;
     });
 }
@@ -161,7 +168,10 @@ fn gradients_that_are_broken_though_the_loss_is_not_change_nothing_where_their_n
         boss.backward(&output.full_like(f64::INFINITY)).await.unwrap();
         let error = boss.optim_step().await.unwrap_err().to_string();
         assert!(
-            error.contains("the gradients are no finite numbers though the loss is; the step changed no weights"),
+            error.contains(
+                "the gradients are no finite numbers though the loss is; the step changed no \
+                 weights"
+            ),
             "{error}"
         );
         assert!(same(&before, &boss.state_dict().await.unwrap()));
@@ -189,7 +199,12 @@ fn steps_with_broken_numbers_are_skipped_where_that_is_asked_for_and_not_for_eve
                 boss.train_step(&batch(step, Some(NAN))).await.unwrap();
             }
             let error = boss.train_step(&batch(13, Some(NAN))).await.unwrap_err().to_string();
-            assert!(error.starts_with("step 13: the gradients of 10 steps in a row were no finite numbers"), "{error}");
+            assert!(
+                error.starts_with(
+                    "step 13: the gradients of 10 steps in a row were no finite numbers"
+                ),
+                "{error}"
+            );
             boss.shutdown().await;
         }
     });
@@ -232,24 +247,36 @@ layers:
 ";
     let place = TestFolder::new();
     std::fs::write(place.file("model.yaml"), model).unwrap();
-    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits/digits-train.csv.gz");
+    let digits =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits/digits-train.csv.gz");
     std::fs::copy(digits, place.file("digits.csv.gz")).unwrap();
-    let run = "model: model.yaml\ndata: {train: digits.csv.gz}\nloss: CrossEntropyLoss\nbatch_size: 100\nsteps: 25\n";
+    let run = "model: model.yaml\ndata: {train: digits.csv.gz}\nloss: \
+               CrossEntropyLoss\nbatch_size: 100\nsteps: 25\n";
     for (more, expected) in [
         // The learning rate is so small that no weight changes.
-        ("optimizer: {SGD: {lr: 1.0e-30}}\nguards: {layers_every: 5, chance_after: 20}\n", vec![
-            "warning: step 5: all gradients of layer dead (Linear) are 0, so nothing is learned there",
-            "warning: step 5: the weights of layer last (Linear) have not changed though there are gradients: the learning rate (1.0e-30)",
-            "warning: step 20: the loss (2.3",
-        ]),
-        ("optimizer: {SGD: {lr: 0.1}}\nguards: {chance_after: 0}\n", vec!["warning: step 10: all gradients of layer dead (Linear)"]),
+        (
+            "optimizer: {SGD: {lr: 1.0e-30}}\nguards: {layers_every: 5, chance_after: 20}\n",
+            vec![
+                "warning: step 5: all gradients of layer dead (Linear) are 0, so nothing is \
+                 learned there",
+                "warning: step 5: the weights of layer last (Linear) have not changed though \
+                 there are gradients: the learning rate (1.0e-30)",
+                "warning: step 20: the loss (2.3",
+            ],
+        ),
+        (
+            "optimizer: {SGD: {lr: 0.1}}\nguards: {chance_after: 0}\n",
+            vec!["warning: step 10: all gradients of layer dead (Linear)"],
+        ),
         ("optimizer: {SGD: {lr: 0.1}}\nguards: {layers_every: 0, chance_after: 0}\n", vec![]),
     ] {
         std::fs::write(place.file("run.yaml"), format!("{run}{more}")).unwrap();
         let run = place.file("run.yaml");
-        let boss = place.start("bossman", &["train", run.to_str().unwrap(), "--local", "2", "--threads", "1"]);
+        let boss = place
+            .start("bossman", &["train", run.to_str().unwrap(), "--local", "2", "--threads", "1"]);
         let ended = boss.end_within(Duration::from_secs(120)).await.expect_success();
-        let said: Vec<_> = ended.errors.iter().filter(|line| line.starts_with("warning: step")).collect();
+        let said: Vec<_> =
+            ended.errors.iter().filter(|line| line.starts_with("warning: step")).collect();
         assert_eq!(said.len(), expected.len(), "{said:#?}");
         for (said, expected) in said.iter().zip(expected) {
             assert!(said.starts_with(expected), "{said}, expected {expected}");
@@ -269,7 +296,9 @@ async fn replicas_that_differ_end_the_run_with_the_names_of_both_and_of_the_para
     assert!(matches!(left, LinkError::Lost { .. }), "{left}");
     let line = boss.end().await.error_line();
     assert!(
-        line.contains("`head.bias` of stage 0 is not the same on worker 1 as on worker 0 after 100 optimizer"),
+        line.contains(
+            "`head.bias` of stage 0 is not the same on worker 1 as on worker 0 after 100 optimizer"
+        ),
         "{line}"
     );
 }

@@ -10,13 +10,13 @@ use link::{Identity, Listener, Payload, Ticket};
 use pipeline::effect::Micros;
 use pipeline::frame::Route;
 use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
-use pipeline::message::{Failure, Head};
+use pipeline::message::{Failure, TensorHead, ToBoss, ToWorker};
 use pipeline::TensorMeta;
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
-use tests::hostile::{frame, peak, MaliciousWorker, RawConnection};
+use tests::hostile::{frame, message, peak, MaliciousWorker, RawConnection};
 use tests::programs::{Process, TestFolder, TIMEOUT};
 use tests::Case;
 
@@ -43,10 +43,20 @@ impl Pool {
         let place = TestFolder::new();
         let run = place.run_file(&Case::branchy(), 1_000_000_000, "microbatches: 4");
         let (count, metrics) = (workers.to_string(), place.file("metrics.jsonl"));
-        let all = [run.to_str().unwrap(), "--metrics", metrics.to_str().unwrap(), "--workers", &count, "--port", "0"];
+        let all = [
+            run.to_str().unwrap(),
+            "--metrics",
+            metrics.to_str().unwrap(),
+            "--workers",
+            &count,
+            "--port",
+            "0",
+        ];
         let mut boss = place.start("bossman", &[&["serve"], &all[..]].concat());
         let line = boss.line("MODEL_TICKET=").await;
-        let word = |key: &str| line.split_whitespace().find_map(|w| w.strip_prefix(key)).unwrap().to_string();
+        let word = |key: &str| {
+            line.split_whitespace().find_map(|w| w.strip_prefix(key)).unwrap().to_string()
+        };
         let (port, ticket) = (word("MODEL_PORT="), word("MODEL_TICKET="));
         let workers = (0..workers).map(|_| place.worker(&port, &[])).collect();
         boss.line("step 1/").await;
@@ -74,7 +84,9 @@ impl Pool {
                 looks.tick().await;
             }
         };
-        tokio::time::timeout(TIMEOUT, done).await.unwrap_or_else(|_| panic!("{} of {until} steps", self.steps()));
+        tokio::time::timeout(TIMEOUT, done)
+            .await
+            .unwrap_or_else(|_| panic!("{} of {until} steps", self.steps()));
     }
 
     /// Checks that every loss is that of an undisturbed run.
@@ -86,7 +98,15 @@ impl Pool {
         let quiet = TestFolder::new();
         let run = quiet.run_file(&Case::branchy(), found.len(), "microbatches: 4");
         let metrics = quiet.file("metrics.jsonl");
-        let all = [run.to_str().unwrap(), "--metrics", metrics.to_str().unwrap(), "--local", "1", "--threads", "1"];
+        let all = [
+            run.to_str().unwrap(),
+            "--metrics",
+            metrics.to_str().unwrap(),
+            "--local",
+            "1",
+            "--threads",
+            "1",
+        ];
         quiet.start("bossman", &[&["serve"], &all[..]].concat()).end().await.expect_success();
         let expected = losses(&metrics);
         let differs = found.iter().zip(&expected).position(|(found, expected)| found != expected);
@@ -106,17 +126,26 @@ async fn within_limit<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(TIMEOUT, what).await.unwrap()
 }
 
-fn done(id: u64) -> Head {
+fn done(id: u64) -> ToBoss {
     let (losses, spans) = (vec![(0, f32::NAN)], Vec::new());
-    Head::Done { id, losses, sent: 0, received: Micros(0), answered: Micros(u64::MAX), spans }
+    ToBoss::Done { id, losses, sent: 0, received: Micros(0), answered: Micros(u64::MAX), spans }
 }
 
-fn state(id: u64) -> Head {
-    Head::State { id, name: "stem.weight".into() }
+fn state(id: u64) -> TensorHead {
+    TensorHead::State { id, name: "stem.weight".into() }
 }
 
-fn value(batch: u64) -> Head {
-    Head::Value { key: MicrobatchKey { batch, index: 0 }, value: layerspec::ValueId(0), to: StageId(0) }
+/// A tensor without elements.
+fn nothing() -> TensorMeta {
+    TensorMeta { dtype: layerspec::DType::UInt8, shape: vec![0] }
+}
+
+fn value(batch: u64) -> TensorHead {
+    TensorHead::Value {
+        key: MicrobatchKey { batch, index: 0 },
+        value: layerspec::ValueId(0),
+        to: StageId(0),
+    }
 }
 
 /// Checks why a connection was closed. If the message with the reason is lost, QUIC reports that
@@ -149,11 +178,10 @@ async fn a_boss_is_attacked_by_workers_that_joined() {
         let before = peak(pool.boss.id());
 
         // Frames that no worker may send.
-        let head = |head| frame(None, head, Vec::new());
         for (bytes, expected) in [
             (u32::MAX.to_le_bytes().to_vec(), "a frame head of 4294967295 bytes"),
-            (head(Head::Stop), "sent what only the boss may send"),
-            (head(Head::TotalNorm { id: 1, norm: 0.0 }), "sent what only the boss may send"),
+            (message(ToWorker::Stop), "a frame head that cannot be read"),
+            (message(ToWorker::TotalNorm { id: 1, norm: 0.0 }), "a frame head that cannot be read"),
         ] {
             let reason = sent_away(pool.hostile(1).await.boss, &bytes).await;
             assert_closed(&reason, expected);
@@ -167,15 +195,21 @@ async fn a_boss_is_attacked_by_workers_that_joined() {
         // Answers to every request that others may receive, from a worker that received none, or
         // only the request to make itself ready.
         let failure = || Failure::new("out of spite");
-        let spite: [&dyn Fn(u64) -> Head; 4] =
-            [&|id| Head::Failed { id, failure: failure() }, &|id| Head::Aborted { id, stepped: true }, &done, &|_| {
-                Head::LinkFailed { peer: WorkerId(0), reason: "out of spite".into(), was_up: true }
-            }];
+        let spite: [&dyn Fn(u64) -> ToBoss; 4] = [
+            &|id| ToBoss::Failed { id, failure: failure() },
+            &|id| ToBoss::Aborted { id, stepped: true },
+            &done,
+            &|_| ToBoss::LinkFailed {
+                peer: WorkerId(0),
+                reason: "out of spite".into(),
+                was_up: true,
+            },
+        ];
         for (process, head) in (2..).zip(spite) {
             // A worker that comes again after it failed is set aside.
             for _ in 0..2 {
                 let mut hostile = pool.hostile(process).await;
-                let all: Vec<u8> = (1..2000).flat_map(|id| frame(None, head(id), Vec::new())).collect();
+                let all: Vec<u8> = (1..2000).flat_map(|id| message(head(id))).collect();
                 hostile.boss.send_bytes(&all).await;
                 pool.goes_on(3).await;
             }
@@ -208,21 +242,28 @@ async fn a_worker_is_attacked_by_others_that_joined() {
             let (at, (neighbour, _)) = (*at, others[1 - place]);
             let refused = async |me, run: Option<u64>| match run {
                 None => within_limit(hostile.call(at, me)).await.err().unwrap().to_string(),
-                Some(run) => within_limit(hostile.call_of_run(at, me, run)).await.err().unwrap().to_string(),
+                Some(run) => {
+                    within_limit(hostile.call_of_run(at, me, run)).await.err().unwrap().to_string()
+                }
             };
             // From another run, and under the number of a worker that is present.
             let reason = refused(me, Some(7)).await;
             assert!(reason.contains("this worker is in another run"), "{reason}");
             let reason = refused(neighbour, None).await;
-            assert!(reason.contains("is here, and calls from elsewhere"), "{reason}");
+            assert!(reason.contains("is connected from another address"), "{reason}");
 
             // Under its own number, and under an unknown one.
             for me in [me, WorkerId(777)] {
                 let call = async || within_limit(called(&hostile, at, me)).await;
                 for (bytes, expected) in [
                     (u32::MAX.to_le_bytes().to_vec(), "a frame head of 4294967295 bytes"),
-                    (frame(None, Head::Stop, Vec::new()), "sent what only the boss may send: Stop"),
-                    (frame(None, done(1), Vec::new()), "sent what only the boss may send: Done"),
+                    (message(ToWorker::Stop), "a frame head that cannot be read"),
+                    (message(done(1)), "a frame head that cannot be read"),
+                    // Tensors that only the boss takes.
+                    (
+                        frame(None, state(1), vec![nothing()]),
+                        "sent tensors that no worker takes from it",
+                    ),
                 ] {
                     let reason = sent_away(call().await, &bytes).await;
                     assert_closed(&reason, expected);
@@ -236,7 +277,7 @@ async fn a_worker_is_attacked_by_others_that_joined() {
                 let line = call().await;
                 let ahead = async {
                     let mut batch = 1 << 40;
-                    let sum = |batch| Head::Reduced { batch, stage: StageId(0), bucket: 0 };
+                    let sum = |batch| TensorHead::Reduced { batch, stage: StageId(0), bucket: 0 };
                     while line.send(None, sum(batch), &[0; 100]).await {
                         batch += 1;
                     }
@@ -270,7 +311,8 @@ async fn a_peer_that_reads_nothing_is_disconnected() {
         let identity = Identity::load_or_create_in(keys.path()).unwrap();
         let listener = Listener::open(&identity, (Ipv4Addr::LOCALHOST, 0).into(), 1).unwrap();
         let (at, ticket) = (listener.address(), identity.ticket());
-        let (boss, hostile) = tokio::join!(TestConnection::accept(listener), MaliciousWorker::join(at, ticket, 1));
+        let (boss, hostile) =
+            tokio::join!(TestConnection::accept(listener), MaliciousWorker::join(at, ticket, 1));
         let mut boss = boss.unwrap();
         let bytes = bytes::Bytes::from(vec![7; 8 << 20]);
         let meta = TensorMeta { dtype: layerspec::DType::UInt8, shape: vec![bytes.len() as u64] };

@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use tests::programs::train_in_processes;
 use tests::{
-    cuts, one_process, train, Case, Connectivity, InMemoryCluster, SocketCluster, TestCluster, Training, MICROBATCHES,
-    STEPS,
+    cuts, one_process, train, Case, Connectivity, InMemoryCluster, SocketCluster, TestCluster,
+    Training, MICROBATCHES, STEPS,
 };
 
 /// One way to train a case, which is named if it differs.
@@ -86,9 +86,12 @@ fn over_sockets(case: &Case) {
         (Connectivity::Relayed, "QUIC, relayed"),
     ] {
         let mut runs = BTreeMap::new();
-        for (workers, placement) in
-            [(2, Placement::Plain), (3, Placement::Plain), (2, Placement::Interleaved { chunks: 2 }), (2, Placement::V)]
-        {
+        for (workers, placement) in [
+            (2, Placement::Plain),
+            (3, Placement::Plain),
+            (2, Placement::Interleaved { chunks: 2 }),
+            (2, Placement::V),
+        ] {
             let plan = &Plan::new(case.model.graph(), &Cuts::Auto, workers, placement).unwrap();
             for kind in cuts::kinds(placement) {
                 for (expected, microbatches) in expected.iter().zip(MICROBATCHES) {
@@ -107,15 +110,20 @@ fn over_sockets(case: &Case) {
 fn in_processes(case: &Case) {
     tensor::threads::set_count(1);
     let (mut workers, mut runs) = (2, 0);
-    for (microbatches, kinds) in
-        MICROBATCHES.into_iter().zip([["1f1b", "zb-v"], ["auto", "ready"], ["interleaved", "zb-h1"]])
-    {
+    for (microbatches, kinds) in MICROBATCHES.into_iter().zip([
+        ["1f1b", "zb-v"],
+        ["auto", "ready"],
+        ["interleaved", "zb-h1"],
+    ]) {
         let expected = one_process(case, microbatches);
         for kind in kinds {
             let more = format!("microbatches: {microbatches}\nschedule: {kind}");
             let runtime = tokio::runtime::Runtime::new().unwrap();
             let run = runtime.block_on(train_in_processes(case, workers, &more, &[]));
-            let what = format!("{} on {workers} workers, {kind}, {microbatches} microbatches, processes", case.name);
+            let what = format!(
+                "{} on {workers} workers, {kind}, {microbatches} microbatches, processes",
+                case.name
+            );
             expected.assert_same(&run.training, &what);
             workers = 5 - workers;
             runs += 1;
@@ -124,11 +132,18 @@ fn in_processes(case: &Case) {
     println!("{:8} processes     2 or 3 workers: {runs} runs, equal to one process", case.name);
 }
 
-fn row(case: &Case, over: &str, stages: usize, cuts: usize, runs: &BTreeMap<ScheduleKind, u64>, expected: &Training) {
+fn row(
+    case: &Case,
+    over: &str,
+    stages: usize,
+    cuts: usize,
+    runs: &BTreeMap<ScheduleKind, u64>,
+    expected: &Training,
+) {
     let runs: Vec<String> = runs.iter().map(|(kind, runs)| format!("{runs} {kind}")).collect();
     println!(
-        "{:8} {over:13} {stages} stages, {cuts:3} cuts, 1, 4, 5 microbatches: {}: {STEPS} losses and {} bytes of weights each, \
-         equal to one process",
+        "{:8} {over:13} {stages} stages, {cuts:3} cuts, 1, 4, 5 microbatches: {}: {STEPS} losses \
+         and {} bytes of weights each, equal to one process",
         case.name,
         runs.join(", "),
         expected.bytes()
@@ -149,4 +164,4 @@ macro_rules! law_1 {
     };
 }
 
-law_1!(residual branchy skip convnet);
+law_1!(narrow_residual branchy skip convnet);

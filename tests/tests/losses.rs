@@ -59,28 +59,46 @@ fn cases() -> Vec<Case> {
     vec![
         (Loss::MSELoss, "Identity", shares(), |y, t| y.mse_loss(t, Reduction::Mean)),
         (Loss::L1Loss, "Identity", shares(), |y, t| y.l1_loss(t, Reduction::Mean)),
-        (Loss::SmoothL1Loss { beta: 0.3 }, "Identity", shares(), |y, t| y.smooth_l1_loss(t, Reduction::Mean, 0.3)),
-        (Loss::HuberLoss { delta: 0.3 }, "Identity", shares(), |y, t| y.huber_loss(t, Reduction::Mean, 0.3)),
+        (Loss::SmoothL1Loss { beta: 0.3 }, "Identity", shares(), |y, t| {
+            y.smooth_l1_loss(t, Reduction::Mean, 0.3)
+        }),
+        (Loss::HuberLoss { delta: 0.3 }, "Identity", shares(), |y, t| {
+            y.huber_loss(t, Reduction::Mean, 0.3)
+        }),
         (Loss::cross_entropy(), "Identity", classes(), |y, t| y.cross_entropy_for_logits(t)),
-        (Loss::CrossEntropyLoss { classes: some(Vec::new()), label_smoothing: 0.1 }, "Identity", classes(), |y, t| {
-            y.cross_entropy_loss::<Tensor>(t, None, Reduction::Mean, IGNORED, 0.1)
-        }),
-        (Loss::CrossEntropyLoss { classes: some(weights()), label_smoothing: 0.0 }, "Identity", classes(), |y, t| {
-            y.cross_entropy_loss(t, Some(row()), Reduction::Mean, IGNORED, 0.0)
-        }),
+        (
+            Loss::CrossEntropyLoss { classes: some(Vec::new()), label_smoothing: 0.1 },
+            "Identity",
+            classes(),
+            |y, t| y.cross_entropy_loss::<Tensor>(t, None, Reduction::Mean, IGNORED, 0.1),
+        ),
+        (
+            Loss::CrossEntropyLoss { classes: some(weights()), label_smoothing: 0.0 },
+            "Identity",
+            classes(),
+            |y, t| y.cross_entropy_loss(t, Some(row()), Reduction::Mean, IGNORED, 0.0),
+        ),
         (Loss::NLLLoss { classes: some(weights()) }, "LogSoftmax: {dim: -1}", classes(), |y, t| {
             y.nll_loss_nd(t, Some(row()), Reduction::Mean, IGNORED)
         }),
-        (Loss::BCELoss, "Sigmoid", shares(), |y, t| y.binary_cross_entropy::<Tensor>(t, None, Reduction::Mean)),
+        (Loss::BCELoss, "Sigmoid", shares(), |y, t| {
+            y.binary_cross_entropy::<Tensor>(t, None, Reduction::Mean)
+        }),
         (Loss::BCEWithLogitsLoss { pos_weight: weights() }, "Identity", shares(), |y, t| {
             y.binary_cross_entropy_with_logits(t, None, Some(row()), Reduction::Mean)
         }),
-        (Loss::KLDivLoss { log_target: false, batchmean: false }, "LogSoftmax: {dim: -1}", shares(), |y, t| {
-            y.kl_div(t, Reduction::Mean, false)
-        }),
-        (Loss::KLDivLoss { log_target: true, batchmean: true }, "LogSoftmax: {dim: -1}", shares().log(), |y, t| {
-            y.kl_div(t, Reduction::Sum, true) / SAMPLES
-        }),
+        (
+            Loss::KLDivLoss { log_target: false, batchmean: false },
+            "LogSoftmax: {dim: -1}",
+            shares(),
+            |y, t| y.kl_div(t, Reduction::Mean, false),
+        ),
+        (
+            Loss::KLDivLoss { log_target: true, batchmean: true },
+            "LogSoftmax: {dim: -1}",
+            shares().log(),
+            |y, t| y.kl_div(t, Reduction::Sum, true) / SAMPLES,
+        ),
     ]
 }
 
@@ -108,7 +126,9 @@ async fn train(case: &Case, workers: usize, microbatches: u32) -> (Vec<f32>, Vec
 }
 
 fn worst(left: &StateDict, right: &StateDict) -> f64 {
-    let both = left.iter().map(|(name, tensor)| (tensor - right.get(name).unwrap()).abs().max().double_value(&[]));
+    let both = left
+        .iter()
+        .map(|(name, tensor)| (tensor - right.get(name).unwrap()).abs().max().double_value(&[]));
     both.fold(0.0, f64::max)
 }
 
@@ -127,7 +147,10 @@ fn every_loss_is_libtorchs_over_the_whole_batch_however_it_is_cut() {
             let (cut, _, state_of_cut) = train(&case, 2, 3).await;
             for (losses, what) in [(&whole, "whole"), (&cut, "cut")] {
                 for (loss, expected) in losses.iter().zip(&expected) {
-                    assert!((loss - expected).abs() < 2e-6, "{name}, {what}: {loss}, expected {expected}");
+                    assert!(
+                        (loss - expected).abs() < 2e-6,
+                        "{name}, {what}: {loss}, expected {expected}"
+                    );
                 }
             }
             assert!(worst(&state, &state_of_cut) < 2e-6, "{name}");

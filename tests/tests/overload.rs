@@ -22,9 +22,11 @@ const AT_A_TIME: u32 = 40;
 /// Starts a pool that trains without end, with one worker.
 async fn pool(place: &TestFolder) -> (Process, Process, SocketAddr, Ticket) {
     let run = place.run_file(&Case::convnet(), 1_000_000_000, "microbatches: 4");
-    let mut boss = place.start("bossman", &["serve", run.to_str().unwrap(), "--workers", "1", "--port", "0"]);
+    let mut boss =
+        place.start("bossman", &["serve", run.to_str().unwrap(), "--workers", "1", "--port", "0"]);
     let line = boss.line("MODEL_TICKET=").await;
-    let word = |key: &str| line.split_whitespace().find_map(|w| w.strip_prefix(key)).unwrap().to_string();
+    let word =
+        |key: &str| line.split_whitespace().find_map(|w| w.strip_prefix(key)).unwrap().to_string();
     let (port, ticket) = (word("MODEL_PORT="), word("MODEL_TICKET="));
     let worker = place.worker(&port, &[]);
     boss.line("step 1/").await;
@@ -37,7 +39,8 @@ async fn crowd<F>(size: u32, call: impl Fn() -> F + Send + Sync + 'static) -> u3
 where
     F: std::future::Future<Output = bool> + Send + 'static,
 {
-    let (next, wrong, call) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)), Arc::new(call));
+    let (next, wrong, call) =
+        (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)), Arc::new(call));
     let callers = (0..AT_A_TIME).map(|_| {
         let (next, wrong, call) = (next.clone(), wrong.clone(), call.clone());
         tokio::spawn(async move {
@@ -91,7 +94,10 @@ async fn joiners_that_leave_at_once_by_the_hundred_do_not_end_a_pool() {
             async move {
                 let info = WorkerInfo { direct: false, ..WorkerInfo::default() };
                 let endpoint = link::worker_endpoint(&ticket, at).unwrap();
-                let joined = tokio::time::timeout(TIMEOUT, link::join(&endpoint, at, &ticket, info)).await.unwrap();
+                let joined =
+                    tokio::time::timeout(TIMEOUT, link::join(&endpoint, at, &ticket, info))
+                        .await
+                        .unwrap();
                 endpoint.close(0u32.into(), b"changed my mind");
                 joined.is_err()
             }

@@ -13,17 +13,28 @@ fn checkout(path: &str) -> PathBuf {
 }
 
 /// Trains for a few steps with this number of local workers.
-async fn train(place: &TestFolder, run: &Path, workers: &str, more: &[&str], worker: Option<&Path>) -> Ended {
-    let (metrics, weights) = (place.file(&format!("{workers}.jsonl")), place.file(&format!("{workers}.safetensors")));
+async fn train(
+    place: &TestFolder,
+    run: &Path,
+    workers: &str,
+    more: &[&str],
+    worker: Option<&Path>,
+) -> Ended {
+    let (metrics, weights) =
+        (place.file(&format!("{workers}.jsonl")), place.file(&format!("{workers}.safetensors")));
     let outcome = ["--metrics", metrics.to_str().unwrap(), "--save", weights.to_str().unwrap()];
     let fixed = ["train", run.to_str().unwrap(), "--local", workers, "--threads", "1"];
-    let environment: Vec<_> = worker.map(|program| ("BOSSMAN_WORKER", program.to_str().unwrap())).into_iter().collect();
+    let environment: Vec<_> =
+        worker.map(|program| ("BOSSMAN_WORKER", program.to_str().unwrap())).into_iter().collect();
     place.start_with("bossman", &[&fixed[..], &outcome, more].concat(), &environment).end().await
 }
 
 fn outputs(place: &TestFolder, workers: &str) -> Training {
     let metrics = std::fs::read_to_string(place.file(&format!("{workers}.jsonl"))).unwrap();
-    Training::of_files(&metrics, &StateDict::load(place.file(&format!("{workers}.safetensors"))).unwrap())
+    Training::of_files(
+        &metrics,
+        &StateDict::load(place.file(&format!("{workers}.safetensors"))).unwrap(),
+    )
 }
 
 /// Writes the example's run with fewer steps.
@@ -31,7 +42,9 @@ fn swish(place: &TestFolder) -> PathBuf {
     let text = std::fs::read_to_string(checkout("examples/own-layer/run.yaml")).unwrap();
     let folder = checkout("examples/own-layer").canonicalize().unwrap();
     let text = text.replace("swish.yaml", &format!("{}/swish.yaml", folder.display()));
-    let text = text.replace("../digits", &format!("{}/../digits", folder.display())).replace("epochs: 10", "steps: 20");
+    let text = text
+        .replace("../digits", &format!("{}/../digits", folder.display()))
+        .replace("epochs: 10", "steps: 20");
     let path = place.file("run.yaml");
     std::fs::write(&path, text).unwrap();
     path
@@ -45,8 +58,8 @@ fn script(place: &TestFolder) -> PathBuf {
     std::fs::write(place.file("data.csv"), (0..64).map(line).collect::<String>()).unwrap();
     let model = checkout("tests/own/model.yaml").canonicalize().unwrap();
     let text = format!(
-        "model: {}\ndata: {{train: data.csv}}\nloss: MSELoss\noptimizer: {{Adam: {{lr: 1e-2}}}}\nbatch_size: 32\n\
-         microbatches: 5\nsteps: 12\n",
+        "model: {}\ndata: {{train: data.csv}}\nloss: MSELoss\noptimizer: {{Adam: {{lr: \
+         1e-2}}}}\nbatch_size: 32\nmicrobatches: 5\nsteps: 12\n",
         model.display()
     );
     let path = place.file("run.yaml");
@@ -69,7 +82,8 @@ async fn a_layer_in_rust_trains_to_the_same_bits_on_one_worker_and_on_three() {
 async fn a_worker_without_the_layer_says_so_before_training() {
     let place = TestFolder::new();
     let line = train(&place, &swish(&place), "2", &[], None).await.error_line();
-    let expected = "the own layer `Swish`: this worker was built without it, of own layers it has none";
+    let expected =
+        "the own layer `Swish`: this worker was built without it, of own layers it has none";
     assert!(line.contains("layer 1 (Custom)") && line.contains(expected), "{line}");
 }
 
@@ -82,7 +96,10 @@ async fn a_torchscript_file_trains_to_the_same_bits_on_one_worker_and_on_three()
     }
     outputs(&place, "1").assert_same(&outputs(&place, "3"), &"three workers");
     let trained = StateDict::load(place.file("3.safetensors")).unwrap();
-    let scale = trained.iter().find(|(name, _)| *name == "block.scale").map(|(_, tensor)| tensor.double_value(&[]));
+    let scale = trained
+        .iter()
+        .find(|(name, _)| *name == "block.scale")
+        .map(|(_, tensor)| tensor.double_value(&[]));
     assert!(scale.is_some_and(|scale| scale > 0.0 && scale != 0.5), "it began with 0.5: {scale:?}");
 }
 

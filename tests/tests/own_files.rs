@@ -23,13 +23,15 @@ inputs:
 layers:
   - Embedding: {num_embeddings: 259, embedding_dim: 16}
   - PositionalEncoding: {d_model: 16, batch_first: true}
-  - TransformerEncoderLayer: {d_model: 16, nhead: 2, dim_feedforward: 32, batch_first: true, src_key_padding_mask: true}
+  - TransformerEncoderLayer: {d_model: 16, nhead: 2, dim_feedforward: 32, batch_first: true, \
+                          src_key_padding_mask: true}
     in_variables: [source_padding]
     out_variables: [memory]
   - Embedding: {num_embeddings: 259, embedding_dim: 16}
     input: target
   - PositionalEncoding: {d_model: 16, batch_first: true}
-  - TransformerDecoderLayer: {d_model: 16, nhead: 2, dim_feedforward: 32, batch_first: true, tgt_is_causal: true, memory_key_padding_mask: true}
+  - TransformerDecoderLayer: {d_model: 16, nhead: 2, dim_feedforward: 32, batch_first: true, \
+                          tgt_is_causal: true, memory_key_padding_mask: true}
     in_variables: [memory, source_padding]
   - Linear: {in_features: 16, out_features: 259}
   - Transpose: {dim0: 1, dim1: 2}
@@ -52,7 +54,10 @@ fn numbers(metrics: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(metrics).unwrap();
     let line = |line: &str| {
         let all: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).unwrap();
-        all.into_iter().filter(|(key, _)| key != "step_ms").map(|(key, value)| format!("{key}={value} ")).collect()
+        all.into_iter()
+            .filter(|(key, _)| key != "step_ms")
+            .map(|(key, value)| format!("{key}={value} "))
+            .collect()
     };
     text.lines().map(line).collect()
 }
@@ -64,14 +69,19 @@ async fn train(place: &TestFolder, run: &str, workers: &str) -> (Vec<String>, Ve
     let path = place.file("run.yaml");
     let [run, metrics_to, save] = [&path, &metrics, &weights].map(|path| path.to_str().unwrap());
     let flags = ["--local", workers, "--threads", "1", "--metrics", metrics_to, "--save", save];
-    place.start("bossman", &[&["train", run][..], &flags].concat()).end_within(PATIENCE).await.expect_success();
+    place
+        .start("bossman", &[&["train", run][..], &flags].concat())
+        .end_within(PATIENCE)
+        .await
+        .expect_success();
     (numbers(&metrics), std::fs::read(weights).unwrap())
 }
 
 /// Makes a run file with these keys of `data` beside `on`, and further keys.
 fn run_file(model: &str, data: &str, on: &str, more: &str) -> String {
     format!(
-        "model: {model}\ndata: {{{data}, on: {on}}}\nloss: CrossEntropyLoss\noptimizer: {{Adam: {{lr: 0.01}}}}\nseed: 4\n{more}\n"
+        "model: {model}\ndata: {{{data}, on: {on}}}\nloss: CrossEntropyLoss\noptimizer: {{Adam: \
+         {{lr: 0.01}}}}\nseed: 4\n{more}\n"
     )
 }
 
@@ -80,21 +90,30 @@ async fn classes_of_digits_with_validation_and_test() {
     let place = TestFolder::new();
     digits(&place, "data");
     let model = examples().join("digits/digits.yaml");
-    let data = "train: data/digits-train.csv.gz, validation: {split: 0.1}, test: data/digits-test.csv.gz, \
-                normalize: {divide: 16}";
+    let data = "train: data/digits-train.csv.gz, validation: {split: 0.1}, test: \
+                data/digits-test.csv.gz, normalize: {divide: 16}";
     let run = |on: &str, more: &str| {
-        run_file(model.to_str().unwrap(), data, on, &format!("batch_size: 200\nepochs: 2\nmicrobatches: 3\n{more}"))
+        run_file(
+            model.to_str().unwrap(),
+            data,
+            on,
+            &format!("batch_size: 200\nepochs: 2\nmicrobatches: 3\n{more}"),
+        )
     };
     let plain = train(&place, &run("boss", "schedule: 1f1b"), "2").await;
     assert!(plain.0.len() > 10, "{:?}", plain.0);
-    for (more, workers) in [("schedule: zb-h1", "2"), ("schedule: interleaved\nchunks: 2", "2"), ("", "1")] {
+    for (more, workers) in
+        [("schedule: zb-h1", "2"), ("schedule: interleaved\nchunks: 2", "2"), ("", "1")]
+    {
         let found = train(&place, &run("workers", more), workers).await;
         assert!(found == plain, "{more}: {:?} and {:?}", found.0, plain.0);
     }
     let replicas = train(&place, &run("boss", "replicas: 1"), "2").await;
-    for (more, workers) in
-        [("replicas: 2", "2"), ("replicas: 2\nshard: parameters\nchunks: 2", "2"), ("replicas: [1, 2]", "3")]
-    {
+    for (more, workers) in [
+        ("replicas: 2", "2"),
+        ("replicas: 2\nshard: parameters\nchunks: 2", "2"),
+        ("replicas: [1, 2]", "3"),
+    ] {
         let found = train(&place, &run("workers", more), workers).await;
         assert!(found == replicas, "{more}: {:?} and {:?}", found.0, replicas.0);
     }
@@ -104,12 +123,18 @@ async fn classes_of_digits_with_validation_and_test() {
 #[tokio::test]
 async fn pairs_of_any_length() {
     let place = TestFolder::new();
-    let line = |n: usize| format!("{}\t{}\n", "ab".repeat(1 + n * 7 % 11), "c".repeat(1 + n * 5 % 13));
+    let line =
+        |n: usize| format!("{}\t{}\n", "ab".repeat(1 + n * 7 % 11), "c".repeat(1 + n * 5 % 13));
     std::fs::write(place.file("pairs.tsv"), (0..40).map(line).collect::<String>()).unwrap();
     std::fs::write(place.file("model.yaml"), TRANSLATOR).unwrap();
     let data = "train: {pairs: {path: pairs.tsv}}, validation: {split: 0.2}";
     let run = |on: &str, more: &str| {
-        run_file("model.yaml", data, on, &format!("batch_size: 7\nsteps: 9\nmicrobatches: 3\n{more}"))
+        run_file(
+            "model.yaml",
+            data,
+            on,
+            &format!("batch_size: 7\nsteps: 9\nmicrobatches: 3\n{more}"),
+        )
     };
     let plain = train(&place, &run("boss", "schedule: gpipe"), "2").await;
     for (more, workers) in [("schedule: gpipe", "2"), ("schedule: zb-v", "2")] {
@@ -117,7 +142,8 @@ async fn pairs_of_any_length() {
         assert!(found == plain, "{more}: {:?} and {:?}", found.0, plain.0);
     }
     let grouped = train(&place, &run("boss", "replicas: 1\ngroup_by_length: true"), "3").await;
-    let found = train(&place, &run("workers", "replicas: [2, 1]\ngroup_by_length: true"), "3").await;
+    let found =
+        train(&place, &run("workers", "replicas: [2, 1]\ngroup_by_length: true"), "3").await;
     assert!(found == grouped, "{:?} and {:?}", found.0, grouped.0);
 }
 
@@ -128,7 +154,12 @@ async fn a_worker_that_has_not_the_files_says_so_before_training() {
     digits(&place, "elsewhere");
     let model = examples().join("digits/digits.yaml");
     let data = "train: digits-train.csv.gz, test: digits-test.csv.gz";
-    let text = run_file(model.to_str().unwrap(), data, "workers", "batch_size: 32\nsteps: 1\nschedule: 1f1b");
+    let text = run_file(
+        model.to_str().unwrap(),
+        data,
+        "workers",
+        "batch_size: 32\nsteps: 1\nschedule: 1f1b",
+    );
     std::fs::write(place.file("run.yaml"), text).unwrap();
     let elsewhere = place.file("elsewhere");
     let there = ["--data", elsewhere.to_str().unwrap()];
@@ -141,7 +172,10 @@ async fn a_worker_that_has_not_the_files_says_so_before_training() {
     };
     error_of([&there, &there]).await.expect_success();
     let error = error_of([&there, &[]]).await.error_line();
-    assert!(error.contains("was not told where its files are; start it with --data FOLDER"), "{error}");
+    assert!(
+        error.contains("was not told where its files are; start it with --data FOLDER"),
+        "{error}"
+    );
     std::fs::write(elsewhere.join("digits-test.csv.gz"), "short").unwrap();
     let error = error_of([&there, &there]).await.error_line();
     assert!(error.contains("digits-test.csv.gz: has 5 bytes, but the boss's has"), "{error}");
@@ -151,13 +185,24 @@ async fn a_worker_that_has_not_the_files_says_so_before_training() {
     let error = place.worker("1", &["--data", "/no/such/folder"]).end().await.error_line();
     assert_eq!(error, "worker: --data /no/such/folder: there is no such folder");
     // A file that is not below the run file's folder has no place below a worker's folder.
-    let outside =
-        run_file(model.to_str().unwrap(), "train: ../digits-train.csv.gz", "workers", "batch_size: 32\nsteps: 1");
+    let outside = run_file(
+        model.to_str().unwrap(),
+        "train: ../digits-train.csv.gz",
+        "workers",
+        "batch_size: 32\nsteps: 1",
+    );
     std::fs::create_dir(place.file("runs")).unwrap();
     std::fs::write(place.file("runs/run.yaml"), outside).unwrap();
     let run = place.file("runs/run.yaml");
-    let error = place.start("bossman", &["train", run.to_str().unwrap(), "--local", "1"]).end().await.error_line();
-    assert!(error.contains("is not below") && error.contains("so workers do not know it"), "{error}");
+    let error = place
+        .start("bossman", &["train", run.to_str().unwrap(), "--local", "1"])
+        .end()
+        .await
+        .error_line();
+    assert!(
+        error.contains("is not below") && error.contains("so workers do not know it"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -174,8 +219,11 @@ async fn workers_that_join_a_pool_read_data_too() {
     let folder = place.file("");
     let there = ["--data", folder.to_str().unwrap()];
     let _first = place.worker(&port, &there);
-    let host = Host::new(1).port(port.parse().unwrap()).open_to_joins(true).quiet().wait().await.unwrap();
-    let builder = || BossMan::builder(case.model.clone()).microbatches(4).loss(case.loss.clone()).seed(case.seed);
+    let host =
+        Host::new(1).port(port.parse().unwrap()).open_to_joins().quiet().wait().await.unwrap();
+    let builder = || {
+        BossMan::builder(case.model.clone()).microbatches(4).loss(case.loss.clone()).seed(case.seed)
+    };
     let mut boss = builder().replicas(Replicas::Each(1)).build(host).unwrap();
     boss.distribute_model().await.unwrap();
     boss.send_optimizer(case.optimizer).await.unwrap();
@@ -201,7 +249,9 @@ async fn workers_that_join_a_pool_read_data_too() {
     let other = sent.clone().for_workers(place.file("").as_path()).unwrap();
     boss.open_data(&other).await.unwrap();
     case.save_data(&place.file("other.safetensors"));
-    let other = Dataset::open(&Source::File(place.file("other.safetensors")), graph, &case.loss, None).unwrap();
+    let other =
+        Dataset::open(&Source::File(place.file("other.safetensors")), graph, &case.loss, None)
+            .unwrap();
     let other = other.for_workers(place.file("").as_path()).unwrap();
     let error = boss.open_data(&other).await.unwrap_err().to_string();
     assert_eq!(error, "open_data: call it before open_pool()");
@@ -225,8 +275,10 @@ async fn workers_that_join_a_pool_read_data_too() {
 #[tokio::test]
 async fn a_file_that_is_gone_is_named_and_the_step_is_void() {
     let place = TestFolder::new();
-    let model =
-        Model::from_yaml("inputs: {x: [batch, 3]}\nlayers: [Linear: {in_features: 3, out_features: 2}]\n").unwrap();
+    let model = Model::from_yaml(
+        "inputs: {x: [batch, 3]}\nlayers: [Linear: {in_features: 3, out_features: 2}]\n",
+    )
+    .unwrap();
     let rows = |count: usize| -> Vec<u8> { (0..count * 3).map(|n| n as u8).collect() };
     let idx = |sizes: &[u32], bytes: &[u8]| {
         let mut file = vec![0, 0, 8, sizes.len() as u8];
@@ -244,7 +296,8 @@ async fn a_file_that_is_gone_is_named_and_the_step_is_void() {
     let loss = Loss::cross_entropy();
     let data = Dataset::open(&source, model.graph(), &loss, None).unwrap();
     let data = data.for_workers(place.file("").as_path()).unwrap();
-    let workers = Host::new(1).local(1).threads(1).port(0).data(place.file("")).quiet().wait().await.unwrap();
+    let workers =
+        Host::new(1).local(1).threads(1).port(0).data(place.file("")).quiet().wait().await.unwrap();
     let mut boss = BossMan::builder(model).loss(loss).microbatches(2).build(workers).unwrap();
     boss.distribute_model().await.unwrap();
     boss.send_optimizer(Optimizer::sgd(0.1)).await.unwrap();
@@ -255,7 +308,10 @@ async fn a_file_that_is_gone_is_named_and_the_step_is_void() {
     std::fs::OpenOptions::new().write(true).open(&images).unwrap().set_len(12 + 3 * 4).unwrap();
     let error = boss.train_step(&data.batch(&[3, 2, 7]).unwrap()).await.unwrap_err().to_string();
     assert!(error.contains("worker 0, reading samples, microbatch 1, step 2: "), "{error}");
-    assert!(error.contains("images: sample 7: failed to fill whole buffer; has the file changed?"), "{error}");
+    assert!(
+        error.contains("images: sample 7: failed to fill whole buffer; has the file changed?"),
+        "{error}"
+    );
     std::fs::write(&images, whole).unwrap();
     let again = boss.train_step(&data.batch(&[3, 2, 7]).unwrap()).await.unwrap();
     assert!(again.loss.is_finite());
@@ -268,7 +324,8 @@ async fn a_file_that_is_gone_is_named_and_the_step_is_void() {
 }
 
 fn assert_same(found: &StateDict, expected: &StateDict) {
-    let names = |state: &StateDict| state.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>();
+    let names =
+        |state: &StateDict| state.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>();
     assert_eq!(names(found), names(expected));
     for (name, tensor) in expected.iter() {
         assert!(found.get(name).unwrap().equal(tensor), "{name} differs");

@@ -13,7 +13,10 @@ use tests::{Case, STEPS};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn builder(case: &Case) -> Builder {
-    let builder = BossMan::builder(case.model.clone()).microbatches(4).loss(case.loss.clone()).seed(case.seed);
+    let builder = BossMan::builder(case.model.clone())
+        .microbatches(4)
+        .loss(case.loss.clone())
+        .seed(case.seed);
     builder.replicas(Replicas::Each(1))
 }
 
@@ -33,13 +36,17 @@ async fn step_until(boss: &mut BossMan, case: &Case, from: usize, workers: usize
             assert_eq!(report.step, step as u64, "no step is lost or done twice");
         }
     };
-    tokio::time::timeout(PATIENCE, stepping).await.unwrap_or_else(|_| panic!("never {workers} workers"));
+    tokio::time::timeout(PATIENCE, stepping)
+        .await
+        .unwrap_or_else(|_| panic!("never {workers} workers"));
     step
 }
 
 async fn weights(boss: &mut BossMan) -> BTreeMap<String, Vec<f32>> {
     let state = boss.state_dict().await.unwrap();
-    let flat = |tensor: &tch::Tensor| Vec::<f32>::try_from(tensor.flatten(0, -1).to_kind(tch::Kind::Float)).unwrap();
+    let flat = |tensor: &tch::Tensor| {
+        Vec::<f32>::try_from(tensor.flatten(0, -1).to_kind(tch::Kind::Float)).unwrap()
+    };
     state.iter().map(|(name, tensor)| (name.to_string(), flat(tensor))).collect()
 }
 
@@ -53,7 +60,8 @@ async fn workers_that_join_and_are_killed_leave_the_weights_of_a_quiet_run() {
     let case = Case::convnet();
     let port = free_port().to_string();
     let first = place.worker(&port, &[]);
-    let workers = Host::new(1).port(port.parse().unwrap()).open_to_joins(true).quiet().wait().await.unwrap();
+    let workers =
+        Host::new(1).port(port.parse().unwrap()).open_to_joins().quiet().wait().await.unwrap();
     let mut boss = builder(&case).build(workers).unwrap();
     boss.distribute_model().await.unwrap();
     boss.send_optimizer(case.optimizer).await.unwrap();
@@ -73,7 +81,9 @@ async fn workers_that_join_and_are_killed_leave_the_weights_of_a_quiet_run() {
     let after_pool = weights(&mut boss).await;
     boss.shutdown().await;
 
-    let mut quiet = builder(&case).build(Host::new(1).local(1).threads(1).quiet().wait().await.unwrap()).unwrap();
+    let mut quiet = builder(&case)
+        .build(Host::new(1).local(1).threads(1).quiet().wait().await.unwrap())
+        .unwrap();
     quiet.distribute_model().await.unwrap();
     quiet.send_optimizer(case.optimizer).await.unwrap();
     for step in 0..steps {
@@ -84,6 +94,9 @@ async fn workers_that_join_and_are_killed_leave_the_weights_of_a_quiet_run() {
     assert_eq!(after_pool.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     for (name, expected) in &expected {
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-        assert!(bits(&after_pool[name]) == bits(expected), "{name} differs from the quiet run after {steps} steps");
+        assert!(
+            bits(&after_pool[name]) == bits(expected),
+            "{name} differs from the quiet run after {steps} steps"
+        );
     }
 }

@@ -33,7 +33,10 @@ fn outputs(place: &TestFolder) -> (Vec<String>, Vec<u8>) {
 async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
     let test = async {
         let quiet = TestFolder::new();
-        serve(&quiet, "", &["--local", "1", "--threads", "1"]).end_within(LIMIT).await.expect_success();
+        serve(&quiet, "", &["--local", "1", "--threads", "1"])
+            .end_within(LIMIT)
+            .await
+            .expect_success();
 
         let (place, port) = (TestFolder::new(), free_port());
         let begin = |workers: &str| {
@@ -41,7 +44,9 @@ async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
             serve(&place, "checkpoint: {dir: c, every: 3, keep: 2}", &flags)
         };
         let mut workers = [place.worker(&port, &[]), place.worker(&port, &[])];
-        for (first, killed_at) in [("1", "checkpoint of step 6 written"), ("1", " written"), ("2", " written")] {
+        for (first, killed_at) in
+            [("1", "checkpoint of step 6 written"), ("1", " written"), ("2", " written")]
+        {
             let mut boss = begin(first);
             boss.line(killed_at).await;
             boss.signal("KILL");
@@ -52,7 +57,7 @@ async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
         }
         // One worker leaves for good, while copies of the other's state travel.
         let mut boss = begin("2");
-        boss.line("going on after step").await;
+        boss.line("resuming from the checkpoint of step").await;
         boss.line(" written").await;
         let [stays, dies] = workers;
         dies.signal("KILL");

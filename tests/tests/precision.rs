@@ -11,15 +11,25 @@ use tests::{one_process, Case, Training};
 /// the folder.
 async fn train(place: &TestFolder, case: &Case, workers: &str, precision: &str) -> Ended {
     let run = place.short_run(case, &format!("microbatches: 4\nprecision: {precision}"));
-    let (metrics, weights) = (place.file(&format!("{workers}.jsonl")), place.file(&format!("{workers}.safetensors")));
-    let outcome = ["--metrics", metrics.to_str().unwrap(), "--save", weights.to_str().unwrap(), "--no-shuffle"];
+    let (metrics, weights) =
+        (place.file(&format!("{workers}.jsonl")), place.file(&format!("{workers}.safetensors")));
+    let outcome = [
+        "--metrics",
+        metrics.to_str().unwrap(),
+        "--save",
+        weights.to_str().unwrap(),
+        "--no-shuffle",
+    ];
     let fixed = ["train", run.to_str().unwrap(), "--local", workers, "--threads", "1"];
     place.start("bossman", &[&fixed[..], &outcome].concat()).end().await
 }
 
 fn outputs(place: &TestFolder, workers: &str) -> Training {
     let metrics = std::fs::read_to_string(place.file(&format!("{workers}.jsonl"))).unwrap();
-    Training::of_files(&metrics, &StateDict::load(place.file(&format!("{workers}.safetensors"))).unwrap())
+    Training::of_files(
+        &metrics,
+        &StateDict::load(place.file(&format!("{workers}.safetensors"))).unwrap(),
+    )
 }
 
 #[tokio::test]
@@ -29,9 +39,12 @@ async fn in_bf16_the_cut_does_not_show() {
         for workers in ["1", "3"] {
             train(&place, &case, workers, "bf16").await.expect_success();
         }
-        outputs(&place, "1").assert_same(&outputs(&place, "3"), &format!("{}, three workers", case.name));
+        outputs(&place, "1")
+            .assert_same(&outputs(&place, "3"), &format!("{}, three workers", case.name));
         let full = one_process(&case, 4);
-        let differs = std::panic::catch_unwind(|| full.assert_same(&outputs(&place, "1"), &"in f32")).is_err();
+        let differs =
+            std::panic::catch_unwind(|| full.assert_same(&outputs(&place, "1"), &"in f32"))
+                .is_err();
         assert!(differs, "{}: nothing was rounded", case.name);
     }
 }
@@ -43,6 +56,7 @@ async fn fp16_on_a_cpu_is_refused_before_the_start() {
     }
     let place = TestFolder::new();
     let line = train(&place, &Case::skip(), "2", "fp16").await.error_line();
-    let expected = "`precision: fp16` needs a CUDA GPU, and this worker computes on cpu; take `precision: bf16`";
+    let expected = "`precision: fp16` needs a CUDA GPU, and this worker computes on cpu; take \
+                    `precision: bf16`";
     assert!(line.contains(expected), "{line}");
 }

@@ -25,12 +25,14 @@ impl Run {
     fn new(more: &str) -> Self {
         let place = TestFolder::new();
         std::fs::write(place.file("model.yaml"), MODEL).unwrap();
-        let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits/digits-train.csv.gz");
+        let digits =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits/digits-train.csv.gz");
         std::fs::copy(digits, place.file("digits.csv.gz")).unwrap();
         let text = format!(
-            "model: model.yaml\ndata: {{train: digits.csv.gz, validation: {{split: 0.2}}}}\nloss: CrossEntropyLoss\n\
-             optimizer: {{AdamW: {{lr: 0.01}}}}\nlr_schedule: {{cosine: {{total_steps: 500, warmup: 5}}}}\n\
-             clip_grad_norm: 1.0\nbatch_size: 100\nmicrobatches: 5\nseed: 3\nsteps: {STEPS}\n{more}\n"
+            "model: model.yaml\ndata: {{train: digits.csv.gz, validation: {{split: 0.2}}}}\nloss: \
+             CrossEntropyLoss\noptimizer: {{AdamW: {{lr: 0.01}}}}\nlr_schedule: {{cosine: \
+             {{total_steps: 500, warmup: 5}}}}\nclip_grad_norm: 1.0\nbatch_size: \
+             100\nmicrobatches: 5\nseed: 3\nsteps: {STEPS}\n{more}\n"
         );
         std::fs::write(place.file("run.yaml"), text).unwrap();
         Run(place)
@@ -66,7 +68,8 @@ impl Run {
     fn outputs(&self) -> (Vec<String>, Vec<u8>) {
         let metrics = std::fs::read_to_string(self.0.file("metrics.jsonl")).unwrap();
         let line = |line: &str| {
-            let all: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).unwrap();
+            let all: serde_json::Map<String, serde_json::Value> =
+                serde_json::from_str(line).unwrap();
             let all = all.into_iter().filter(|(key, _)| key != "step_ms");
             all.map(|(key, value)| format!("{key}={value} ")).collect()
         };
@@ -91,15 +94,17 @@ async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result(
     let mut boss = run.local(3);
     // The first dies as soon as training starts, and the second when checkpoints exist. The third
     // only falls silent.
-    for (moment, victim, signal) in [("step 1/", 0, "KILL"), (" written", 2, "KILL"), (" written", 1, "STOP")] {
+    for (moment, victim, signal) in
+        [("step 1/", 0, "KILL"), (" written", 2, "KILL"), (" written", 1, "STOP")]
+    {
         boss.line(moment).await;
         send_signal(boss.children()[victim], signal);
-        boss.line("steps were done again").await;
+        boss.line("recovery: repeated").await;
     }
     assert_eq!(boss.children().len(), 3, "nobody is left behind");
     let ended = boss.end_within(PATIENCE).await.expect_success();
     assert_same(&run.outputs(), &quiet);
-    assert_eq!(said(&ended, "recovery: going on with 3 of 3 workers").len(), 3);
+    assert_eq!(said(&ended, "recovery: resuming with 3 of 3 workers").len(), 3);
     // A due checkpoint may also have been missed, which prints a reason too.
     let lost = said(&ended, "workers were lost");
     let of = |reason: &str| lost.iter().filter(|line| line.contains(reason)).count();
@@ -115,8 +120,11 @@ async fn remaining_workers_resume_the_run() {
     for (moment, victim, left) in [(" written", 1, 2), (" written", 2, 1)] {
         boss.line(moment).await;
         workers[victim].signal("KILL");
-        boss.line(&format!("recovery: going on with {left} of 3 workers, from the checkpoint of step")).await;
-        boss.line("steps were done again").await;
+        boss.line(&format!(
+            "recovery: resuming with {left} of 3 workers from the checkpoint of step"
+        ))
+        .await;
+        boss.line("recovery: repeated").await;
     }
     boss.end_within(PATIENCE).await.expect_success();
     assert_same(&run.outputs(), &quiet);
@@ -125,19 +133,23 @@ async fn remaining_workers_resume_the_run() {
 #[tokio::test]
 async fn workers_resume_from_peer_snapshots() {
     let quiet = Run::quiet("replicas: 1").await;
-    for replicas in
-        ["replicas: 1", "replicas: [1, 2]", "replicas: [1, 2]\nshard: optimizer", "replicas: [1, 2]\nshard: parameters"]
-    {
+    for replicas in [
+        "replicas: 1",
+        "replicas: [1, 2]",
+        "replicas: [1, 2]\nshard: optimizer",
+        "replicas: [1, 2]\nshard: parameters",
+    ] {
         let run = Run::new(&format!("{replicas}\nredundancy: {{neighbour: 3}}"));
         let (mut boss, at) = run.boss(3).await;
         let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
         let mut spares = Vec::new();
         for victim in [1, 0] {
-            boss.line("workers keep the state of step").await;
+            boss.line("peer snapshots protect the run").await;
             workers[victim].signal("KILL");
             spares.push(run.0.worker(&at.port, &[]));
-            boss.line("recovery: going on with 3 of 3 workers, from the workers' copy of step").await;
-            boss.line("steps were done again").await;
+            boss.line("recovery: resuming with 3 of 3 workers from the peer snapshot of step")
+                .await;
+            boss.line("recovery: repeated").await;
         }
         boss.end_within(PATIENCE).await.expect_success();
         assert_same(&run.outputs(), &quiet);
@@ -159,8 +171,8 @@ async fn a_boss_that_comes_again_finds_the_state_at_its_workers() {
     let again = again.into_iter().chain(more.iter().map(String::as_str));
     let boss = run.0.start("bossman", &again.collect::<Vec<_>>());
     let ended = boss.end_within(PATIENCE).await.expect_success();
-    let line = said(&ended, "going on after step").first().map(|line| (*line).clone()).unwrap();
-    assert!(line.ends_with("with the workers' copy of it"), "{line}");
+    let line = said(&ended, "resuming from the").first().map(|line| (*line).clone()).unwrap();
+    assert!(line.contains("from the peer snapshot of step"), "{line}");
     for worker in workers {
         worker.end().await.expect_success();
     }
@@ -181,11 +193,15 @@ async fn only_one_of_two_bosses_is_obeyed() {
     let file = run.0.file("run.yaml");
     let again = ["train", file.to_str().unwrap(), "--workers", "2", "--port", "0", "--resume"];
     let more = run.arguments();
-    let mut second =
-        run.0.start("bossman", &again.into_iter().chain(more.iter().map(String::as_str)).collect::<Vec<_>>());
+    let mut second = run.0.start(
+        "bossman",
+        &again.into_iter().chain(more.iter().map(String::as_str)).collect::<Vec<_>>(),
+    );
     let line = second.line("MODEL_PORT=").await;
-    address.points_to(line.split_whitespace().find_map(|word| word.strip_prefix("MODEL_PORT=")).unwrap());
-    second.line("going on after step").await;
+    address.points_to(
+        line.split_whitespace().find_map(|word| word.strip_prefix("MODEL_PORT=")).unwrap(),
+    );
+    second.line("resuming from the").await;
     first.signal("CONT");
     first.line("workers were lost").await;
     second.end_within(PATIENCE).await.expect_success();
@@ -195,15 +211,17 @@ async fn only_one_of_two_bosses_is_obeyed() {
     assert_same(&run.outputs(), &quiet);
     first.signal("KILL");
     let said_first = first.end().await;
-    assert!(said(&said_first, "recovery: going on").is_empty(), "{:?}", said_first.errors);
+    assert!(said(&said_first, "recovery: resuming").is_empty(), "{:?}", said_first.errors);
 }
 
 #[tokio::test]
 async fn what_cannot_have_neighbours_is_told_so() {
     let run = Run::new("redundancy: neighbour");
-    for (workers, problem) in [(1, "one worker has no neighbour"), (2, "local workers keep nothing")] {
+    for (workers, problem) in
+        [(1, "requires two workers"), (2, "cannot be combined with local workers")]
+    {
         let line = run.local(workers).end().await.error_line();
-        assert!(line.contains(&format!("`redundancy: neighbour`: {problem}")), "{line}");
+        assert!(line.contains(&format!("`redundancy: neighbour` {problem}: ")), "{line}");
     }
 }
 
@@ -215,9 +233,9 @@ async fn a_spare_worker_replaces_a_lost_one() {
     let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
     boss.line(" written").await;
     workers[0].signal("KILL");
-    boss.line("recovery: 2 of 3 workers are left, which is too few; waiting for more").await;
+    boss.line("recovery: 2 of 3 workers remain, which is too few; waiting for more").await;
     let spare = run.0.worker(&at.port, &[]);
-    boss.line("recovery: going on with 3 of 3 workers").await;
+    boss.line("recovery: resuming with 3 of 3 workers").await;
     boss.end_within(PATIENCE).await.expect_success();
     spare.end().await.expect_success();
     assert_same(&run.outputs(), &quiet);
@@ -242,7 +260,7 @@ async fn others_take_over_from_a_worker_that_panics_or_has_no_memory_or_never_en
         assert!(said == "out of memory" || said == "2 s" || said.contains("panicked"), "{said}");
         let line = boss.line("workers were lost").await;
         assert!(line.contains(&why), "{line}");
-        boss.line("recovery: going on with 1 of 2 workers, from the checkpoint of step").await;
+        boss.line("recovery: resuming with 1 of 2 workers from the checkpoint of step").await;
         boss.end_within(PATIENCE).await.expect_success();
         worker.end().await.expect_success();
         assert_same(&run.outputs(), &quiet);

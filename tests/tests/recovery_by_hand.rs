@@ -24,7 +24,9 @@ async fn train(boss: &mut BossMan, step: u64) -> Result<(), BossManError> {
 /// Same as [`train`], but calls `strike` between a forward and a backward pass. Each tensor that
 /// was passed to a call is overwritten once the call is done.
 async fn struck(boss: &mut BossMan, step: u64, strike: impl FnOnce()) -> Result<(), BossManError> {
-    let mut x = (Tensor::arange(16 * 64, (Kind::Float, Device::Cpu)) * 0.1 + step as f64).sin().reshape([16, 64]);
+    let mut x = (Tensor::arange(16 * 64, (Kind::Float, Device::Cpu)) * 0.1 + step as f64)
+        .sin()
+        .reshape([16, 64]);
     let y = Tensor::arange(16, (Kind::Int64, Device::Cpu)).remainder(10);
     if step.is_multiple_of(2) {
         let (done, mut used) = (boss.train_step(&Batch::new(&x, &y)).await, y.shallow_clone());
@@ -49,7 +51,9 @@ async fn start(host: Host) -> BossMan {
 }
 
 async fn start_cut(host: Host, cuts: Cuts) -> BossMan {
-    let builder = BossMan::builder(Model::from_yaml(MODEL).unwrap()).loss(Loss::cross_entropy()).microbatches(4);
+    let builder = BossMan::builder(Model::from_yaml(MODEL).unwrap())
+        .loss(Loss::cross_entropy())
+        .microbatches(4);
     let builder = builder.clip_grad_norm(1.0).cuts(cuts);
     let mut boss = builder.build(host.quiet().wait().await.unwrap()).unwrap();
     boss.distribute_model().await.unwrap();
@@ -122,7 +126,7 @@ async fn a_program_goes_on_from_a_state_in_memory_or_in_a_folder() {
         }
     };
     assert!(error.workers_were_lost(), "{error}");
-    assert!(error.to_string().contains("enable_recovery() has calls done again by themselves"), "{error}");
+    assert!(error.to_string().contains("enable_recovery() repeats calls automatically"), "{error}");
     drop(boss);
     let mut boss = start(here.host(1)).await;
     boss.restore(&state).await.unwrap();
@@ -152,7 +156,9 @@ async fn calls_by_hand_are_done_again_where_workers_are_lost() {
         if step == 5 || step == 1 {
             workers.insert(0, here.worker());
         }
-        struck(&mut boss, step, || victim.iter().for_each(|victim| victim.signal("KILL"))).await.unwrap();
+        struck(&mut boss, step, || victim.iter().for_each(|victim| victim.signal("KILL")))
+            .await
+            .unwrap();
         if step == 8 {
             victim.unwrap().signal("KILL");
             boss.eval();
@@ -178,7 +184,10 @@ async fn calls_go_on_where_a_local_worker_ends() {
         let mut victim = None;
         // Strike between a forward and a backward pass. Before the second time, a state was taken.
         let strike = || {
-            victim = processes_with(mine.to_str().unwrap()).into_iter().max().filter(|_| [1, 5].contains(&step));
+            victim = processes_with(mine.to_str().unwrap())
+                .into_iter()
+                .max()
+                .filter(|_| [1, 5].contains(&step));
             victim.into_iter().for_each(|victim| send_signal(victim, "KILL"));
         };
         struck(&mut boss, step, strike).await.unwrap();
@@ -204,7 +213,8 @@ async fn a_loss_during_recovery_is_recovered() {
     let here = Here::new();
     let (_over, ends) = mpsc::channel();
     let (at, _stays) = (here.listening(), here.worker());
-    let mut first = tokio::spawn(async move { run_faulty_worker(&at, (Fault::HasNoMemory, 5), ends).await });
+    let mut first =
+        tokio::spawn(async move { run_faulty_worker(&at, (Fault::HasNoMemory, 5), ends).await });
     // The cut allows no other number of workers.
     let mut boss = start_cut(here.host(2), Cuts::At(vec!["first".into()])).await;
     boss.enable_recovery(3).await.unwrap();
@@ -221,7 +231,10 @@ async fn a_loss_during_recovery_is_recovered() {
     let (_over, ends) = mpsc::channel();
     let others = async {
         let left = run_faulty_worker(&here.listening(), (Fault::HasNoMemory, 0), ends).await;
-        assert!(matches!(&left, LinkError::Evicted { reason } if reason == "out of memory"), "{left}");
+        assert!(
+            matches!(&left, LinkError::Evicted { reason } if reason == "out of memory"),
+            "{left}"
+        );
         here.worker()
     };
     let both = async { tokio::join!(train(&mut boss, step * 2), others) };
@@ -241,16 +254,25 @@ async fn what_cannot_be_done_again_is_told_with_what_to_call() {
     let mut boss = start(here.host(2)).await;
     boss.enable_recovery(3).await.unwrap();
     // A state holds no gradients.
-    let logits = boss.forward(&Tensor::ones([2, 64], (Kind::Float, Device::Cpu)), Variables::new()).await.unwrap();
+    let logits = boss
+        .forward(&Tensor::ones([2, 64], (Kind::Float, Device::Cpu)), Variables::new())
+        .await
+        .unwrap();
     boss.backward(&logits.ones_like()).await.unwrap();
-    assert!(boss.enable_recovery(3).await.unwrap_err().to_string().contains("after an optimizer step"));
+    assert!(boss
+        .enable_recovery(3)
+        .await
+        .unwrap_err()
+        .to_string()
+        .contains("after an optimizer step"));
     boss.optim_step().await.unwrap();
     let weights = boss.state_dict().await.unwrap();
     boss.load_state_dict(&weights).await.unwrap();
     workers[0].signal("KILL");
     let error = train(&mut boss, 0).await.unwrap_err();
     assert!(error.workers_were_lost(), "{error}");
-    let told = "cannot be done again, for a call failed, or weights or an optimizer were set; build a BossMan";
+    let told = "cannot be repeated, because a call failed, or weights or an optimizer were set; \
+                build a BossMan";
     assert!(error.to_string().contains(told), "{error}");
     drop(boss);
     let mut boss = start(here.host(1)).await;
@@ -262,5 +284,10 @@ async fn what_cannot_be_done_again_is_told_with_what_to_call() {
     }
     workers[1].signal("KILL");
     let error = train(&mut boss, 0).await.unwrap_err();
-    assert!(error.to_string().contains("for the future of a call was dropped before its end; build"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("because the future of a call was dropped before its end; build"),
+        "{error}"
+    );
 }

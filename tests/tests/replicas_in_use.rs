@@ -5,8 +5,8 @@
 
 use bossman::data::{Dataset, Source};
 use bossman::{
-    Batch, BossMan, BossManError, Host, Loss, Model, Optimizer, Predictions, Replicas, ScheduleKind, Score, Sharding,
-    StateDict, Variables,
+    Batch, BossMan, BossManError, Host, Loss, Model, Optimizer, Predictions, Replicas,
+    ScheduleKind, Score, Sharding, StateDict, Variables,
 };
 use std::fmt::Write as _;
 use std::future::Future;
@@ -59,7 +59,9 @@ async fn step_by_hand(boss: &mut BossMan) {
 
 /// Makes samples that are the same in every run.
 fn batch(number: i64, samples: i64) -> Batch {
-    let x = (Tensor::arange(samples * 8, (Kind::Float, Device::Cpu)) * 0.37 + number).sin().view([samples, 8]);
+    let x = (Tensor::arange(samples * 8, (Kind::Float, Device::Cpu)) * 0.37 + number)
+        .sin()
+        .view([samples, 8]);
     Batch::new(&x, &(Tensor::arange(samples, (Kind::Int64, Device::Cpu)) + number).remainder(4))
 }
 
@@ -70,14 +72,16 @@ fn what_replicas_share_out_is_what_one_worker_finds() {
         let csv = folder.path().join("samples.csv");
         let mut lines = String::new();
         for sample in 0..23 {
-            let numbers: Vec<String> = (0..8).map(|n| (f64::from(sample * 8 + n) * 0.11).cos().to_string()).collect();
+            let numbers: Vec<String> =
+                (0..8).map(|n| (f64::from(sample * 8 + n) * 0.11).cos().to_string()).collect();
             writeln!(lines, "{}", numbers.join(",")).unwrap();
         }
         std::fs::write(&csv, lines).unwrap();
         let mut found: Vec<([u64; 2], Vec<u8>)> = Vec::new();
         let alone = [&[1][..], &[2], &[3], &[1, 2]].map(|replicas| (replicas, None));
         // Each worker has several stages, and keeps a part of them.
-        let in_part = [&[2][..], &[3], &[1, 2]].map(|replicas| (replicas, Some(Sharding::Parameters)));
+        let in_part =
+            [&[2][..], &[3], &[1, 2]].map(|replicas| (replicas, Some(Sharding::Parameters)));
         for (replicas, sharding) in alone.into_iter().chain(in_part) {
             let mut boss = boss(replicas, sharding).await;
             boss.send_optimizer(Optimizer::sgd(0.1)).await.unwrap();
@@ -87,7 +91,8 @@ fn what_replicas_share_out_is_what_one_worker_finds() {
             step_by_hand(&mut boss).await;
             // The last batch of a round of three comes alone, and two sizes go together.
             let sizes = [5, 5, 5, 9, 1, 5, 2];
-            let batches = || sizes.iter().zip(100..).map(|(samples, number)| batch(number, *samples));
+            let batches =
+                || sizes.iter().zip(100..).map(|(samples, number)| batch(number, *samples));
             let score = Score::of(&mut boss, batches().map(Ok::<_, BossManError>)).await.unwrap();
             let (mut loss, mut counted) = (0.0, 0.0);
             for batch in batches() {
@@ -98,13 +103,22 @@ fn what_replicas_share_out_is_what_one_worker_finds() {
             assert_eq!(score.loss.to_bits(), f64::to_bits(loss / counted), "{replicas:?}");
 
             let to = folder.path().join(format!("{}.csv", found.len()));
-            let data = Dataset::open_inputs(&Source::File(csv.clone()), boss.model().graph(), None).unwrap();
-            let predicted = Predictions::create(&to).unwrap().of(&mut boss, &data, 5).await.unwrap();
+            let data = Dataset::open_inputs(&Source::File(csv.clone()), boss.model().graph(), None)
+                .unwrap();
+            let predicted =
+                Predictions::create(&to).unwrap().of(&mut boss, &data, 5).await.unwrap();
             assert_eq!(predicted.samples, 23);
-            found.push(([score.loss.to_bits(), score.accuracy.unwrap().to_bits()], std::fs::read(to).unwrap()));
+            found.push((
+                [score.loss.to_bits(), score.accuracy.unwrap().to_bits()],
+                std::fs::read(to).unwrap(),
+            ));
             boss.shutdown().await;
         }
-        assert!(found.iter().all(|of| *of == found[0]), "{:?}", found.iter().map(|(of, _)| of).collect::<Vec<_>>());
+        assert!(
+            found.iter().all(|of| *of == found[0]),
+            "{:?}",
+            found.iter().map(|(of, _)| of).collect::<Vec<_>>()
+        );
     });
 }
 
@@ -112,7 +126,9 @@ fn what_replicas_share_out_is_what_one_worker_finds() {
 fn weights_that_are_loaded_reach_every_replica() {
     within_limit(async {
         let in_part = Some(Sharding::Parameters);
-        for (replicas, sharding) in [(&[3][..], None), (&[3, 2], None), (&[3], in_part), (&[3, 2], in_part)] {
+        for (replicas, sharding) in
+            [(&[3][..], None), (&[3, 2], None), (&[3], in_part), (&[3, 2], in_part)]
+        {
             let mut boss = boss(replicas, sharding).await;
             let mut other = StateDict::default();
             for (name, tensor) in boss.state_dict().await.unwrap().iter() {
@@ -134,11 +150,19 @@ fn weights_that_are_loaded_reach_every_replica() {
 
             let mut misshapen = StateDict::default();
             for (name, tensor) in loaded.iter() {
-                misshapen.insert(name, &if name == "4.weight" { tensor.narrow(0, 0, 2) } else { tensor * 3 });
+                misshapen.insert(
+                    name,
+                    &if name == "4.weight" { tensor.narrow(0, 0, 2) } else { tensor * 3 },
+                );
             }
             let error = boss.load_state_dict(&misshapen).await.unwrap_err().to_string();
             assert!(error.contains("`4.weight`: expected"), "{error}");
-            assert!(boss.state_dict().await.unwrap().iter().all(|(name, t)| t.equal(loaded.get(name).unwrap())));
+            assert!(boss
+                .state_dict()
+                .await
+                .unwrap()
+                .iter()
+                .all(|(name, t)| t.equal(loaded.get(name).unwrap())));
             boss.shutdown().await;
         }
     });

@@ -8,7 +8,10 @@ use pipeline::optimizer::AdamArgs;
 use pipeline::replicas::{Compress, Sharding, WorkerGroups};
 use pipeline::{Cuts, OptimizerSpec, Placement, Plan, ScheduleKind};
 use tests::programs::train_in_processes;
-use tests::{cuts, one_process, train, Case, Connectivity, InMemoryCluster, SocketCluster, Steps, TestCluster, STEPS};
+use tests::{
+    cuts, one_process, train, Case, Connectivity, InMemoryCluster, SocketCluster, Steps,
+    TestCluster, STEPS,
+};
 
 const SHARDINGS: [Sharding; 3] = [Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters];
 
@@ -21,7 +24,8 @@ fn along_the_tree(case: Case) -> Case {
 }
 
 fn plan(case: &Case, replicas: &[u16], placement: Placement, sharding: Sharding) -> Option<Plan> {
-    let plan = Plan::new(case.model.graph(), &Cuts::Auto, WorkerGroups::of(replicas), placement).ok()?;
+    let plan =
+        Plan::new(case.model.graph(), &Cuts::Auto, WorkerGroups::of(replicas), placement).ok()?;
     Some(plan.sharded(Some(sharding)))
 }
 
@@ -35,7 +39,9 @@ fn every_configuration(case: Case) {
         let ways = placements.into_iter().flat_map(|p| SHARDINGS.map(|sharding| (p, sharding)));
         // Parameters are sharded with one placement, in turn.
         let in_turn = placements[number % placements.len()];
-        for (placement, sharding) in ways.filter(|(p, s)| *s != Sharding::Parameters || *p == in_turn) {
+        for (placement, sharding) in
+            ways.filter(|(p, s)| *s != Sharding::Parameters || *p == in_turn)
+        {
             let Some(plan) = plan(case, replicas, placement, sharding) else { continue };
             // Parameters are gathered in the order of passes, which must be the same on all
             // replicas.
@@ -47,8 +53,13 @@ fn every_configuration(case: Case) {
             };
             let kind = kinds[number % kinds.len()];
             let what = format!("{} on {replicas:?}, {kind}, {sharding}", case.name);
-            let training =
-                train(case, &plan, kind, 5, &mut InMemoryCluster::new(plan.clone(), case.seed, number as u64));
+            let training = train(
+                case,
+                &plan,
+                kind,
+                5,
+                &mut InMemoryCluster::new(plan.clone(), case.seed, number as u64),
+            );
             expected.assert_same(&training, &what);
         }
     }
@@ -72,8 +83,13 @@ fn over_sockets(case: Case) {
     let gathered = reaches.into_iter().map(|reach| (reach, Sharding::Parameters));
     for (reach, sharding) in reaches.into_iter().zip(shardings).chain(gathered) {
         let plan = plan(case, &[2, 2], Placement::Plain, sharding).unwrap();
-        let training =
-            train(case, &plan, ScheduleKind::ZbH1, 5, &mut SocketCluster::new(plan.clone(), case.seed, reach));
+        let training = train(
+            case,
+            &plan,
+            ScheduleKind::ZbH1,
+            5,
+            &mut SocketCluster::new(plan.clone(), case.seed, reach),
+        );
         expected.assert_same(&training, &format!("{} over {reach:?}, {sharding}", case.name));
     }
 }
@@ -89,18 +105,22 @@ macro_rules! sharding {
     };
 }
 
-sharding!(residual skip convnet tied);
+sharding!(narrow_residual skip convnet tied);
 
 #[test]
 fn real_connections() {
-    over_sockets(Case::residual());
+    over_sockets(Case::narrow_residual());
 }
 
 /// Tests every optimizer with the state that it keeps: momentum, moments, none.
 #[test]
 fn every_optimizer() {
     let adamw = AdamArgs { lr: 3e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
-    let optimizers = [OptimizerSpec::sgd(0.01), OptimizerSpec::sgd_momentum(0.01, 0.9), OptimizerSpec::AdamW(adamw)];
+    let optimizers = [
+        OptimizerSpec::sgd(0.01),
+        OptimizerSpec::sgd_momentum(0.01, 0.9),
+        OptimizerSpec::AdamW(adamw),
+    ];
     for optimizer in optimizers {
         every_configuration(Case::branchy().optimized_by(optimizer));
     }
@@ -111,26 +131,33 @@ fn every_optimizer() {
 fn compressed() {
     tensor::threads::set_count(1);
     for form in [Compress::Bf16, Compress::Int8] {
-        let case = Case::residual();
+        let case = Case::narrow_residual();
         // A round without an update ends once the gradients that other replicas sum are on their
         // way to them.
         let steps = Steps { accumulate: 2, ..case.steps };
-        let exact = one_process(&along_the_tree(Case::residual().with(steps)), 5);
+        let exact = one_process(&along_the_tree(Case::narrow_residual().with(steps)), 5);
         let case = &case.with(Steps { reduction: Reduction::Compressed(form), ..steps });
         let run = |order| {
             let plan = plan(case, &[3], Placement::Plain, Sharding::Optimizer).unwrap();
             let mut cluster = InMemoryCluster::new(plan.clone(), case.seed, order);
             let training = train(case, &plan, ScheduleKind::GPipe, 5, &mut cluster);
-            let digests = cluster.call(pipeline::boss::Request::Digest).unwrap().digests;
+            let digests = cluster.call(pipeline::boss::Digest).unwrap();
             // The digests of three replicas follow each other, with the same parameters for each.
-            let (each, of) = (digests.len() / 3, |place: usize| (&digests[place].2, digests[place].3));
-            assert!(each > 0 && (0..digests.len()).all(|place| of(place) == of(place % each)), "{form}");
+            let (each, of) =
+                (digests.len() / 3, |place: usize| (&digests[place].2, digests[place].3));
+            assert!(
+                each > 0 && (0..digests.len()).all(|place| of(place) == of(place % each)),
+                "{form}"
+            );
             training
         };
         let first = run(0);
         first.assert_same(&run(1), &form);
         // It is as close as without sharding.
-        assert!(first.losses_differ_by_at_most(&exact, 0.5), "{form}: far from what it is in float32");
+        assert!(
+            first.losses_differ_by_at_most(&exact, 0.5),
+            "{form}: far from what it is in float32"
+        );
     }
 }
 

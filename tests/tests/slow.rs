@@ -59,10 +59,18 @@ async fn a_worker_a_hundred_times_too_slow_slows_training_down_and_no_more() {
     let test = async {
         let begin = |more: &str| {
             let place = TestFolder::new();
-            let run = place.run_file(&Case::branchy(), STEPS, &format!("microbatches: 4\nschedule: 1f1b\n{more}"));
+            let run = place.run_file(
+                &Case::branchy(),
+                STEPS,
+                &format!("microbatches: 4\nschedule: 1f1b\n{more}"),
+            );
             let path = |name: &str| place.file(name).to_str().unwrap().to_string();
-            let outcome =
-                ["--metrics".to_string(), path("metrics.jsonl"), "--save".into(), path("weights.safetensors")];
+            let outcome = [
+                "--metrics".to_string(),
+                path("metrics.jsonl"),
+                "--save".into(),
+                path("weights.safetensors"),
+            ];
             (place, run, outcome)
         };
         let (quiet, run, outcome) = begin("");

@@ -4,9 +4,9 @@
 
 use link::testing::{dial, join_control, listen};
 use link::{Identity, Listener, ListenerEvent, WorkerInfo};
-use pipeline::boss::{Request, MOST_WAITING};
-use pipeline::frame::{encode, Envelope};
-use pipeline::message::{Head, PROTOCOL_VERSION};
+use pipeline::boss::{Instruction, MAX_PENDING_BATCHES};
+use pipeline::frame::{encode, Envelope, TensorEnvelope};
+use pipeline::message::{TensorHead, ToBoss, ToWorker, PROTOCOL_VERSION};
 use pipeline::replicas::BucketBytes;
 use pipeline::{Cuts, Placement, Plan, TensorMeta};
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
@@ -42,7 +42,8 @@ async fn a_worker_of_another_version_is_told_both_versions() {
     assert_eq!(reply[..12], words_of_version(PROTOCOL_VERSION)[..12]);
     quic.close(0u32.into(), b"");
     let line = format!(
-        "turned away 127.0.0.1: protocol versions differ: this program speaks {PROTOCOL_VERSION}, the other end 99"
+        "turned away 127.0.0.1: protocol versions differ: this program has {PROTOCOL_VERSION}, \
+         the other end 99"
     );
     boss.line(&line).await;
 }
@@ -58,7 +59,8 @@ async fn a_boss_of_another_version_is_named_with_both_versions() {
     send.write_all(&words_of_version(99)).await.unwrap();
     let line = worker.end().await.error_line();
     let expected = format!(
-        "worker: protocol versions differ: this program speaks {PROTOCOL_VERSION}, the other end 99; install the same"
+        "worker: protocol versions differ: this program has {PROTOCOL_VERSION}, the other end \
+         99; install the same"
     );
     assert!(line.starts_with(&expected), "{line}");
 }
@@ -138,18 +140,35 @@ impl Rogue {
             let endpoint = link::worker_endpoint(&ticket, address).unwrap();
             let membership = link::join(&endpoint, address, &ticket, info()).await.unwrap();
             let compute = ComputeThread::start(|| StageCompute::new(tch::Device::Cpu)).unwrap();
-            runtime::serve(membership, &endpoint, &ticket, compute, None, runtime::SnapshotStore::default()).await
+            runtime::serve(
+                membership,
+                &endpoint,
+                &ticket,
+                compute,
+                None,
+                runtime::SnapshotStore::default(),
+            )
+            .await
         });
         assert!(matches!(listener.next().await, ListenerEvent::Joined { .. }));
-        let plan = Plan::new(Case::branchy().model.graph(), &Cuts::Auto, 2, Placement::Plain).unwrap();
-        let handle = runtime::start(listener, plan, BucketBytes::default(), 0, MOST_WAITING, |_notice| ()).unwrap();
+        let plan =
+            Plan::new(Case::branchy().model.graph(), &Cuts::Auto, 2, Placement::Plain).unwrap();
+        let handle = runtime::start(
+            listener,
+            plan,
+            BucketBytes::default(),
+            0,
+            MAX_PENDING_BATCHES,
+            |_notice| (),
+        )
+        .unwrap();
         Rogue { handle, quic, control, honest, _keys: keys, _endpoint: endpoint }
     }
 
     /// Returns what the boss says of the second worker. Its connection is closed, and the honest
     /// worker still works.
     async fn found_out(self) -> String {
-        let failure = within(self.handle.call(Request::Distribute)).await.unwrap_err();
+        let failure = within(self.handle.call(Instruction::Distribute)).await.unwrap_err();
         assert_eq!(failure.worker, Some(pipeline::ids::WorkerId(0)), "{failure}");
         within(self.quic.closed()).await;
         assert!(!self.honest.is_finished());
@@ -170,8 +189,9 @@ async fn within<T>(future: impl std::future::Future<Output = T>) -> T {
     tokio::time::timeout(TIMEOUT, future).await.unwrap()
 }
 
-fn state_frame(tensors: Vec<TensorMeta>) -> Envelope {
-    Envelope { route: None, head: Head::State { id: 1, name: "stem.weight".into() }, tensors }
+fn state_frame(tensors: Vec<TensorMeta>) -> Envelope<ToBoss> {
+    let head = TensorHead::State { id: 1, name: "stem.weight".into() };
+    Envelope::Tensors(TensorEnvelope { route: None, head, tensors })
 }
 
 #[tokio::test]
@@ -180,7 +200,10 @@ async fn a_frame_with_too_long_a_head_costs_its_sender_the_place_and_nobody_else
     control.0.write_all(&u32::MAX.to_le_bytes()).await.unwrap();
     let event = within(listener.next()).await;
     let ListenerEvent::Left { reason, .. } = event else { panic!("{event:?}") };
-    assert_eq!(reason, "it broke the protocol: a frame head of 4294967295 bytes; at most 16777216 are allowed");
+    assert_eq!(
+        reason,
+        "it broke the protocol: a frame head of 4294967295 bytes; at most 16777216 are allowed"
+    );
     within(quic.closed()).await;
     assert_eq!(listener.missing(), 1);
 }
@@ -190,7 +213,10 @@ async fn a_head_that_is_no_head_ends_its_sender() {
     let rogue = Rogue::in_a_run().await;
     rogue.stream(&[4, 0, 0, 0, 0xc1, 0xc1, 0xc1, 0xc1]).await;
     let failure = rogue.found_out().await;
-    assert!(failure.contains("it broke the protocol: a frame head that cannot be read"), "{failure}");
+    assert!(
+        failure.contains("it broke the protocol: a frame head that cannot be read"),
+        "{failure}"
+    );
 }
 
 #[tokio::test]
@@ -220,10 +246,13 @@ async fn a_tensor_that_ends_early_ends_its_sender() {
 #[tokio::test]
 async fn a_worker_that_gives_orders_is_sent_away() {
     let mut rogue = Rogue::in_a_run().await;
-    let stop = encode(&Envelope { route: None, head: Head::Stop, tensors: Vec::new() }).unwrap();
+    let stop = encode(&Envelope::Message(ToWorker::Stop)).unwrap();
     rogue.control.0.write_all(&stop).await.unwrap();
     let failure = rogue.found_out().await;
-    assert!(failure.contains("it broke the protocol: it sent what only the boss may send"), "{failure}");
+    assert!(
+        failure.contains("it broke the protocol: a frame head that cannot be read"),
+        "{failure}"
+    );
 }
 
 #[tokio::test]
@@ -236,7 +265,7 @@ async fn a_caller_that_says_nothing_holds_nobody_up() {
     drop(control);
     let turned_away = tokio::time::timeout(Duration::from_secs(10), listener.next()).await.unwrap();
     let ListenerEvent::Rejected { reason, .. } = turned_away else { panic!("{turned_away:?}") };
-    assert_eq!(reason, "it did not greet within 5 seconds");
+    assert_eq!(reason, "it sent no handshake within 5 seconds");
     drop(silent);
 }
 
@@ -251,7 +280,8 @@ fn keys_are_readable_by_their_owner_alone() {
     assert_eq!(first.ticket().to_string(), again.ticket().to_string());
     let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&folder), 0o700);
-    let files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let files: Vec<_> =
+        std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 2, "{files:?}");
     assert!(files.iter().all(|file| mode(file) == 0o600), "{files:?}");
 }

@@ -1,9 +1,10 @@
-//! The stage engine alone on one thread: 8 encoder layers as one stage, 8 microbatches of 4, Adam; or the model of a file.
+//! The stage engine alone on one thread: 8 encoder layers as one stage, 8 microbatches of 4, Adam;
+//! or the model of a file.
 //!
 //! ```text
-//! cargo run --release -p worker --example engine_bench              milliseconds a step, and peak memory
-//! cargo run --release -p worker --example engine_bench -- split     with the backward pass in halves
-//! cargo run --release -p worker --example engine_bench -- tree      with gradients summed along a tree
+//! cargo run --release -p worker --example engine_bench            time and peak memory
+//! cargo run --release -p worker --example engine_bench -- split   backward pass in halves
+//! cargo run --release -p worker --example engine_bench -- tree    gradients summed along a tree
 //! cargo run --release -p worker --example engine_bench -- examples/models/residual.yaml
 //! ```
 
@@ -14,17 +15,20 @@ use pipeline::loss::LossSpec;
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::{buckets, BucketBytes};
-use pipeline::task::{Branch, Update};
+use pipeline::task::{TreeLeaf, Update};
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
-use worker::engine::{Engine, LossInputs, Mode, Pass, StageConfig, StageInput, TreeTarget};
+use worker::engine::{
+    CustomLayers, Engine, HealthCheck, LossInputs, Mode, Pass, StageConfig, StageInput, TreeTarget,
+};
 
 const ENCODER: &str = "
 inputs: {x: [batch, 64, 256]}
 layers:
   - repeat: 8
     layers:
-      - TransformerEncoderLayer: {d_model: 256, nhead: 4, dim_feedforward: 1024, dropout: 0.0, batch_first: true, norm_first: true}
+      - TransformerEncoderLayer: {d_model: 256, nhead: 4, dim_feedforward: 1024, dropout: 0.0, \
+                       batch_first: true, norm_first: true}
 ";
 const BATCH: u64 = 32;
 const STEPS: usize = 12;
@@ -42,7 +46,7 @@ fn main() -> Result<()> {
         Some(file) => (LayerGraph::from_file(file)?, 1),
         None => (LayerGraph::from_yaml(ENCODER, "encoder")?, 8),
     };
-    let mut engine = Engine::build(whole(&graph))?;
+    let mut engine = Engine::build(whole(&graph), &CustomLayers::default())?;
     engine.set_optimizer(OptimizerSpec::adam(1e-4));
     let (x, y) = (random(&graph, graph.inputs()[0])?, random(&graph, graph.outputs()[0])?);
     let mut times = Vec::new();
@@ -53,7 +57,12 @@ fn main() -> Result<()> {
     }
     times.drain(..2);
     times.sort_by(f64::total_cmp);
-    println!("{:.2} ms a step (median; least {:.2}), {} MiB at most", times[times.len() / 2], times[0], peak()?);
+    println!(
+        "{:.2} ms a step (median; least {:.2}), {} MiB at most",
+        times[times.len() / 2],
+        times[0],
+        peak()?
+    );
     Ok(())
 }
 
@@ -64,13 +73,21 @@ fn step(
     microbatches: i64,
     (split, tree): (bool, bool),
 ) -> Result<()> {
-    let branch = Branch { microbatches: u32::try_from(microbatches)?, hand_out: None, last: false, tells: false };
-    for (index, (x, y)) in (0..).zip(x.f_chunk(microbatches, 0)?.into_iter().zip(y.f_chunk(microbatches, 0)?)) {
+    let branch = TreeLeaf {
+        microbatches: u32::try_from(microbatches)?,
+        emit_to_replicas: None,
+        last: false,
+        emits_statistics: false,
+    };
+    for (index, (x, y)) in
+        (0..).zip(x.f_chunk(microbatches, 0)?.into_iter().zip(y.f_chunk(microbatches, 0)?))
+    {
         let pass = Pass {
             key: MicrobatchKey { batch: number, index },
             step: number,
             mode: Mode::Train,
             defer_statistics: false,
+            check_finite: false,
         };
         let outputs = engine.forward(&pass, vec![x])?;
         let task = LossInputs {
@@ -100,12 +117,17 @@ fn step(
     if tree {
         engine.reduce(number, Vec::new(), Vec::new())?;
     }
-    engine.optim_step(&Update { lr: 1e-4, scale: 1.0, clip: 1.0, skip: false }, Vec::new())?;
+    engine.optim_step(
+        &Update { lr: 1e-4, scale: 1.0, clip: 1.0, skip: false },
+        Vec::new(),
+        HealthCheck::Off,
+    )?;
     Ok(())
 }
 
 fn whole(graph: &LayerGraph) -> StageConfig {
-    let input = |&value: &layerspec::ValueId| StageInput { value, needs_grad: false, sum_here: true };
+    let input =
+        |&value: &layerspec::ValueId| StageInput { value, needs_grad: false, sum_here: true };
     let layers = graph.layers().to_vec();
     let spec = StageSpec {
         stage: StageId(0),
@@ -127,14 +149,16 @@ fn whole(graph: &LayerGraph) -> StageConfig {
         tied_owners: spec.tied_owners,
         seed: 0,
         device: Device::Cpu,
-        custom_layers: worker::engine::CustomLayers::default(),
     }
 }
 
 fn random(graph: &LayerGraph, value: layerspec::ValueId) -> Result<Tensor> {
     let bindings = Bindings::new().with("batch", BATCH);
-    let dims = graph.value(value).ty.dims().iter().map(|dim| dim.eval(&bindings).map(u64::cast_signed));
-    let Some(shape) = dims.collect::<Option<Vec<_>>>() else { bail!("only the batch may be a word") };
+    let dims =
+        graph.value(value).ty.dims().iter().map(|dim| dim.eval(&bindings).map(u64::cast_signed));
+    let Some(shape) = dims.collect::<Option<Vec<_>>>() else {
+        bail!("only the batch may be a word")
+    };
     Ok(Tensor::f_randn(shape, (Kind::Float, Device::Cpu))?)
 }
 

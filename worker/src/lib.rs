@@ -1,23 +1,27 @@
-//! A stage at work: layers as modules, the compute thread, gradients, the optimizer, and the `worker`
-//! program, which dials a boss, takes its stages and works until told to stop.
+//! A stage at work: layers as modules, the compute thread, gradients and the optimizer. The
+//! `worker` program dials a boss, receives its stages, and works until the run ends.
+//!
+//! ```text
+//! program/run -> options, output, every_gpu, nccl
+//!   |
+//!   +-> runtime::serve (sessions, connections)
+//!          |  tasks                           | samples
+//!          v                                  v
+//!       compute/stage_compute              compute/samples (files below --data)
+//!          |  payloads: tensors as bytes
+//!          v
+//!       engine: layers, parameters, gradients, optimizer
+//! ```
 
-mod collective;
 mod compute;
 pub mod engine;
-mod every_gpu;
-mod nccl;
-mod options;
-mod output;
-mod payloads;
-mod place;
 mod program;
-mod samples;
 mod worker;
 
-pub use compute::StageCompute;
+pub use compute::stage_compute::StageCompute;
 pub use engine::{CustomLayer, ForwardContext};
 pub use layerspec::layers::{Arg, Args};
-pub use options::Options;
+pub use program::options::Options;
 pub use tch::Tensor;
 pub use tensor::TensorError;
 pub use worker::Worker;

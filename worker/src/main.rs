@@ -1,4 +1,4 @@
-//! The `worker` program; see [`worker::Options`] for what it reads.
+//! The `worker` program. [`worker::Options`] lists its flags and environment variables.
 
 fn main() {
     worker::Worker::new().main()

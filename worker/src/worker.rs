@@ -24,8 +24,9 @@ use layerspec::layers::Args;
 /// }
 /// ```
 ///
-/// It reads what the `worker` program reads. Every worker of a run whose stages have the layer must be such a program;
-/// the boss needs nothing but the model file, which says `Custom: {layer: Swish, params: {beta: [512]}}`.
+/// It has the flags and environment variables of the `worker` program. Every worker of a run whose
+/// stages have the layer must be such a program. The boss needs only the model file, which says
+/// `Custom: {layer: Swish, params: {beta: [512]}}`.
 #[derive(Debug, Clone, Default)]
 pub struct Worker {
     layers: CustomLayers,
@@ -37,8 +38,8 @@ impl Worker {
         Self::default()
     }
 
-    /// Adds a layer under the name that model files give as `layer`. `make` reads the layer's arguments when a model
-    /// comes; its error is shown at the boss, before training begins.
+    /// Adds a layer under the name that model files give as `layer`. `make` reads the layer's
+    /// arguments when a model arrives. The boss shows its error before training begins.
     #[must_use]
     pub fn layer<L: CustomLayer + 'static>(
         mut self,
@@ -51,6 +52,6 @@ impl Worker {
 
     /// The program with its arguments.
     pub fn main(self) -> ! {
-        program::main(self.layers)
+        program::run::main(self.layers)
     }
 }

@@ -1,4 +1,4 @@
-//! The `worker` program's flags and environment. What it does once it works is tested in `tests/`.
+//! The `worker` program's flags and environment. Its work itself is tested in `tests/`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -12,7 +12,7 @@ fn worker(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     command.args(arguments).envs(environment.iter().copied()).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Asserts that it ended with this code, and gives what it said on standard error.
+/// Asserts that it ended with this code, and returns its standard error.
 #[track_caller]
 fn errors(output: Output, code: i32) -> String {
     let errors = String::from_utf8(output.stderr).unwrap();
@@ -25,9 +25,17 @@ fn help_lists_every_flag_and_variable() {
     let output = worker(&["--help"], &[("MODEL_TICKET", "a secret")]);
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).unwrap();
-    for promised in
-        ["--host", "--port", "--ticket", "MODEL_HOST", "MODEL_PORT", "MODEL_TICKET", "--device", "--threads", "--relay"]
-    {
+    for promised in [
+        "--host",
+        "--port",
+        "--ticket",
+        "MODEL_HOST",
+        "MODEL_PORT",
+        "MODEL_TICKET",
+        "--device",
+        "--threads",
+        "--relay",
+    ] {
         assert!(text.contains(promised), "no {promised} in\n{text}");
     }
     assert!(!text.contains("a secret"), "{text}");
@@ -37,13 +45,19 @@ fn help_lists_every_flag_and_variable() {
 #[test]
 fn the_version_is_the_package_s() {
     let output = worker(&["--version"], &[]);
-    assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), concat!("worker ", env!("CARGO_PKG_VERSION")));
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap().trim(),
+        concat!("worker ", env!("CARGO_PKG_VERSION"))
+    );
 }
 
 #[test]
 fn a_port_that_is_none_is_named() {
     let said = errors(worker(&[], &[("MODEL_PORT", "abc")]), 2);
-    assert!(said.contains("'abc'") && said.contains("MODEL_PORT") | said.contains("--model-port"), "{said}");
+    assert!(
+        said.contains("'abc'") && said.contains("MODEL_PORT") | said.contains("--model-port"),
+        "{said}"
+    );
     let said = errors(worker(&["--port", "65536"], &[]), 2);
     assert!(said.contains("65536"), "{said}");
 }
@@ -57,9 +71,15 @@ fn unknown_flags_and_arguments_are_refused() {
 #[test]
 fn devices_that_are_not_here_are_named_with_those_that_are() {
     let said = errors(worker(&["--device", "cuda:99"], &[]), 1);
-    assert!(said.starts_with("worker: --device cuda:99: not on this machine, which has cpu"), "{said}");
+    assert!(
+        said.starts_with("worker: --device cuda:99: not on this machine, which has cpu"),
+        "{said}"
+    );
     let said = errors(worker(&["--device", "tpu"], &[]), 1);
-    assert!(said.starts_with("worker: --device") && said.contains("tpu") && said.contains("cpu"), "{said}");
+    assert!(
+        said.starts_with("worker: --device") && said.contains("tpu") && said.contains("cpu"),
+        "{said}"
+    );
 }
 
 #[test]

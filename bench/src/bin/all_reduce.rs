@@ -9,11 +9,11 @@ use bytes::Bytes;
 use clap::Parser;
 use layerspec::{DType, LayerGraph};
 use link::{Identity, Listener, ListenerEvent, Payload, Ticket, Transport, WorkerInfo};
-use pipeline::boss::{Request, RunRequest, MOST_WAITING};
+use pipeline::boss::{Instruction, RunRequest, MAX_PENDING_BATCHES};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
 use pipeline::replicas::{buckets, nodes, shard, Bucket, BucketBytes, WorkerGroups};
 use pipeline::schedule::{Action, Ending, Terms};
-use pipeline::task::{Branch, HandedOut, Outcome, Task};
+use pipeline::task::{EarlyOutput, Outcome, Task, TaskError, TreeLeaf};
 use pipeline::watch::Watch;
 use pipeline::{Cuts, LossSpec, Placement, Plan, ScheduleKind, TensorMeta};
 use runtime::{Compute, ComputeThread, Handle};
@@ -52,7 +52,8 @@ fn main() -> Result<()> {
     let options = Options::parse();
     tensor::memory::keep_freed_memory();
     // One thread, as in the worker program.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         match (options.worker, options.boss) {
             (Some(number), Some(boss)) => work(number, boss, options.transport).await,
@@ -63,14 +64,21 @@ fn main() -> Result<()> {
 
 async fn run_boss(options: &Options) -> Result<()> {
     let layers = options.mib / LAYER_MIB;
-    ensure!(layers > 0 && options.mib.is_multiple_of(LAYER_MIB), "--mib: expected a multiple of {LAYER_MIB}");
-    let layer = format!("  - Linear: {{in_features: {WIDTH}, out_features: {WIDTH}, bias: false}}\n").repeat(layers);
+    ensure!(
+        layers > 0 && options.mib.is_multiple_of(LAYER_MIB),
+        "--mib: expected a multiple of {LAYER_MIB}"
+    );
+    let layer =
+        format!("  - Linear: {{in_features: {WIDTH}, out_features: {WIDTH}, bias: false}}\n")
+            .repeat(layers);
     let model = format!("model: sums\ninputs: {{x: [batch, {WIDTH}]}}\nlayers:\n{layer}");
     let graph = LayerGraph::from_yaml(&model, "sums")?;
-    let plan = Plan::new(&graph, &Cuts::Auto, WorkerGroups::of(&[options.workers]), Placement::Plain)?;
+    let plan =
+        Plan::new(&graph, &Cuts::Auto, WorkerGroups::of(&[options.workers]), Placement::Plain)?;
     let identity = Identity::load_or_create()?;
     let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let mut listener = Listener::open(&identity, here, plan.workers())?.transport(options.transport);
+    let mut listener =
+        Listener::open(&identity, here, plan.workers())?.transport(options.transport);
     let mut workers = Vec::new();
     for number in 0..options.workers {
         workers.push(start(number, listener.address(), identity.ticket(), options.transport)?);
@@ -79,10 +87,15 @@ async fn run_boss(options: &Options) -> Result<()> {
         let event = listener.next().await;
         ensure!(matches!(event, ListenerEvent::Joined { .. }), "{event:?}");
     }
-    let handle = runtime::start(listener, plan.clone(), BucketBytes::default(), 0, MOST_WAITING, |notice| {
-        eprintln!("{notice}")
-    })?;
-    handle.call(Request::Distribute).await?;
+    let handle = runtime::start(
+        listener,
+        plan.clone(),
+        BucketBytes::default(),
+        0,
+        MAX_PENDING_BATCHES,
+        |notice| eprintln!("{notice}"),
+    )?;
+    handle.call(Instruction::Distribute).await?;
     let mut seconds = Vec::new();
     for round in 1..=options.rounds {
         seconds.push(sum(&plan, &graph, &handle, round).await?);
@@ -105,7 +118,11 @@ fn start(number: u16, boss: SocketAddr, ticket: &Ticket, transport: Transport) -
 async fn sum(plan: &Plan, graph: &LayerGraph, handle: &Handle, round: u64) -> Result<f64> {
     let microbatches = plan.workers() as u32;
     let reduction = Reduction::Tree;
-    let terms = Terms { ending: Ending::Gather, reduction, ..Terms::new(ScheduleKind::GPipe, microbatches) };
+    let terms = Terms {
+        ending: Ending::Gather,
+        reduction,
+        ..Terms::new(ScheduleKind::GPipe, microbatches)
+    };
     let schedule = plan.schedule_for(&terms)?;
     let sample = || {
         let meta = TensorMeta { dtype: DType::Float32, shape: vec![1, WIDTH as u64] };
@@ -117,7 +134,7 @@ async fn sum(plan: &Plan, graph: &LayerGraph, handle: &Handle, round: u64) -> Re
         batch: round,
         step: round,
         mode: Mode::Train,
-        cached: None,
+        kv_cache: None,
         actions: schedule.workers,
         order: schedule.order,
         microbatch_assignment: schedule.microbatch_assignment,
@@ -132,10 +149,11 @@ async fn sum(plan: &Plan, graph: &LayerGraph, handle: &Handle, round: u64) -> Re
         targets: (0..microbatches).map(|m| (m, sample())).collect(),
         grads: None,
     };
-    let spans = handle.call(Request::Run(Box::new(run))).await?.spans;
+    let spans = handle.call(Box::new(run)).await?.spans;
     let backward = spans.iter().filter(|span| matches!(span.action, Action::Backward { .. }));
     let took = backward.filter_map(|begin| {
-        let ends = |span: &&pipeline::effect::WorkerSpan| matches!(span.action, Action::Reduce { .. });
+        let ends =
+            |span: &&pipeline::effect::WorkerSpan| matches!(span.action, Action::Reduce { .. });
         let end = spans.iter().filter(ends).find(|span| span.worker == begin.worker)?;
         Some(end.end.0.saturating_sub(begin.start.0))
     });
@@ -148,7 +166,15 @@ async fn work(number: u16, boss: SocketAddr, transport: Transport) -> Result<()>
     let info = WorkerInfo { process: std::process::id(), ..WorkerInfo::default() };
     let membership = link::join(&endpoint, boss, &ticket, info).await?.transport(transport);
     let compute = ComputeThread::start(move || Gradients { number, ..Gradients::default() })?;
-    Ok(runtime::serve(membership, &endpoint, &ticket, compute, None, runtime::SnapshotStore::default()).await?)
+    Ok(runtime::serve(
+        membership,
+        &endpoint,
+        &ticket,
+        compute,
+        None,
+        runtime::SnapshotStore::default(),
+    )
+    .await?)
 }
 
 /// A compute thread without layers: it hands out gradients and receives their sums.
@@ -166,39 +192,50 @@ impl Gradients {
     /// Returns the slices of a replica's shard of a bucket, as byte ranges within the bucket.
     fn slices(&self, bucket: usize, replica: u16) -> Vec<std::ops::Range<usize>> {
         let Some(bucket) = self.buckets.get(bucket) else { return Vec::new() };
-        let begins = |place: usize| bucket.uses.iter().take(place).map(|used| used.elements).sum::<u64>();
+        let begins =
+            |place: usize| bucket.uses.iter().take(place).map(|used| used.elements).sum::<u64>();
         let slices = shard(bucket, replica, self.replicas).into_iter();
         slices
             .map(|slice| {
                 let begin = begins(slice.place);
-                (begin + slice.elements.start) as usize * FLOAT..(begin + slice.elements.end) as usize * FLOAT
+                (begin + slice.elements.start) as usize * FLOAT
+                    ..(begin + slice.elements.end) as usize * FLOAT
             })
             .collect()
     }
 
-    fn hand_out(&self, branch: Branch, index: u32, hand_out: &mut dyn FnMut(HandedOut<Payload>)) {
-        let Some(node) = nodes(branch.microbatches, [index]).first().copied() else { return };
+    fn emit(&self, leaf: TreeLeaf, index: u32, emit: &mut dyn FnMut(EarlyOutput<Payload>)) {
+        let Some(node) = nodes(leaf.microbatches, [index]).first().copied() else { return };
         for (bucket, own) in self.own.iter().enumerate() {
             let of = |replica| {
                 let slices = self.slices(bucket, replica).into_iter().map(|place| {
-                    let meta = TensorMeta { dtype: DType::Float32, shape: vec![(place.len() / FLOAT) as u64] };
+                    let meta = TensorMeta {
+                        dtype: DType::Float32,
+                        shape: vec![(place.len() / FLOAT) as u64],
+                    };
                     Payload { meta, bytes: own.slice(place) }
                 });
                 vec![(node, slices.collect())]
             };
             let shards = (0..self.replicas).map(of).collect();
-            hand_out(HandedOut::Sums { stage: pipeline::ids::StageId(0), bucket: bucket as u32, shards });
+            emit(EarlyOutput::Sums {
+                stage: pipeline::ids::StageId(0),
+                bucket: bucket as u32,
+                shards,
+            });
         }
     }
 
-    /// Copies the sums to where an optimizer would find them.
+    /// Copies the sums to the memory that an optimizer would read.
     fn take(&mut self, buckets: &[Vec<Vec<Payload>>]) -> Result<(), String> {
         for (bucket, shards) in buckets.iter().enumerate() {
             for (replica, slices) in (0..).zip(shards) {
                 let places = self.slices(bucket, replica);
                 for (place, slice) in places.into_iter().zip(slices) {
                     let sum = self.sums.get_mut(bucket).and_then(|sum| sum.get_mut(place));
-                    let sum = sum.filter(|sum| sum.len() == slice.bytes.len()).ok_or("a slice of another size")?;
+                    let sum = sum
+                        .filter(|sum| sum.len() == slice.bytes.len())
+                        .ok_or("a slice of another size")?;
                     sum.copy_from_slice(&slice.bytes);
                 }
             }
@@ -218,20 +255,24 @@ impl Compute for Gradients {
     fn run(
         &mut self,
         task: Task<Payload>,
-        hand_out: &mut dyn FnMut(HandedOut<Payload>),
-    ) -> Result<Outcome<Payload>, Failure> {
+        emit: &mut dyn FnMut(EarlyOutput<Payload>),
+    ) -> Result<Outcome<Payload>, TaskError> {
         match task {
             Task::Build { stages, buckets: bytes, .. } => {
-                self.buckets = stages.first().map_or(Vec::new(), |stage| buckets(stage, bytes, None));
+                self.buckets =
+                    stages.first().map_or(Vec::new(), |stage| buckets(stage, bytes, None));
                 let number = f32::from(self.number + 1).to_le_bytes();
                 let own = |bucket: &Bucket| number.repeat(bucket.elements() as usize).into();
                 self.own = self.buckets.iter().map(own).collect();
-                self.sums = self.buckets.iter().map(|bucket| vec![0; bucket.bytes() as usize]).collect();
+                self.sums =
+                    self.buckets.iter().map(|bucket| vec![0; bucket.bytes() as usize]).collect();
             }
-            Task::Forward { .. } => return Ok(Outcome::Forward { outputs: Vec::new(), loss: Some(0.0) }),
-            Task::Backward { key, branch: Some(branch), .. } => {
-                self.replicas = branch.hand_out.unwrap_or(1);
-                self.hand_out(branch, key.index, hand_out);
+            Task::Forward { .. } => {
+                return Ok(Outcome::Forward { outputs: Vec::new(), loss: Some(0.0) })
+            }
+            Task::Backward { key, leaf: Some(leaf), .. } => {
+                self.replicas = leaf.emit_to_replicas.unwrap_or(1);
+                self.emit(leaf, key.index, emit);
                 return Ok(Outcome::Backward { grads: vec![Vec::new()] });
             }
             Task::Reduce { buckets, .. } => {

@@ -34,9 +34,12 @@ struct Options {
 impl Options {
     fn link(&self) -> Result<bench::link_model::Link> {
         anyhow::ensure!(self.mbit > 0.0, "--mbit {}: expected a rate above 0", self.mbit);
-        let time = |ms: f64| Duration::try_from_secs_f64(ms / 1e3).context("expected a time of 0 ms or more");
+        let time = |ms: f64| {
+            Duration::try_from_secs_f64(ms / 1e3).context("expected a time of 0 ms or more")
+        };
         let now = std::time::Instant::now();
-        Ok(bench::link_model::Link::new(time(self.ms)?, self.mbit * 1e6, time(self.queue_ms)?, now).seed(self.seed))
+        Ok(bench::link_model::Link::new(time(self.ms)?, self.mbit * 1e6, time(self.queue_ms)?, now)
+            .seed(self.seed))
     }
 }
 
@@ -93,7 +96,9 @@ mod line {
 
     fn device(name: &str) -> Result<SyncDevice> {
         let made = DeviceBuilder::new().name(name).mtu(MTU).build_sync();
-        made.with_context(|| format!("cannot make the TUN device {name}; it takes root and /dev/net/tun"))
+        made.with_context(|| {
+            format!("cannot make the TUN device {name}; it takes root and /dev/net/tun")
+        })
     }
 
     /// Reads the packets that the system sends through a device, and sets when each comes out at

@@ -5,7 +5,8 @@ use anyhow::{Context, Result};
 use bench::memory;
 use bossman::trace::Trace;
 use bossman::{
-    Batch, BossMan, Compress, Loss, Model, Optimizer, Replicas, ScheduleKind, Sharding, Transport, Variables,
+    Batch, BossMan, Compress, Loss, Model, Optimizer, Replicas, ScheduleKind, Sharding, Transport,
+    Variables,
 };
 use clap::{Parser, ValueEnum};
 use layerspec::{Bindings, ValueId};
@@ -141,7 +142,8 @@ struct Report {
 async fn main() -> Result<()> {
     let options = Options::parse();
     let Some(file) = &options.model else {
-        let names: Vec<&str> = std::iter::once(AUTO).chain(ScheduleKind::NAMES.map(|(name, _)| name)).collect();
+        let names: Vec<&str> =
+            std::iter::once(AUTO).chain(ScheduleKind::NAMES.map(|(name, _)| name)).collect();
         println!("{}", serde_json::to_string(&names)?);
         return Ok(());
     };
@@ -152,10 +154,13 @@ async fn main() -> Result<()> {
         Some(port) => host.port(port),
         None => host.local(options.workers).threads(1).quiet(),
     };
-    let builder = BossMan::builder(model).schedule(options.schedule.0).microbatches(options.microbatches);
-    let builder = builder.replicas(options.replicas.map(Replicas::Each)).assign_evenly(options.even);
-    let builder = builder.fast_reduction(options.fast_reduction);
-    let builder = builder.compress(options.compress.0).shard(options.shard.0).chunks(options.chunks);
+    let builder =
+        BossMan::builder(model).schedule(options.schedule.0).microbatches(options.microbatches);
+    let builder = builder.replicas(options.replicas.map(Replicas::Each));
+    let builder = if options.even { builder.assign_evenly() } else { builder };
+    let builder = if options.fast_reduction { builder.fast_reduction() } else { builder };
+    let builder =
+        builder.compress(options.compress.0).shard(options.shard.0).chunks(options.chunks);
     let mut boss = builder.loss(Loss::MSELoss).build(host.wait().await?)?;
     boss.distribute_model().await?;
     boss.send_optimizer(Optimizer::adam(options.lr)).await?;
@@ -175,7 +180,8 @@ async fn main() -> Result<()> {
     report.memory = memory::of_children()?;
     report.schedule = boss.schedule().map(|kind| kind.to_string());
     if let Some(timelines) = boss.timelines() {
-        report.predicted_s = timelines.predicted.as_ref().map(|predicted| predicted.step_time as f64 / 1e6);
+        report.predicted_s =
+            timelines.predicted.as_ref().map(|predicted| predicted.step_time as f64 / 1e6);
         if let Some(path) = &options.trace {
             Trace::of(&[(options.steps as u64, timelines)]).save(path)?;
         }
@@ -203,7 +209,11 @@ fn batch(model: &Model, samples: u64) -> Result<(Tensor, Tensor)> {
     }
     let random = |value: Option<&ValueId>| -> Result<Tensor> {
         let value = graph.value(*value.context("the model has no input or no output")?);
-        let sizes = value.ty.shape.eval(&bindings).with_context(|| format!("no size for {}", value.ty.shape))?;
+        let sizes = value
+            .ty
+            .shape
+            .eval(&bindings)
+            .with_context(|| format!("no size for {}", value.ty.shape))?;
         let sizes = sizes.into_iter().map(i64::try_from).collect::<Result<Vec<_>, _>>()?;
         Ok(Tensor::f_rand(sizes, (Kind::Float, Device::Cpu))?)
     };

@@ -21,9 +21,9 @@ const PARALLEL_PARTS: usize = 4;
 #[derive(Clone, Debug)]
 pub(super) struct Folder {
     store: Arc<dyn ObjectStore>,
-    /// As it was named.
+    /// The path or URL as the user wrote it.
     named: String,
-    /// Set on this machine.
+    /// The path, if the folder is on this machine.
     local: Option<PathBuf>,
     /// The waits before each further attempt to read. Clients of object stores have their own.
     waits: &'static [Duration],
@@ -32,15 +32,14 @@ pub(super) struct Folder {
 /// The result of reading a file.
 pub(super) enum Content {
     Whole(Bytes),
-    /// The store says that there is no such file.
+    /// The store reports that there is no such file.
     Missing,
     /// It has this size, which is more than expected.
     TooLarge(u64),
 }
 
 impl Folder {
-    /// This folder, by its path or URL; a local folder is created if it is missing and `make` is
-    /// set.
+    /// Opens a folder by its path or URL. Creates a missing local folder if `make` is set.
     pub(super) fn open(named: &str, make: bool) -> Result<Self, BossManError> {
         let local = named.strip_prefix("file://").or((!named.contains("://")).then_some(named));
         let (store, waits): (Arc<dyn ObjectStore>, &'static [Duration]) = match local {
@@ -56,7 +55,7 @@ impl Folder {
         Folder { store, named: named.to_string(), local: None, waits }
     }
 
-    /// As it was named.
+    /// The path or URL as the user wrote it.
     pub(super) fn named(&self) -> &str {
         &self.named
     }
@@ -70,12 +69,19 @@ impl Folder {
     ///
     /// # Errors
     /// The list, or a folder in it, cannot be read.
-    pub(super) async fn folders(&self, ours: fn(&str) -> bool) -> Result<Vec<String>, BossManError> {
-        let cannot = |e: &dyn ToString| self.file_error("", format!("cannot be listed: {}", e.to_string()));
+    pub(super) async fn folders(
+        &self,
+        ours: fn(&str) -> bool,
+    ) -> Result<Vec<String>, BossManError> {
+        let cannot =
+            |e: &dyn ToString| self.file_error("", format!("cannot be listed: {}", e.to_string()));
         if let Some(path) = &self.local {
             let list = || {
                 let path = path.clone();
-                async { tokio::task::spawn_blocking(move || folders_of_this_machine(&path, ours)).await? }
+                async {
+                    tokio::task::spawn_blocking(move || folders_of_this_machine(&path, ours))
+                        .await?
+                }
             };
             return disk::retry(self.waits, list).await.map_err(|e| cannot(&e));
         }
@@ -85,7 +91,7 @@ impl Folder {
         Ok(names.filter(|name| ours(name)).map(str::to_string).collect())
     }
 
-    /// Whether a folder of it has no files. Some object stores list such folders.
+    /// Whether a folder in it has no files. Some object stores list such folders.
     pub(super) async fn is_empty(&self, name: &str) -> Result<bool, BossManError> {
         let first = async { self.store.list(Some(&Name::from(name))).try_next().await };
         let cannot = |e| self.file_error(name, format!("cannot be listed: {e}"));
@@ -95,7 +101,7 @@ impl Folder {
     /// Reads a file of at most `most` bytes.
     ///
     /// # Errors
-    /// The store gives neither the file nor the answer that it is missing.
+    /// The store neither sends the file nor reports that it is missing.
     pub(super) async fn get(&self, name: &str, most: u64) -> Result<Content, BossManError> {
         let place = Name::from(name);
         let attempt = || async {
@@ -116,22 +122,27 @@ impl Folder {
         }
     }
 
-    /// Writes a file, which is there as a whole or not at all.
+    /// Writes a file, as a whole or not at all.
     pub(super) async fn put(&self, name: &str, bytes: Vec<u8>) -> Result<(), BossManError> {
         let place = Name::from(name);
-        // On this machine a file in parts would be written no differently.
+        // On this machine parts have no advantage.
         match self.local.is_none() && bytes.len() as u64 > PART_BYTES {
-            false => {
-                self.store.put(&place, PutPayload::from(bytes)).await.map(drop).map_err(|e| self.file_error(name, e))
-            }
+            false => self
+                .store
+                .put(&place, PutPayload::from(bytes))
+                .await
+                .map(drop)
+                .map_err(|e| self.file_error(name, e)),
             true => self.put_parts(name, &place, bytes.into()).await,
         }
     }
 
     async fn put_parts(&self, name: &str, place: &Name, bytes: Bytes) -> Result<(), BossManError> {
-        let mut upload = self.store.put_multipart(place).await.map_err(|e| self.file_error(name, e))?;
+        let mut upload =
+            self.store.put_multipart(place).await.map_err(|e| self.file_error(name, e))?;
         let starts = (0..bytes.len()).step_by(PART_BYTES as usize);
-        let parts = starts.map(|start| bytes.slice(start..bytes.len().min(start + PART_BYTES as usize)));
+        let parts =
+            starts.map(|start| bytes.slice(start..bytes.len().min(start + PART_BYTES as usize)));
         let sent = stream::iter(parts.map(|part| upload.put_part(part.into())));
         let sent = sent.buffer_unordered(PARALLEL_PARTS).try_for_each(|()| async { Ok(()) }).await;
         let put = match sent {
@@ -142,7 +153,10 @@ impl Folder {
         // The store would keep the parts, hidden and paid for.
         match upload.abort().await {
             Ok(()) | Err(Error::NotFound { .. }) => Err(self.file_error(name, error)),
-            Err(left) => Err(self.file_error(name, format!("{error}; and the parts sent cannot be deleted: {left}"))),
+            Err(left) => Err(self.file_error(
+                name,
+                format!("{error}; and the parts sent cannot be deleted: {left}"),
+            )),
         }
     }
 
@@ -154,30 +168,36 @@ impl Folder {
         }
     }
 
-    /// Deletes all that is in a folder of it.
+    /// Deletes all files in a folder of it.
     pub(super) async fn delete_folder(&self, name: &str) -> Result<(), BossManError> {
         if self.local.is_none() {
             let files = self.store.list(Some(&Name::from(name))).map_ok(|file| file.location);
-            let files: Vec<Name> = files.try_collect().await.map_err(|e| self.file_error(name, e))?;
+            let files: Vec<Name> =
+                files.try_collect().await.map_err(|e| self.file_error(name, e))?;
             for file in files {
                 self.delete(file.as_ref()).await?;
             }
             return Ok(());
         }
-        // With what a program that was killed had begun to write, which the store does not list.
+        // This includes the unfinished files of a killed program, which the store does not list.
         let folder = self.path(name);
         let gone = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(folder)).await;
         match gone.map_err(|e| self.file_error(name, e))? {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(BossManError::io(&self.path(name), &e)),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(BossManError::io(&self.path(name), &e))
+            }
             _ => Ok(()),
         }
     }
 
-    /// An error of a file in it.
+    /// Makes an error about a file in it.
     pub(super) fn file_error(&self, name: &str, problem: impl ToString) -> BossManError {
         // Messages of stores have several lines.
         let problem = problem.to_string();
-        BossManError::file(&self.path(name), problem.split_whitespace().collect::<Vec<_>>().join(" "))
+        BossManError::file(
+            &self.path(name),
+            problem.split_whitespace().collect::<Vec<_>>().join(" "),
+        )
     }
 }
 
@@ -194,9 +214,12 @@ fn of_this_machine(path: &Path, make: bool) -> Result<LocalFileSystem, BossManEr
     Ok(store.with_automatic_cleanup(true).with_fsync(true))
 }
 
-/// Whether a store says that there is no such file. Every other error leaves that open.
+/// Whether a store reports that there is no such file. Every other error leaves that open.
 fn says_missing(error: &Error) -> bool {
-    let mut causes = std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source());
+    let mut causes =
+        std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| {
+            error.source()
+        });
     // On this machine a part of the path can be a file.
     let is_below_a_file = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotADirectory)
@@ -204,13 +227,16 @@ fn says_missing(error: &Error) -> bool {
     matches!(error, Error::NotFound { .. }) || causes.any(is_below_a_file)
 }
 
-/// The folders in a folder whose names are `ours`. The store's own list leaves out what it cannot
-/// look at.
+/// The folders in a folder whose names are `ours`. The store's own list leaves out folders that it
+/// cannot read.
 fn folders_of_this_machine(path: &Path, ours: fn(&str) -> bool) -> io::Result<Vec<String>> {
     let mut folders = Vec::new();
     for entry in std::fs::read_dir(path)? {
         let entry = entry?;
-        let Some(name) = entry.file_name().to_str().filter(|name| ours(name)).map(str::to_string) else { continue };
+        let Some(name) = entry.file_name().to_str().filter(|name| ours(name)).map(str::to_string)
+        else {
+            continue;
+        };
         match disk::metadata(&entry.path())? {
             Some(there) if there.is_dir() => folders.push(name),
             None if entry.path().is_symlink() => {

@@ -1,12 +1,12 @@
 //! The manifest of a checkpoint.
 
+use crate::session::position::Counters;
 use crate::Score;
-use pipeline::loss_scale::LossScale;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Manifests of other versions are not read. Raise it with every change of the form: what this
-/// version cannot parse counts as damaged.
+/// Manifests of other versions are not read. Raise it with every change of the format, because a
+/// manifest that cannot be parsed counts as damaged.
 pub(super) const VERSION: u32 = 1;
 
 /// The prefix of a checkpoint's folder, before its number of steps.
@@ -19,7 +19,7 @@ struct Versioned {
     version: u64,
 }
 
-/// Why the bytes of a manifest are of no use.
+/// The reason why a manifest cannot be used.
 #[derive(Debug)]
 pub(super) enum ManifestError {
     /// They differ from what was written.
@@ -36,20 +36,8 @@ pub(crate) struct Manifest {
     pub(crate) counters: Counters,
     pub(crate) run: RunRecord,
     pub(super) files: Vec<FileEntry>,
-    /// Of all before it, in hexadecimal digits.
+    /// The SHA-256 of everything before it, in hexadecimal digits.
     pub(super) sha256: String,
-}
-
-/// The counters of training. With the seed, they determine random draws and the learning rate.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Counters {
-    /// Training steps done.
-    pub step: u64,
-    /// Optimizer steps done.
-    pub updates: u64,
-    /// The loss scale of float16.
-    pub loss_scale: Option<LossScale>,
 }
 
 /// The part of a run file that determines the next samples, and the rest of the run's state.
@@ -68,18 +56,18 @@ pub(crate) struct RunRecord {
     pub(crate) batch_size: u64,
     pub(crate) microbatches: u32,
     pub(crate) accumulate: u32,
-    /// To train on.
+    /// The samples to train on.
     pub(crate) samples: u64,
     /// The bytes of metrics so far, if they are written.
     pub(crate) metrics: Option<u64>,
-    /// The look with the lowest validation loss so far.
+    /// The validation with the lowest loss so far.
     pub(crate) best: Option<ScoreAtStep>,
     /// The validation of these weights, if there was one.
     #[serde(rename = "look")]
     pub(crate) validation: Option<ScoreAtStep>,
 }
 
-/// A look at the model.
+/// The score of a validation, with its step.
 #[derive(Copy, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ScoreAtStep {
@@ -91,7 +79,11 @@ pub(crate) struct ScoreAtStep {
 
 impl ScoreAtStep {
     pub(crate) fn of(step: u64, score: &Score) -> Self {
-        ScoreAtStep { step, loss: Some(score.loss).filter(|loss| loss.is_finite()), accuracy: score.accuracy }
+        ScoreAtStep {
+            step,
+            loss: Some(score.loss).filter(|loss| loss.is_finite()),
+            accuracy: score.accuracy,
+        }
     }
 
     pub(crate) fn score(&self) -> Score {
@@ -103,26 +95,33 @@ impl ScoreAtStep {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FileEntry {
-    /// Below the checkpoint's folder.
+    /// Its path in the checkpoint's folder.
     pub(super) name: String,
     pub(super) bytes: u64,
-    /// In hexadecimal digits.
+    /// Its SHA-256 in hexadecimal digits.
     pub(super) sha256: String,
 }
 
 impl Manifest {
-    pub(super) fn new(counters: Counters, run: RunRecord, files: Vec<FileEntry>) -> Result<Self, serde_json::Error> {
+    pub(super) fn new(
+        counters: Counters,
+        run: RunRecord,
+        files: Vec<FileEntry>,
+    ) -> Result<Self, serde_json::Error> {
         let manifest = Manifest { version: VERSION, counters, run, files, sha256: String::new() };
         Ok(Manifest { sha256: manifest.digest()?, ..manifest })
     }
 
-    /// Reads a manifest, which may be of any content, from the folder of this name.
+    /// Parses a manifest, which may have any content, from the folder of this name.
     pub(super) fn parse(bytes: &[u8], name: &str) -> Result<Self, ManifestError> {
-        let no_manifest = |e: serde_json::Error| ManifestError::Damaged(format!("is no manifest: {e}"));
+        let no_manifest =
+            |e: serde_json::Error| ManifestError::Damaged(format!("is no manifest: {e}"));
         let Versioned { version } = serde_json::from_slice(bytes).map_err(no_manifest)?;
         if version != u64::from(VERSION) {
-            let problem =
-                format!("is of version {version}; this program reads version {VERSION}, take another BossMan");
+            let problem = format!(
+                "is of version {version}; this program reads version {VERSION}, take another \
+                 BossMan"
+            );
             return Err(ManifestError::UnknownVersion(problem));
         }
         let manifest: Manifest = serde_json::from_slice(bytes).map_err(no_manifest)?;
@@ -136,15 +135,16 @@ impl Manifest {
         if manifest.counters.loss_scale.is_some_and(|scale| !scale.is_possible()) {
             return damaged("has a scale of the loss that cannot be".into());
         }
-        let within =
-            |file: &FileEntry| file.name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
+        let within = |file: &FileEntry| {
+            file.name.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
+        };
         match manifest.files.iter().find(|file| !within(file)) {
             Some(stray) => damaged(format!("names `{}`, which is no file of it", stray.name)),
             None => Ok(manifest),
         }
     }
 
-    /// How large its files are.
+    /// The size of its files.
     pub(super) fn bytes(&self) -> u64 {
         self.files.iter().fold(0, |bytes, file| bytes.saturating_add(file.bytes))
     }
@@ -164,7 +164,7 @@ pub(super) fn folder_of_step(step: u64) -> String {
     format!("{PREFIX}{step:08}")
 }
 
-/// The step of a checkpoint's folder; nothing if another folder has this name.
+/// The step of a checkpoint's folder. `None` if the name is not that of a checkpoint.
 pub(super) fn step_of_folder(name: &str) -> Option<u64> {
     let step = name.strip_prefix(PREFIX)?.parse().ok()?;
     (folder_of_step(step) == name).then_some(step)

@@ -1,17 +1,20 @@
-//! Checkpoints: all that a run needs to go on from a step as if it had never stopped.
+//! Checkpoints: the state with which a run resumes from a step as if it had never stopped.
 //!
-//! A checkpoint is a folder `step-00000100` with a safetensors file for each layer's weights, one
-//! for what the optimizer keeps for them, and `manifest.json`, which names them with their sizes
-//! and SHA-256 and is written last: without it, or where a file is not as it says, there is no
-//! checkpoint. Workers copy their state between two steps; it is gathered (`snapshot.rs`) and
-//! written (`store.rs`, `place.rs`) while training goes on. Only what is proven damaged is passed
-//! over or deleted (`read_error.rs`, `known.rs`); what cannot be read is an error. What is drawn at
-//! random is drawn from the seed and the numbers of steps, so the random state is these numbers
-//! (`manifest.rs`).
+//! ```text
+//! policy (when, which are kept) <- train's checkpoint_writer
+//!   +-> snapshot (state out of the workers and into them)
+//!   +-> store -> folder -> remote_store (object stores)
+//!         +-> manifest, verified_steps, read_error
+//! ```
+//!
+//! A checkpoint is a folder `step-00000100`. It has a safetensors file for each layer's weights,
+//! one for its optimizer state, and `manifest.json`, which names them with their sizes and SHA-256.
+//! The manifest is written last: without it, or if a file differs from it, there is no checkpoint.
+//! Workers copy their state between two steps, and it is collected and written during training.
+//! Only a checkpoint that is proven damaged is skipped or deleted. A checkpoint that cannot be read
+//! is an error. Random numbers come from the seed and the numbers of steps, so the random state is
+//! these numbers.
 
-mod checkpoint_writer;
-#[cfg(test)]
-mod faulty;
 mod folder;
 mod manifest;
 mod policy;
@@ -22,18 +25,19 @@ mod snapshot;
 mod store;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod unreadable;
 mod verified_steps;
 
+pub use crate::session::position::Counters;
 #[cfg(test)]
 use crate::BossManError;
-pub(crate) use checkpoint_writer::CheckpointWriter;
-pub use manifest::Counters;
 pub(crate) use manifest::{RunRecord, ScoreAtStep};
 pub(crate) use policy::DueTimer;
 pub use policy::{Every, KeepBest, Policy};
 pub use read_error::ReadError;
 pub use snapshot::TrainingState;
+pub(crate) use snapshot::{
+    begin_snapshot, request_snapshots, restore, resume_from, snapshots_stage_by_stage,
+    state_by_stage,
+};
 pub(crate) use store::{is_checkpoint, load_weights};
 pub use store::{CheckpointEntry, Checkpoints};

@@ -1,4 +1,4 @@
-//! When checkpoints are made, and which are kept.
+//! The policy of checkpoints: when one is made, and which are kept.
 
 use super::manifest::Manifest;
 use std::collections::BTreeSet;
@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 pub struct Policy {
     /// The folder of the checkpoints.
     pub dir: String,
-    /// When one is made.
+    /// The interval between checkpoints.
     pub every: Every,
     /// The number of last checkpoints to keep.
     pub keep: usize,
-    /// Which is kept beside them, and made after each epoch.
+    /// The measure of the best checkpoint, which is kept, too. A checkpoint is then made after each
+    /// epoch.
     pub keep_best: Option<KeepBest>,
 }
 
@@ -22,7 +23,7 @@ pub struct Policy {
 pub enum Every {
     /// After this number of steps.
     Steps(u64),
-    /// After the first step that ends so long after the last one.
+    /// After the first step that ends this many minutes after the last checkpoint.
     Minutes(f64),
 }
 
@@ -50,7 +51,9 @@ impl DueTimer {
     pub(crate) fn is_due(&mut self, step: u64) -> bool {
         let due = match self.every {
             Every::Steps(steps) => step.is_multiple_of(steps.max(1)),
-            Every::Minutes(minutes) => self.last.elapsed() >= Duration::from_secs_f64(minutes * 60.0),
+            Every::Minutes(minutes) => {
+                self.last.elapsed() >= Duration::from_secs_f64(minutes * 60.0)
+            }
         };
         if due {
             self.last = Instant::now();
@@ -60,7 +63,7 @@ impl DueTimer {
 }
 
 impl Policy {
-    /// The steps of the checkpoints that are not kept any more, of those there are.
+    /// The steps of the existing checkpoints that are not kept any more.
     pub(super) fn superfluous(&self, there: &[Manifest]) -> Vec<u64> {
         let mut steps: Vec<u64> = there.iter().map(|manifest| manifest.counters.step).collect();
         steps.sort();
@@ -70,10 +73,13 @@ impl Policy {
     }
 }
 
-/// The checkpoint at whose weights the look was the best; the first of equals.
+/// The checkpoint with the best validation, or the first of equally good ones.
 fn best(there: &[Manifest], by: KeepBest) -> Option<u64> {
     let rated = there.iter().filter_map(|manifest| {
-        let validation = manifest.run.validation.filter(|validation| validation.step == manifest.counters.step)?;
+        let validation = manifest
+            .run
+            .validation
+            .filter(|validation| validation.step == manifest.counters.step)?;
         let rate = match by {
             KeepBest::Loss => -validation.loss?,
             KeepBest::Accuracy => validation.accuracy?,
@@ -85,20 +91,31 @@ fn best(there: &[Manifest], by: KeepBest) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::manifest::{Counters, RunRecord, ScoreAtStep};
+    use super::super::manifest::{RunRecord, ScoreAtStep};
     use super::*;
+    use crate::session::position::Counters;
 
     fn at(step: u64, loss: Option<f64>) -> Manifest {
-        let validation = loss.map(|loss| ScoreAtStep { step, loss: Some(loss), accuracy: Some(1.0 - loss) });
-        let (counters, run) =
-            (Counters { step, ..Counters::default() }, RunRecord { validation, ..RunRecord::default() });
+        let validation =
+            loss.map(|loss| ScoreAtStep { step, loss: Some(loss), accuracy: Some(1.0 - loss) });
+        let (counters, run) = (
+            Counters { step, ..Counters::default() },
+            RunRecord { validation, ..RunRecord::default() },
+        );
         Manifest::new(counters, run, Vec::new()).unwrap()
     }
 
     #[test]
     fn the_last_ones_and_the_best_are_kept() {
-        let policy = |keep, keep_best| Policy { dir: "c".into(), every: Every::Steps(1), keep, keep_best };
-        let there = [at(10, Some(0.5)), at(30, None), at(20, Some(0.25)), at(40, Some(0.25)), at(50, Some(0.75))];
+        let policy =
+            |keep, keep_best| Policy { dir: "c".into(), every: Every::Steps(1), keep, keep_best };
+        let there = [
+            at(10, Some(0.5)),
+            at(30, None),
+            at(20, Some(0.25)),
+            at(40, Some(0.25)),
+            at(50, Some(0.75)),
+        ];
         assert_eq!(policy(2, None).superfluous(&there), [10, 20, 30]);
         assert_eq!(policy(2, Some(KeepBest::Loss)).superfluous(&there), [10, 30]);
         assert_eq!(policy(1, Some(KeepBest::Accuracy)).superfluous(&there), [10, 30, 40]);

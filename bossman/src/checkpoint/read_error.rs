@@ -1,21 +1,21 @@
-//! Why a checkpoint cannot be used.
+//! Errors of reading a checkpoint.
 
 use crate::BossManError;
 use thiserror::Error;
 
-/// The reason why a checkpoint cannot be used. Only `Damaged` and `Unfinished` prove that it is of
-/// no use.
+/// The reason why a checkpoint cannot be used. Only `Damaged` and `Unfinished` prove that it is
+/// useless.
 #[derive(Debug, Error)]
 pub enum ReadError {
     /// It has no manifest: it is being written, or was never finished.
     #[error(transparent)]
     Unfinished(BossManError),
-    /// A file differs from what was written: in its size, its hash or its form; or the manifest
-    /// names it and it is missing.
+    /// A file differs from the written one in its size, hash or format. Or the manifest names it
+    /// and it is missing.
     #[error(transparent)]
     Damaged(BossManError),
-    /// The store or the disk does not give a file, or this program does not know its form. It may
-    /// be whole.
+    /// A file cannot be read, or this program does not know its format. The checkpoint may be
+    /// whole.
     #[error(transparent)]
     Unreadable(BossManError),
 }
@@ -23,7 +23,9 @@ pub enum ReadError {
 impl From<ReadError> for BossManError {
     fn from(error: ReadError) -> Self {
         match error {
-            ReadError::Unfinished(error) | ReadError::Damaged(error) | ReadError::Unreadable(error) => error,
+            ReadError::Unfinished(error)
+            | ReadError::Damaged(error)
+            | ReadError::Unreadable(error) => error,
         }
     }
 }

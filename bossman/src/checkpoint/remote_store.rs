@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use url::Url;
 
-/// How long a request is retried. Training goes on meanwhile, so a late error helps nobody.
+/// The time for which a request is retried. Training continues during that time, so a later error
+/// has no use.
 const RETRY: Duration = Duration::from_secs(30);
 const RETRIES: usize = 5;
 /// The longest silence of a store during a request. One part is uploaded within it.
@@ -20,10 +21,11 @@ const READ_TIMEOUT: &str = "5 min";
 /// The longest download of one file.
 const REQUEST_TIMEOUT: &str = "2 h";
 
-/// Opens a folder of an object store. Credentials and the store's other settings come from the environment.
+/// Opens a folder of an object store. Credentials and the store's other settings come from the
+/// environment.
 pub(super) fn open(named: &str) -> Result<Arc<dyn ObjectStore>, BossManError> {
-    const KINDS: &str = "name a local folder, or one of an object store as s3://bucket/folder, gs://bucket/folder or \
-                         az://container/folder";
+    const KINDS: &str = "name a local folder, or one of an object store as s3://bucket/folder, \
+                         gs://bucket/folder or az://container/folder";
     let wrong = |problem: String| BossManError::file(Path::new(named), problem);
     if named.contains(['@', '?']) {
         // The error does not repeat the URL: it may hold a secret.
@@ -32,29 +34,46 @@ pub(super) fn open(named: &str) -> Result<Arc<dyn ObjectStore>, BossManError> {
         return Err(BossManError::Usage(format!("checkpoints at {scheme}://...: {problem}")));
     }
     let url = Url::parse(named).map_err(|e| wrong(format!("{e}; {KINDS}")))?;
-    let (scheme, folder) = ObjectStoreScheme::parse(&url).map_err(|e| wrong(format!("{e}; {KINDS}")))?;
-    let retry = RetryConfig { max_retries: RETRIES, retry_timeout: RETRY, ..RetryConfig::default() };
+    let (scheme, folder) =
+        ObjectStoreScheme::parse(&url).map_err(|e| wrong(format!("{e}; {KINDS}")))?;
+    let retry =
+        RetryConfig { max_retries: RETRIES, retry_timeout: RETRY, ..RetryConfig::default() };
     let store = match scheme {
         ObjectStoreScheme::AmazonS3 => {
             let store = AmazonS3Builder::from_env().with_url(named).with_retry(retry);
-            let store = store.with_config(AmazonS3ConfigKey::Client(ClientConfigKey::ReadTimeout), READ_TIMEOUT);
+            let store = store
+                .with_config(AmazonS3ConfigKey::Client(ClientConfigKey::ReadTimeout), READ_TIMEOUT);
             within(
-                store.with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), REQUEST_TIMEOUT).build(),
+                store
+                    .with_config(
+                        AmazonS3ConfigKey::Client(ClientConfigKey::Timeout),
+                        REQUEST_TIMEOUT,
+                    )
+                    .build(),
                 folder,
             )
         }
         ObjectStoreScheme::GoogleCloudStorage => {
             let store = GoogleCloudStorageBuilder::from_env().with_url(named).with_retry(retry);
-            let store = store.with_config(GoogleConfigKey::Client(ClientConfigKey::ReadTimeout), READ_TIMEOUT);
+            let store = store
+                .with_config(GoogleConfigKey::Client(ClientConfigKey::ReadTimeout), READ_TIMEOUT);
             within(
-                store.with_config(GoogleConfigKey::Client(ClientConfigKey::Timeout), REQUEST_TIMEOUT).build(),
+                store
+                    .with_config(GoogleConfigKey::Client(ClientConfigKey::Timeout), REQUEST_TIMEOUT)
+                    .build(),
                 folder,
             )
         }
         ObjectStoreScheme::MicrosoftAzure => {
             let store = MicrosoftAzureBuilder::from_env().with_url(named).with_retry(retry);
-            let store = store.with_config(AzureConfigKey::Client(ClientConfigKey::ReadTimeout), READ_TIMEOUT);
-            within(store.with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), REQUEST_TIMEOUT).build(), folder)
+            let store = store
+                .with_config(AzureConfigKey::Client(ClientConfigKey::ReadTimeout), READ_TIMEOUT);
+            within(
+                store
+                    .with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), REQUEST_TIMEOUT)
+                    .build(),
+                folder,
+            )
         }
         _ => return Err(wrong(format!("there are no checkpoints in such a place; {KINDS}"))),
     };
@@ -62,6 +81,9 @@ pub(super) fn open(named: &str) -> Result<Arc<dyn ObjectStore>, BossManError> {
 }
 
 /// Narrows a store to one folder of it.
-fn within<S: ObjectStore>(store: Result<S, Error>, folder: Name) -> Result<Arc<dyn ObjectStore>, Error> {
+fn within<S: ObjectStore>(
+    store: Result<S, Error>,
+    folder: Name,
+) -> Result<Arc<dyn ObjectStore>, Error> {
     Ok(Arc::new(PrefixStore::new(store?, folder)))
 }

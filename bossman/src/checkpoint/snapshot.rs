@@ -1,14 +1,14 @@
-//! The state of training, out of the workers and into them.
+//! Copies of the training state, from the workers and to them.
 
-use super::manifest::Counters;
 use crate::data::tensor_payload::{from_payload, to_payload};
-use crate::session::boss::BossMan;
+use crate::session::position::Counters;
+use crate::session::trainer::Trainer;
+use crate::session::weight_transfer::{self, StageTensor};
 use crate::weights::state_dict::{expected, ExpectedTensor};
 use crate::{BossManError, StateDict};
 use layerspec::LayerGraph;
 use link::{Payload, Slots};
-use pipeline::boss::Request;
-use pipeline::effect::Answer;
+use pipeline::boss::{Instruction, SendState};
 use pipeline::ids::{Slot, StageId};
 use pipeline::message::Failure;
 use pipeline::StateName;
@@ -18,7 +18,7 @@ use std::pin::Pin;
 use tch::Tensor;
 use tensor::parts::concat_shards;
 
-/// All of a run's state that is not in its files.
+/// The whole state of a run, except for its files.
 #[derive(Debug)]
 pub struct TrainingState {
     /// Parameters and buffers.
@@ -29,194 +29,137 @@ pub struct TrainingState {
     pub counters: Counters,
 }
 
-/// The tensors of a worker's copy.
-pub(crate) type Reply = Pin<Box<dyn Future<Output = Result<Answer, Failure>> + Send>>;
+/// The answer of a worker that copies its state.
+pub(crate) type Reply<A> = Pin<Box<dyn Future<Output = Result<A, Failure>> + Send>>;
 
-/// A state that workers have copied, or will copy before they train on, and that is on its way.
+/// A state in flight. Workers have copied it, or will before they train further.
 pub(crate) struct Snapshot {
-    replies: Vec<Reply>,
+    replies: Vec<Reply<Vec<(String, Slot)>>>,
     slots: Slots,
     counters: Counters,
-    /// The sizes of parameters that replicas have parts of.
+    /// The sizes of parameters of which replicas have shards.
     sizes: BTreeMap<String, Vec<i64>>,
 }
 
-impl BossMan {
-    /// All that training needs to go on from here to the bit, with any other workers: see [`BossMan::restore`].
-    /// [`crate::checkpoint::Checkpoints`] writes it to a folder or an object store.
-    ///
-    /// A program that goes on once, where one of three workers is lost:
-    ///
-    /// ```no_run
-    /// # use bossman::{Batch, BossMan, BossManError, Host, Loss, Model, Optimizer};
-    /// async fn start(workers: usize) -> Result<BossMan, BossManError> {
-    ///     // Workers that have lost their boss look for it on this port.
-    ///     let workers = Host::new(workers).port(1024).wait().await?;
-    ///     let builder = BossMan::builder(Model::from_file("model.yaml")?).loss(Loss::MSELoss).microbatches(8);
-    ///     let mut boss = builder.build(workers)?;
-    ///     boss.distribute_model().await?;
-    ///     boss.send_optimizer(Optimizer::adam(1e-3)).await?;
-    ///     Ok(boss)
-    /// }
-    ///
-    /// async fn train(batches: &[Batch]) -> Result<(), BossManError> {
-    ///     let mut boss = start(3).await?;
-    ///     let mut state = boss.checkpoint().await?;
-    ///     while let Some(batch) = batches.get(state.counters.step as usize) {
-    ///         let step = async {
-    ///             boss.train_step(batch).await?;
-    ///             boss.checkpoint().await
-    ///         };
-    ///         match step.await {
-    ///             Ok(now) => state = now,
-    ///             Err(error) if error.workers_were_lost() => {
-    ///                 drop(boss);
-    ///                 boss = start(2).await?;
-    ///                 boss.restore(&state).await?;
-    ///             }
-    ///             Err(error) => return Err(error),
-    ///         }
-    ///     }
-    ///     boss.shutdown().await;
-    ///     Ok(())
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    /// Gradients were gathered that no update has used yet; a worker failed.
-    pub async fn checkpoint(&mut self) -> Result<TrainingState, BossManError> {
-        self.begin_snapshot().await?.finish().await
+/// Lets workers copy their state between two steps. The copy travels while training continues.
+///
+/// # Errors
+/// Accumulated gradients wait for an update, or a worker failed.
+pub(crate) async fn begin_snapshot(trainer: &mut Trainer) -> Result<Snapshot, BossManError> {
+    if trainer.position.accumulated.is_pending() {
+        return Err(BossManError::Usage(
+            "a checkpoint is made after an optimizer step, not between two".into(),
+        ));
     }
+    let counters = trainer.position.counters;
+    let (sizes, slots) = (sizes(trainer.model.graph()), trainer.handle.slots.clone());
+    let ask = |trainer: &Trainer, stage| trainer.handle.call(SendState { stage, optimizer: true });
+    let (replies, asked) = request_snapshots(trainer, ask).await;
+    let snapshot = Snapshot { replies, slots, counters, sizes };
+    if let Err(error) = asked {
+        // Tensors that have arrived are freed from their slots.
+        snapshot.finish().await.ok();
+        return Err(error);
+    }
+    Ok(snapshot)
+}
 
-    /// Lets workers copy their state between two steps. The copy travels while training continues.
-    ///
-    /// # Errors
-    /// Gradients were gathered that no update has used yet; a worker failed.
-    pub(crate) async fn begin_snapshot(&mut self) -> Result<Snapshot, BossManError> {
-        if self.accumulated.is_pending() {
-            return Err(BossManError::Usage("a checkpoint is made after an optimizer step, not between two".into()));
+/// Requests copies of all stages at once, or stage by stage if parameters are sharded, because a
+/// worker may not have room for all. Requests are executed in order.
+pub(crate) async fn request_snapshots<A, F>(
+    trainer: &mut Trainer,
+    mut ask: impl FnMut(&Trainer, Option<StageId>) -> F,
+) -> (Vec<Reply<A>>, Result<(), BossManError>)
+where
+    F: Future<Output = Result<A, Failure>> + Send + 'static,
+{
+    if !snapshots_stage_by_stage(trainer) {
+        return (vec![Box::pin(ask(trainer, None))], Ok(()));
+    }
+    let layout = trainer.plan.layout();
+    let stages: Vec<StageId> = trainer.plan.stages.iter().map(|spec| spec.stage).collect();
+    let mut replies: Vec<Reply<A>> = Vec::new();
+    for stage in stages {
+        let [gather, reshard] = layout.whole(stage).unwrap_or_default();
+        let gathered = trainer.run_actions(gather).await;
+        if gathered.is_ok() {
+            replies.push(Box::pin(ask(trainer, Some(stage))));
         }
-        let (counters, sizes, slots) = (self.counters(), sizes(self.model.graph()), self.handle.slots.clone());
-        let ask = |boss: &BossMan, stage| boss.handle.call(Request::SendState { stage, optimizer: true });
-        let (replies, asked) = self.request_snapshots(ask).await;
-        let snapshot = Snapshot { replies, slots, counters, sizes };
-        if let Err(error) = asked {
-            // Tensors that have arrived are freed from their slots.
-            snapshot.finish().await.ok();
-            return Err(error);
-        }
-        Ok(snapshot)
-    }
-
-    /// Asks for copies of all stages at once; or stage by stage, where no worker may have room for all. Requests are carried
-    /// out in their order.
-    pub(crate) async fn request_snapshots<F>(
-        &mut self,
-        mut ask: impl FnMut(&BossMan, Option<StageId>) -> F,
-    ) -> (Vec<Reply>, Result<(), BossManError>)
-    where
-        F: Future<Output = Result<Answer, Failure>> + Send + 'static,
-    {
-        if !self.snapshots_stage_by_stage() {
-            return (vec![Box::pin(ask(self, None))], Ok(()));
-        }
-        let layout = self.plan.layout();
-        let stages: Vec<StageId> = self.plan.stages.iter().map(|spec| spec.stage).collect();
-        let mut replies: Vec<Reply> = Vec::new();
-        for stage in stages {
-            let [gather, let_go] = layout.whole(stage).unwrap_or_default();
-            let gathered = self.run_actions(gather).await;
-            if gathered.is_ok() {
-                replies.push(Box::pin(ask(self, Some(stage))));
-            }
-            let let_go = if gathered.is_ok() { self.run_actions(let_go).await } else { gathered };
-            if let_go.is_err() {
-                return (replies, let_go);
-            }
-        }
-        (replies, Ok(()))
-    }
-
-    /// Whether workers copy one stage after the other.
-    pub(crate) fn snapshots_stage_by_stage(&self) -> bool {
-        let layout = self.plan.layout();
-        self.plan.stages.iter().any(|spec| layout.shards_parameters(spec.stage))
-    }
-
-    /// Where training stands.
-    pub(crate) fn counters(&self) -> Counters {
-        Counters { step: self.step, updates: self.updates, loss_scale: self.settings.loss_scale }
-    }
-
-    /// Training stands there from now on.
-    pub(crate) fn set_counters(&mut self, Counters { step, updates, loss_scale }: Counters) {
-        self.monitor.reset();
-        (self.step, self.updates) = (step, updates);
-        if let (Some(now), Some(then)) = (&mut self.settings.loss_scale, loss_scale) {
-            *now = then;
+        let done = if gathered.is_ok() { trainer.run_actions(reshard).await } else { gathered };
+        if done.is_err() {
+            return (replies, done);
         }
     }
+    (replies, Ok(()))
+}
 
-    /// Gives workers the state of a run, in place of their own: training continues from there, to
-    /// the bit. The optimizer must have been sent.
-    ///
-    /// # Errors
-    /// It is another model's or another optimizer's; all that differs in the weights is listed.
-    pub fn restore<'a>(
-        &'a mut self,
-        state: &TrainingState,
-    ) -> impl Future<Output = Result<(), BossManError>> + Send + 'a {
-        let (placed, counters) = (self.state_by_stage(state), state.counters);
-        async move {
-            self.refuse_in_pool("restore")?;
-            let placed = placed?;
-            self.invalidate_replay();
-            let hold =
-                |(stage, name, payload): (StageId, String, Payload)| (stage, name, self.handle.slots.insert(payload));
-            let tensors = placed.into_iter().map(hold).collect();
-            self.loaded = true;
-            self.call(Request::LoadState { tensors, optimizer: true }).await?;
-            self.set_counters(counters);
-            Ok(())
-        }
-    }
+/// Whether workers copy one stage after the other.
+pub(crate) fn snapshots_stage_by_stage(trainer: &Trainer) -> bool {
+    let layout = trainer.plan.layout();
+    trainer.plan.stages.iter().any(|spec| layout.shards_parameters(spec.stage))
+}
 
-    fn state_by_stage(&self, state: &TrainingState) -> Result<Vec<(StageId, String, Payload)>, BossManError> {
-        let mut tensors = self.weights_by_stage(&state.weights)?;
-        tensors.extend(self.optimizer_state_by_stage(&state.optimizer)?);
-        Ok(tensors)
-    }
+/// Continues training from these counters.
+pub(crate) fn resume_from(trainer: &mut Trainer, counters: Counters) {
+    trainer.monitor.reset();
+    trainer.position.resume_from(counters);
+}
 
-    /// Optimizer state goes to the stage that owns the parameter.
-    fn optimizer_state_by_stage(
-        &self,
-        state: &BTreeMap<String, Tensor>,
-    ) -> Result<Vec<(StageId, String, Payload)>, BossManError> {
-        let parameters = expected(self.model.graph()).owned;
-        let place = |(name, tensor): (&String, &Tensor)| {
-            let stranger = || BossManError::StateDict(vec![format!("`{name}`: the model has no such parameter")]);
-            let of = name.rsplit_once('.').and_then(|(parameter, _)| parameters.get(parameter));
-            let ExpectedTensor { layer, parameter, .. } = of.ok_or_else(stranger)?;
-            let stage = self.plan.holders(*layer, parameter).first().copied().ok_or_else(stranger)?;
-            Ok((stage, StateName::of_optimizer(name, None).to_string(), to_payload(tensor)?))
-        };
-        state.iter().map(place).collect()
-    }
+/// Replaces the state of the workers with a stored one.
+pub(crate) async fn restore(
+    trainer: &mut Trainer,
+    tensors: Vec<StageTensor>,
+    counters: Counters,
+) -> Result<(), BossManError> {
+    trainer.has_loaded = true;
+    let tensors = weight_transfer::insert_slots(trainer, tensors);
+    trainer.call(Instruction::LoadState { tensors, optimizer: true }).await?;
+    resume_from(trainer, counters);
+    Ok(())
+}
+
+/// The tensors of a state for the stages that hold them.
+pub(crate) fn state_by_stage(
+    trainer: &Trainer,
+    state: &TrainingState,
+) -> Result<Vec<StageTensor>, BossManError> {
+    let mut tensors = weight_transfer::by_stage(trainer, &state.weights)?;
+    tensors.extend(optimizer_state_by_stage(trainer, &state.optimizer)?);
+    Ok(tensors)
+}
+
+/// Optimizer state goes to the stage that owns the parameter.
+fn optimizer_state_by_stage(
+    trainer: &Trainer,
+    state: &BTreeMap<String, Tensor>,
+) -> Result<Vec<StageTensor>, BossManError> {
+    let parameters = expected(trainer.model.graph()).owned;
+    let place = |(name, tensor): (&String, &Tensor)| {
+        let stranger =
+            || BossManError::StateDict(vec![format!("`{name}`: the model has no such parameter")]);
+        let of = name.rsplit_once('.').and_then(|(parameter, _)| parameters.get(parameter));
+        let ExpectedTensor { layer, parameter, .. } = of.ok_or_else(stranger)?;
+        let stage =
+            trainer.plan.holders(*layer, parameter).first().copied().ok_or_else(stranger)?;
+        let name = StateName::of_optimizer(name, None).to_string();
+        Ok(StageTensor { stage, name, payload: to_payload(tensor)? })
+    };
+    state.iter().map(place).collect()
 }
 
 impl Snapshot {
-    /// Waits until all is here.
+    /// Waits until the whole state has arrived.
     pub(crate) async fn finish(self) -> Result<TrainingState, BossManError> {
         let Snapshot { replies, slots, counters, sizes } = self;
         let mut all: Vec<(String, Slot)> = Vec::new();
         let mut failed = None;
         for reply in replies {
             match reply.await {
-                Ok(answer) => all.extend(answer.state),
+                Ok(tensors) => all.extend(tensors),
                 Err(failure) => failed = failed.or(Some(failure)),
             }
         }
-        // Taken out of their slots in any case.
+        // All tensors are taken out of their slots, also after an error.
         let all = all.into_iter().filter_map(|(name, slot)| Some((name, slots.remove(slot)?)));
         let all: Vec<(String, Payload)> = all.collect();
         if let Some(failure) = failed {
@@ -229,14 +172,18 @@ impl Snapshot {
             match (name.optimizer, name.start) {
                 (false, _) => weights.insert(name.name, &tensor),
                 (true, None) => drop(optimizer.insert(name.name.to_string(), tensor)),
-                (true, Some(start)) => drop(parts.entry(name.name.to_string()).or_default().insert(start, tensor)),
+                (true, Some(start)) => {
+                    drop(parts.entry(name.name.to_string()).or_default().insert(start, tensor))
+                }
             }
         }
         for (name, parts) in parts {
-            let wrong = |problem: String| BossManError::StateDict(vec![format!("`{name}`: {problem}")]);
+            let wrong =
+                |problem: String| BossManError::StateDict(vec![format!("`{name}`: {problem}")]);
             let of = name.rsplit_once('.').and_then(|(parameter, _)| sizes.get(parameter));
             let sizes = of.ok_or_else(|| wrong("the model has no such parameter".into()))?;
-            let whole = concat_shards(parts, sizes).map_err(|problem| wrong(problem.to_string()))?;
+            let whole =
+                concat_shards(parts, sizes).map_err(|problem| wrong(problem.to_string()))?;
             optimizer.insert(name, whole);
         }
         Ok(TrainingState { weights, optimizer, counters })

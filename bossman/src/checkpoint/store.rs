@@ -1,7 +1,9 @@
 //! Checkpoints in a folder, of this machine or of an object store.
 
 use super::folder::{Content, Folder};
-use super::manifest::{folder_of_step, hash, step_of_folder, FileEntry, Manifest, ManifestError, RunRecord, DAMAGED};
+use super::manifest::{
+    folder_of_step, hash, step_of_folder, FileEntry, Manifest, ManifestError, RunRecord, DAMAGED,
+};
 use super::policy::Policy;
 use super::read_error::ReadError;
 use super::snapshot::TrainingState;
@@ -15,7 +17,7 @@ use std::sync::Arc;
 use tch::Tensor;
 
 const MANIFEST: &str = "manifest.json";
-/// A manifest has a line a file.
+/// A manifest has a line for each file.
 const MAX_MANIFEST: u64 = 64 << 20;
 /// The folders of the files of weights and of optimizer state.
 const WEIGHTS: &str = "weights";
@@ -25,7 +27,7 @@ const OPTIMIZER: &str = "optimizer";
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     folder: Folder,
-    /// All copies of this object share it.
+    /// Clones of this object share it.
     known: Arc<Mutex<VerifiedSteps>>,
 }
 
@@ -36,7 +38,8 @@ pub struct CheckpointEntry {
     pub name: String,
     /// Training steps done.
     pub step: u64,
-    /// The size of its files by its manifest, or why that cannot be used. The files are not read.
+    /// The size of its files according to the manifest, or why the manifest cannot be used. The
+    /// files are not read.
     pub bytes: Result<u64, ReadError>,
     pub(crate) manifest: Option<Manifest>,
 }
@@ -54,12 +57,12 @@ impl CheckpointEntry {
 }
 
 impl Checkpoints {
-    /// The checkpoints in this folder, which is created if it is missing and `make` is set; by its
-    /// path, or by the URL of a folder in an object store (`s3://`, `gs://`, `az://`), which need
-    /// not be there.
+    /// Opens a folder of checkpoints: a path, or the URL of a folder in an object store (`s3://`,
+    /// `gs://`, `az://`). Creates a missing local folder if `make` is set. A folder in a store need
+    /// not exist.
     ///
     /// # Errors
-    /// It cannot be made or read, or is a place of a kind that is not known.
+    /// The folder cannot be created or read, or the kind of the URL is unknown.
     pub fn open(dir: &str, make: bool) -> Result<Self, BossManError> {
         Ok(Self::of(Folder::open(dir, make)?))
     }
@@ -68,13 +71,13 @@ impl Checkpoints {
         Checkpoints { folder, known: Arc::default() }
     }
 
-    /// All there are, by their steps, ascending. Each says whether its manifest can be used.
+    /// All checkpoints, by ascending steps. Each states whether its manifest can be used.
     ///
     /// # Errors
     /// The folder cannot be read.
     pub async fn list(&self) -> Result<Vec<CheckpointEntry>, BossManError> {
         let mut listed = Vec::new();
-        // Folders of other names belong to somebody else.
+        // Folders with other names are not checkpoints.
         for name in self.folder.folders(|name| step_of_folder(name).is_some()).await? {
             let Some(step) = step_of_folder(&name) else { continue };
             let (bytes, manifest) = match self.manifest(&name).await {
@@ -88,16 +91,17 @@ impl Checkpoints {
         Ok(listed)
     }
 
-    /// Writes a state of training, as [`crate::BossMan::checkpoint`] gives it. One of the same step is replaced.
+    /// Writes a state of training from [`crate::BossMan::checkpoint`]. Replaces a checkpoint of the
+    /// same step.
     ///
     /// # Errors
-    /// A file cannot be written. There is then no checkpoint of this step, and no file of it.
+    /// A file cannot be written. There is then no checkpoint of this step and no file of it.
     pub async fn save(&self, state: TrainingState) -> Result<(), BossManError> {
         self.write(state, RunRecord::default()).await.map(drop)
     }
 
-    /// The last state that is whole, for [`crate::BossMan::restore`]. Warnings name later ones that
-    /// are damaged or were never finished. The result is nothing if there is no whole one.
+    /// The last whole state, for [`crate::BossMan::restore`]. `None` if no checkpoint is whole.
+    /// Warnings name later checkpoints that are damaged or were never finished.
     ///
     /// # Errors
     /// The folder, or a checkpoint after the last whole one, cannot be read.
@@ -105,12 +109,16 @@ impl Checkpoints {
         Ok(self.last_whole().await?.map(|(state, _)| state))
     }
 
-    /// Writes a state, its manifest last. One of the same step is replaced.
+    /// Writes a state, its manifest last. Replaces a checkpoint of the same step.
     ///
     /// # Errors
-    /// A file cannot be written. There is then no checkpoint of this step. Its files are deleted:
-    /// on a full disk they would take the room of the next checkpoint.
-    pub(crate) async fn write(&self, state: TrainingState, run: RunRecord) -> Result<Manifest, BossManError> {
+    /// A file cannot be written. There is then no checkpoint of this step. Its files are deleted,
+    /// because on a full disk they would take the room of the next checkpoint.
+    pub(crate) async fn write(
+        &self,
+        state: TrainingState,
+        run: RunRecord,
+    ) -> Result<Manifest, BossManError> {
         let step = state.counters.step;
         let name = folder_of_step(step);
         self.remove(&name).await?;
@@ -123,28 +131,46 @@ impl Checkpoints {
         };
         match self.remove(&name).await {
             Ok(()) => Err(error),
-            Err(left) => Err(with(error, &format!("; and what was written of {name} cannot be deleted: {left}"))),
+            Err(left) => Err(with(
+                error,
+                &format!("; and what was written of {name} cannot be deleted: {left}"),
+            )),
         }
     }
 
-    async fn write_files(&self, name: &str, state: TrainingState, run: RunRecord) -> Result<Manifest, BossManError> {
+    async fn write_files(
+        &self,
+        name: &str,
+        state: TrainingState,
+        run: RunRecord,
+    ) -> Result<Manifest, BossManError> {
         let counters = state.counters;
         let mut files = Vec::new();
         for (number, (layer, tensors)) in by_layer(&state).into_iter().enumerate() {
             for (kind, tensors) in tensors {
-                // Encoded one after the other, so that memory holds one of them twice, not all.
-                let encode =
-                    move || safetensors_files::encode(tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)));
-                let encoded = tokio::task::spawn_blocking(move || encode().map(|bytes| (hash(&bytes), bytes))).await;
-                let encoded = encoded.map_err(|e| BossManError::Usage(format!("encoding a checkpoint: {e}")))?;
+                // Files are encoded one after the other, so that memory holds only one of them
+                // twice.
+                let encode = move || {
+                    safetensors_files::encode(
+                        tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)),
+                    )
+                };
+                let encoded = tokio::task::spawn_blocking(move || {
+                    encode().map(|bytes| (hash(&bytes), bytes))
+                })
+                .await;
+                let encoded = encoded
+                    .map_err(|e| BossManError::Usage(format!("encoding a checkpoint: {e}")))?;
                 let (sha256, bytes) = encoded?;
                 let file = format!("{kind}/{number:04}-{}.safetensors", plain(&layer));
                 files.push(FileEntry { name: file.clone(), bytes: bytes.len() as u64, sha256 });
                 self.folder.put(&format!("{name}/{file}"), bytes).await?;
             }
         }
-        let manifest = Manifest::new(counters, run, files).map_err(|e| self.folder.file_error(name, e))?;
-        let text = serde_json::to_vec_pretty(&manifest).map_err(|e| self.folder.file_error(name, e))?;
+        let manifest =
+            Manifest::new(counters, run, files).map_err(|e| self.folder.file_error(name, e))?;
+        let text =
+            serde_json::to_vec_pretty(&manifest).map_err(|e| self.folder.file_error(name, e))?;
         self.folder.put(&format!("{name}/{MANIFEST}"), text).await?;
         Ok(manifest)
     }
@@ -159,17 +185,23 @@ impl Checkpoints {
         for file in &manifest.files {
             let place = format!("{name}/{}", file.name);
             let bytes = self.checked(name, file).await?;
-            // The bytes are those that were written. So another program wrote them, or there is no
-            // memory for them.
+            // The bytes are those that were written. So another program wrote them, or memory is
+            // too small for them.
             let tensors =
-                safetensors_files::decode(&bytes, &self.folder.path(&place)).map_err(|error| match error {
-                    error @ BossManError::File { .. } => ReadError::Unreadable(error),
-                    error => ReadError::Unreadable(self.folder.file_error(&place, error)),
+                safetensors_files::decode(&bytes, &self.folder.path(&place)).map_err(|error| {
+                    match error {
+                        error @ BossManError::File { .. } => ReadError::Unreadable(error),
+                        error => ReadError::Unreadable(self.folder.file_error(&place, error)),
+                    }
                 })?;
             match file.name.split('/').next() {
-                Some(WEIGHTS) => tensors.iter().for_each(|(name, tensor)| weights.insert(name, tensor)),
+                Some(WEIGHTS) => {
+                    tensors.iter().for_each(|(name, tensor)| weights.insert(name, tensor))
+                }
                 Some(OPTIMIZER) => {
-                    optimizer.extend(tensors.iter().map(|(name, t)| (name.to_string(), t.shallow_clone())));
+                    optimizer.extend(
+                        tensors.iter().map(|(name, t)| (name.to_string(), t.shallow_clone())),
+                    );
                 }
                 _ => {
                     let problem = "is neither of weights nor of the optimizer";
@@ -189,16 +221,20 @@ impl Checkpoints {
     }
 
     /// The state to resume from: that of the checkpoint of this name, or of the last whole one.
-    /// Warnings name later ones that are damaged or were never finished.
+    /// Warnings name later checkpoints that are damaged or were never finished.
     ///
     /// # Errors
-    /// There is none; the named one is damaged or not the last; or one that may be the last whole
-    /// one cannot be read.
-    pub(crate) async fn resume(&self, name: Option<&str>) -> Result<(TrainingState, Manifest), BossManError> {
+    /// No checkpoint is whole, the named one is damaged or not the last, or one that may be the
+    /// last whole one cannot be read.
+    pub(crate) async fn resume(
+        &self,
+        name: Option<&str>,
+    ) -> Result<(TrainingState, Manifest), BossManError> {
         let listed = self.list().await?;
         if let Some(name) = name {
             let place = listed.iter().position(|listed| listed.name == name);
-            let names = || listed.iter().map(|listed| listed.name.as_str()).collect::<Vec<_>>().join(", ");
+            let names =
+                || listed.iter().map(|listed| listed.name.as_str()).collect::<Vec<_>>().join(", ");
             let place = place.ok_or_else(|| {
                 BossManError::Usage(format!(
                     "{}: there is no checkpoint `{name}`; it has {}",
@@ -208,26 +244,35 @@ impl Checkpoints {
             })?;
             if let Some(later) = listed.get(place + 1) {
                 return Err(BossManError::Usage(format!(
-                    "{}: {} and later would be mixed up with what follows {name}; `bossman checkpoint prune {} --after {name}` \
-                     deletes them",
-                    self.folder.named(), later.name, self.folder.named()
+                    "{}: {} and later would be mixed up with what follows {name}; `bossman \
+                     checkpoint prune {} --after {name}` deletes them",
+                    self.folder.named(),
+                    later.name,
+                    self.folder.named()
                 )));
             }
             let found = self.read(name).await?;
             self.known().note_whole(found.1.counters.step);
             return Ok(found);
         }
-        let none = || BossManError::Usage(format!("{}: there is no checkpoint to go on from", self.folder.named()));
+        let none = || {
+            BossManError::Usage(format!(
+                "{}: there is no whole checkpoint to resume from",
+                self.folder.named()
+            ))
+        };
         self.last_whole().await?.ok_or_else(none)
     }
 
-    /// The last whole one, if there is one. Warnings name later ones that are damaged or were never
+    /// The last whole checkpoint, if any. Warnings name later ones that are damaged or were never
     /// finished.
     ///
     /// # Errors
     /// The folder, or a checkpoint after the last whole one, cannot be read. A failed read does not
     /// prove that an older one is the last.
-    pub(crate) async fn last_whole(&self) -> Result<Option<(TrainingState, Manifest)>, BossManError> {
+    pub(crate) async fn last_whole(
+        &self,
+    ) -> Result<Option<(TrainingState, Manifest)>, BossManError> {
         let listed = self.list().await?;
         for (place, CheckpointEntry { name, step, .. }) in listed.iter().enumerate().rev() {
             let problem = match self.read(name).await {
@@ -238,10 +283,15 @@ impl Checkpoints {
                 Err(ReadError::Unreadable(error)) => {
                     let before = place.checked_sub(1).and_then(|before| listed.get(before));
                     let how = before.map(|before| {
-                        format!(" with `bossman checkpoint prune {} --after {}`", self.folder.named(), before.name)
+                        format!(
+                            " with `bossman checkpoint prune {} --after {}`",
+                            self.folder.named(),
+                            before.name
+                        )
                     });
                     let advice = format!(
-                        "; {name} may be whole, so no older checkpoint is used: try again when it can be read, or delete it{}",
+                        "; {name} may be whole, so no older checkpoint is used: try again when it \
+                         can be read, or delete it{}",
                         how.unwrap_or_default()
                     );
                     return Err(with(error, &advice));
@@ -259,13 +309,19 @@ impl Checkpoints {
         self.known().newest_whole()
     }
 
-    /// Deletes checkpoints after that of this step was written: those that the policy does not
-    /// keep, unfinished ones of earlier steps, and those that this process found damaged or
-    /// unfinished. It never deletes one that cannot be read, nor a later one that this process did
-    /// not try to read.
-    pub(crate) async fn prune(&self, policy: &Policy, step: u64) -> Result<Vec<String>, BossManError> {
+    /// Deletes old checkpoints after the one of this step was written: those that the policy does
+    /// not keep, unfinished ones of earlier steps, and those that this process found damaged or
+    /// unfinished. Never deletes a checkpoint that cannot be read, or a later one that this process
+    /// did not try to read.
+    pub(crate) async fn prune(
+        &self,
+        policy: &Policy,
+        step: u64,
+    ) -> Result<Vec<String>, BossManError> {
         let listed = self.list().await?;
-        let there = listed.iter().filter(|listed| listed.step <= step && !self.known().is_useless(listed.step));
+        let there = listed
+            .iter()
+            .filter(|listed| listed.step <= step && !self.known().is_useless(listed.step));
         let there: Vec<Manifest> = there.filter_map(|listed| listed.manifest.clone()).collect();
         let superfluous = policy.superfluous(&there);
         let mut deleted = Vec::new();
@@ -285,8 +341,8 @@ impl Checkpoints {
         Ok(deleted)
     }
 
-    /// Deletes what an aborted write of this step left, unless it was complete. The result says
-    /// whether it was not.
+    /// Deletes the files of an aborted write of this step, unless it was complete. Returns whether
+    /// it was incomplete.
     ///
     /// # Errors
     /// A file cannot be deleted.
@@ -298,8 +354,8 @@ impl Checkpoints {
         Ok(aborted)
     }
 
-    /// Deletes a checkpoint, or the remains of one: its manifest first, so that half of one is
-    /// never taken for a whole.
+    /// Deletes a checkpoint, or the remains of one. The manifest goes first, so that half a
+    /// checkpoint is never taken for a whole one.
     ///
     /// # Errors
     /// A file cannot be deleted.
@@ -321,7 +377,9 @@ impl Checkpoints {
                 ManifestError::UnknownVersion(problem) => ReadError::Unreadable(wrong(problem)),
             }),
             Content::Missing => Err(ReadError::Unfinished(wrong("is missing".into()))),
-            Content::TooLarge(size) => Err(ReadError::Damaged(wrong(too_large(size, MAX_MANIFEST)))),
+            Content::TooLarge(size) => {
+                Err(ReadError::Damaged(wrong(too_large(size, MAX_MANIFEST))))
+            }
         }
     }
 
@@ -329,26 +387,33 @@ impl Checkpoints {
     async fn checked(&self, name: &str, file: &FileEntry) -> Result<Bytes, ReadError> {
         let place = format!("{name}/{}", file.name);
         let wrong = |problem: &str| self.folder.file_error(&place, problem);
-        let bytes = match self.folder.get(&place, file.bytes).await.map_err(ReadError::Unreadable)? {
-            Content::Whole(bytes) => bytes,
-            Content::TooLarge(size) => return Err(ReadError::Damaged(wrong(&too_large(size, file.bytes)))),
-            // Its manifest was there a moment ago. If that is missing too, somebody deletes the
-            // checkpoint, or a disk is gone.
-            Content::Missing => {
-                return Err(match self.manifest(name).await {
-                    Ok(_) | Err(ReadError::Damaged(_)) => ReadError::Damaged(wrong("is missing")),
-                    Err(ReadError::Unfinished(_)) => {
-                        ReadError::Unreadable(wrong("is missing, and now also the manifest that named it"))
-                    }
-                    Err(unreadable) => unreadable,
-                })
-            }
-        };
+        let bytes =
+            match self.folder.get(&place, file.bytes).await.map_err(ReadError::Unreadable)? {
+                Content::Whole(bytes) => bytes,
+                Content::TooLarge(size) => {
+                    return Err(ReadError::Damaged(wrong(&too_large(size, file.bytes))))
+                }
+                // Its manifest existed a moment ago. If that is missing, too, the checkpoint is
+                // being deleted, or a disk is gone.
+                Content::Missing => {
+                    return Err(match self.manifest(name).await {
+                        Ok(_) | Err(ReadError::Damaged(_)) => {
+                            ReadError::Damaged(wrong("is missing"))
+                        }
+                        Err(ReadError::Unfinished(_)) => ReadError::Unreadable(wrong(
+                            "is missing, and now also the manifest that named it",
+                        )),
+                        Err(unreadable) => unreadable,
+                    })
+                }
+            };
         let found = tokio::task::spawn_blocking({
             let bytes = bytes.clone();
             move || hash(&bytes)
         });
-        let found = found.await.map_err(|e| ReadError::Unreadable(wrong(&format!("cannot be hashed: {e}"))))?;
+        let found = found
+            .await
+            .map_err(|e| ReadError::Unreadable(wrong(&format!("cannot be hashed: {e}"))))?;
         match bytes.len() as u64 == file.bytes && found == file.sha256 {
             true => Ok(bytes),
             false => Err(ReadError::Damaged(wrong(DAMAGED))),
@@ -360,10 +425,12 @@ impl Checkpoints {
     }
 }
 
-/// An error that says more.
+/// Adds text to an error.
 fn with(error: BossManError, more: &str) -> BossManError {
     match error {
-        BossManError::File { path, problem } => BossManError::File { path, problem: format!("{problem}{more}") },
+        BossManError::File { path, problem } => {
+            BossManError::File { path, problem: format!("{problem}{more}") }
+        }
         error => BossManError::Usage(format!("{error}{more}")),
     }
 }
@@ -375,7 +442,7 @@ fn too_large(size: u64, most: u64) -> String {
 /// Whether a folder is a checkpoint's.
 ///
 /// # Errors
-/// The folder cannot be looked into.
+/// The folder cannot be read.
 pub(crate) fn is_checkpoint(folder: &Path) -> Result<bool, BossManError> {
     let path = folder.join(MANIFEST);
     disk::is_file(&path).map_err(|e| BossManError::io(&path, &e))
@@ -384,10 +451,13 @@ pub(crate) fn is_checkpoint(folder: &Path) -> Result<bool, BossManError> {
 /// The weights in a checkpoint's folder.
 pub(crate) fn load_weights(folder: &Path) -> Result<StateDict, BossManError> {
     let read = |path: &Path| std::fs::read(path).map_err(|e| BossManError::io(path, &e));
-    let (path, name) = (folder.join(MANIFEST), folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf()));
+    let (path, name) =
+        (folder.join(MANIFEST), folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf()));
     let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let manifest = Manifest::parse(&read(&path)?, &name).map_err(|unfit| match unfit {
-        ManifestError::Damaged(problem) | ManifestError::UnknownVersion(problem) => BossManError::file(&path, problem),
+        ManifestError::Damaged(problem) | ManifestError::UnknownVersion(problem) => {
+            BossManError::file(&path, problem)
+        }
     })?;
     let mut weights = StateDict::default();
     for file in manifest.files.iter().filter(|file| file.name.split('/').next() == Some(WEIGHTS)) {
@@ -396,7 +466,9 @@ pub(crate) fn load_weights(folder: &Path) -> Result<StateDict, BossManError> {
         if hash(&bytes) != file.sha256 {
             return Err(BossManError::file(&path, DAMAGED));
         }
-        safetensors_files::decode(&bytes, &path)?.iter().for_each(|(name, tensor)| weights.insert(name, tensor));
+        safetensors_files::decode(&bytes, &path)?
+            .iter()
+            .for_each(|(name, tensor)| weights.insert(name, tensor));
     }
     Ok(weights)
 }
@@ -420,7 +492,7 @@ fn by_layer(state: &TrainingState) -> BTreeMap<String, OfLayer> {
     layers
 }
 
-/// A layer's name as part of a file's, on every system.
+/// Makes a layer's name valid in a file name on every system.
 fn plain(layer: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     layer.chars().map(plain).take(100).collect()

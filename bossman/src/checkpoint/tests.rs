@@ -1,30 +1,44 @@
 //! Checkpoints in folders that are cut short, damaged or strange.
 
+mod faulty_store;
+mod read_errors;
+
 use super::*;
 use crate::StateDict;
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 
 pub(super) fn state(step: u64) -> TrainingState {
-    let numbers = |from: i64| Tensor::arange_start(from, from + 6, (Kind::Float, Device::Cpu)).view([2, 3]);
+    let numbers =
+        |from: i64| Tensor::arange_start(from, from + 6, (Kind::Float, Device::Cpu)).view([2, 3]);
     let mut weights = StateDict::default();
     weights.insert("0.weight", &numbers(step as i64));
     weights.insert("block/odd name.bias", &numbers(100 * step as i64));
-    let optimizer =
-        [("0.weight.exp_avg".to_string(), numbers(7)), ("0.weight.step".to_string(), Tensor::from(step as f32))];
+    let optimizer = [
+        ("0.weight.exp_avg".to_string(), numbers(7)),
+        ("0.weight.step".to_string(), Tensor::from(step as f32)),
+    ];
     let counters = Counters { step, updates: step, loss_scale: None };
     TrainingState { weights, optimizer: optimizer.into(), counters }
 }
 
 pub(super) fn run() -> RunRecord {
     let best = ScoreAtStep { step: 1, loss: Some(0.1 + 0.2), accuracy: None };
-    RunRecord { seed: 3, batch_size: 8, samples: 100, metrics: Some(77), best: Some(best), ..RunRecord::default() }
+    RunRecord {
+        seed: 3,
+        batch_size: 8,
+        samples: 100,
+        metrics: Some(77),
+        best: Some(best),
+        ..RunRecord::default()
+    }
 }
 
 pub(super) fn assert_is(found: &TrainingState, step: u64) {
     let expected = state(step);
     assert_eq!(found.counters, expected.counters);
-    let same = |name: &str| found.weights.get(name).unwrap().equal(expected.weights.get(name).unwrap());
+    let same =
+        |name: &str| found.weights.get(name).unwrap().equal(expected.weights.get(name).unwrap());
     assert!(same("0.weight") && same("block/odd name.bias") && found.weights.iter().count() == 2);
     assert!(found.optimizer.keys().eq(expected.optimizer.keys()));
     assert!(found.optimizer.iter().all(|(name, tensor)| tensor.equal(&expected.optimizer[name])));
@@ -61,8 +75,10 @@ async fn what_is_written_is_read() {
     assert_is(&found, 2);
     assert_eq!(manifest.run, run());
     let names = files(&folder.path().join("c/step-00000002"));
-    let names: Vec<_> =
-        names.iter().map(|path| path.strip_prefix(folder.path()).unwrap().display().to_string()).collect();
+    let names: Vec<_> = names
+        .iter()
+        .map(|path| path.strip_prefix(folder.path()).unwrap().display().to_string())
+        .collect();
     assert_eq!(
         names,
         [
@@ -72,16 +88,16 @@ async fn what_is_written_is_read() {
             "c/step-00000002/weights/0001-block_odd_name.safetensors",
         ]
     );
-    // Its weights are weights to start from.
+    // The folder can be loaded as weights to start from.
     let weights = StateDict::load(folder.path().join("c/step-00000001")).unwrap();
     assert!(weights.get("0.weight").unwrap().equal(state(1).weights.get("0.weight").unwrap()));
-    // One of the same step is replaced.
+    // A checkpoint of the same step is replaced.
     checkpoints.write(state(2), RunRecord::default()).await.unwrap();
     assert_eq!(checkpoints.resume(None).await.unwrap().1.run, RunRecord::default());
     assert_eq!(checkpoints.list().await.unwrap().len(), 2);
 }
 
-/// Wherever writing ends, the last whole checkpoint is gone on with; so it is whatever bytes a disk changes.
+/// The last whole checkpoint is used if writing stops at any byte, or if a disk changes any byte.
 #[tokio::test]
 async fn the_one_before_is_used_where_one_is_cut_short_or_damaged() {
     let (folder, checkpoints) = two().await;
@@ -110,22 +126,32 @@ async fn the_one_before_is_used_where_one_is_cut_short_or_damaged() {
 #[tokio::test]
 async fn errors_name_the_file() {
     let (folder, checkpoints) = two().await;
-    let here = |error: BossManError| error.to_string().replace(&format!("{}/", folder.path().display()), "");
+    let here = |error: BossManError| {
+        error.to_string().replace(&format!("{}/", folder.path().display()), "")
+    };
     let weights = folder.path().join("c/step-00000002/weights/0000-0.safetensors");
     let mut bytes = std::fs::read(&weights).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&weights, bytes).unwrap();
-    let damaged = "c/step-00000002/weights/0000-0.safetensors: is damaged: its content is not what was written";
+    let damaged = "c/step-00000002/weights/0000-0.safetensors: is damaged: its content is not \
+                   what was written";
     assert_eq!(here(checkpoints.verify("step-00000002").await.unwrap_err().into()), damaged);
     assert_eq!(here(StateDict::load(folder.path().join("c/step-00000002")).unwrap_err()), damaged);
     let named = here(checkpoints.resume(Some("step-00000001")).await.unwrap_err());
-    assert!(named.contains("step-00000002 and later would be mixed up with what follows step-00000001"), "{named}");
+    assert!(
+        named.contains("step-00000002 and later would be mixed up with what follows step-00000001"),
+        "{named}"
+    );
     let unknown = here(checkpoints.resume(Some("step-3")).await.unwrap_err());
     assert_eq!(unknown, "c: there is no checkpoint `step-3`; it has step-00000001, step-00000002");
     let manifest = folder.path().join("c/step-00000002/manifest.json");
     let text = std::fs::read_to_string(&manifest).unwrap();
     for (from, to, expected) in [
-        ("\"version\": 1", "\"version\": 9", "is of version 9; this program reads version 1, take another BossMan"),
+        (
+            "\"version\": 1",
+            "\"version\": 9",
+            "is of version 9; this program reads version 1, take another BossMan",
+        ),
         ("\"step\": 2", "\"step\": 3", "is damaged"),
         ("weights/0000", "weights/../0000", "is damaged"),
         ("{", "[", "is no manifest: "),
@@ -133,22 +159,34 @@ async fn errors_name_the_file() {
         assert!(text.contains(from));
         std::fs::write(&manifest, text.replacen(from, to, 1)).unwrap();
         let error = here(checkpoints.verify("step-00000002").await.unwrap_err().into());
-        assert!(error.starts_with(&format!("c/step-00000002/manifest.json: {expected}")), "{error}");
+        assert!(
+            error.starts_with(&format!("c/step-00000002/manifest.json: {expected}")),
+            "{error}"
+        );
     }
     std::fs::remove_file(&manifest).unwrap();
     let error = here(checkpoints.verify("step-00000002").await.unwrap_err().into());
     assert_eq!(error, "c/step-00000002/manifest.json: is missing");
     for (place, expected) in [
-        ("ftp://host/run", "; name a local folder, or one of an object store as s3://bucket/folder"),
-        ("https://example.org/run", "there are no checkpoints in such a place; name a local folder"),
+        (
+            "ftp://host/run",
+            "; name a local folder, or one of an object store as s3://bucket/folder",
+        ),
+        (
+            "https://example.org/run",
+            "there are no checkpoints in such a place; name a local folder",
+        ),
         ("s3://", "; name a local folder"),
     ] {
         let refused = Checkpoints::open(place, true).unwrap_err().to_string();
         assert!(refused.starts_with(place) && refused.contains(expected), "{refused}");
     }
-    for secret in ["s3://key:secret@bucket/run", "s3://key:sec/ret@bucket/run", "s3://bucket/run?secret"] {
+    for secret in
+        ["s3://key:secret@bucket/run", "s3://key:sec/ret@bucket/run", "s3://bucket/run?secret"]
+    {
         let refused = Checkpoints::open(secret, true).unwrap_err().to_string();
-        let expected = "checkpoints at s3://...: an object store's keys come from the environment, not from its URL";
+        let expected = "checkpoints at s3://...: an object store's keys come from the \
+                        environment, not from its URL";
         assert_eq!(refused, expected);
     }
     let none = Checkpoints::open(folder.path().join("none").to_str().unwrap(), false).unwrap_err();
@@ -161,14 +199,16 @@ async fn what_is_deleted_is_gone_and_nothing_else() {
     std::fs::write(folder.path().join("c/notes.txt"), "mine").unwrap();
     let policy = Policy { dir: String::new(), every: Every::Steps(1), keep: 1, keep_best: None };
     assert_eq!(checkpoints.prune(&policy, 2).await.unwrap(), ["step-00000001"]);
-    let names = |listed: Vec<CheckpointEntry>| listed.into_iter().map(|listed| listed.name).collect::<Vec<_>>();
+    let names = |listed: Vec<CheckpointEntry>| {
+        listed.into_iter().map(|listed| listed.name).collect::<Vec<_>>()
+    };
     assert_eq!(names(checkpoints.list().await.unwrap()), ["step-00000002"]);
     checkpoints.remove("step-00000002").await.unwrap();
     assert!(checkpoints.resume(None).await.is_err());
     assert_eq!(files(folder.path()), [folder.path().join("c/notes.txt")]);
 }
 
-/// What was found damaged goes once there is a newer one of the run that went on before it; what is not ours stays.
+/// A damaged checkpoint is deleted once the run has written a newer one. Other files stay.
 #[tokio::test]
 async fn a_damaged_checkpoint_does_not_outlive_good_ones() {
     let (folder, checkpoints) = two().await;
@@ -186,7 +226,7 @@ async fn a_damaged_checkpoint_does_not_outlive_good_ones() {
     assert_eq!(gone, ["step-00000001", "step-00000002", "step-00000009"]);
     assert_is(&checkpoints.resume(None).await.unwrap().0, 3);
     assert!(there("step-5/mine.txt").exists());
-    // A manifest that cannot be read, but is there, is nothing to delete by.
+    // This process has not noticed the new damage, so nothing is deleted.
     std::fs::write(there("step-00000003/manifest.json"), "{}").unwrap();
     checkpoints.write(state(4), run()).await.unwrap();
     assert!(checkpoints.prune(&policy, 4).await.unwrap().is_empty());
@@ -197,14 +237,14 @@ async fn a_damaged_checkpoint_does_not_outlive_good_ones() {
 #[cfg(target_os = "linux")]
 async fn what_cannot_be_written_leaves_what_was_there() {
     let (folder, checkpoints) = two().await;
-    // In the way of the folder of the next one.
+    // A file takes the name of the next checkpoint's folder.
     std::fs::write(folder.path().join("c/step-00000003"), "in the way").unwrap();
     let error = checkpoints.write(state(3), run()).await.unwrap_err().to_string();
     assert!(error.contains("step-00000003/"), "{error}");
     assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
 }
 
-/// What means something in a manifest.
+/// Pieces with a meaning in a manifest.
 const PIECES: [&str; 14] = [
     "0",
     "-1",
@@ -222,22 +262,30 @@ const PIECES: [&str; 14] = [
     "\"a\":1,",
 ];
 
-/// Whatever is read for one says where training stands, or is refused, also where its own SHA-256 is right.
+/// A manifest with any content is read or refused, also if its own SHA-256 is correct.
 #[test]
 fn a_manifest_of_any_content_is_read_or_refused() {
-    let file = |name: &str| manifest::FileEntry { name: name.into(), bytes: 7, sha256: manifest::hash(b"x") };
+    let file = |name: &str| manifest::FileEntry {
+        name: name.into(),
+        bytes: 7,
+        sha256: manifest::hash(b"x"),
+    };
     let of = |step| {
         let counters = Counters { step, updates: step, loss_scale: Some(Default::default()) };
-        manifest::Manifest::new(counters, run(), vec![file("weights/a"), file("optimizer/b")]).unwrap()
+        manifest::Manifest::new(counters, run(), vec![file("weights/a"), file("optimizer/b")])
+            .unwrap()
     };
-    let corpus: Vec<_> = [0, 1, 300].into_iter().map(|step| serde_json::to_vec_pretty(&of(step)).unwrap()).collect();
+    let corpus: Vec<_> =
+        [0, 1, 300].into_iter().map(|step| serde_json::to_vec_pretty(&of(step)).unwrap()).collect();
     let mut read = 0;
     testkit::mutate::fuzz("manifest", &corpus, &PIECES, |bytes| {
         manifest::Manifest::parse(bytes, "step-00000001").ok();
         let Ok(broken) = serde_json::from_slice::<manifest::Manifest>(bytes) else { return };
         let manifest::Manifest { counters, run, files, .. } = broken;
         let Ok(signed) = manifest::Manifest::new(counters, run, files) else { return };
-        if let Ok(taken) = manifest::Manifest::parse(&serde_json::to_vec(&signed).unwrap(), "step-00000001") {
+        if let Ok(taken) =
+            manifest::Manifest::parse(&serde_json::to_vec(&signed).unwrap(), "step-00000001")
+        {
             assert!(
                 taken.counters.step == 1
                     && taken.files.iter().all(|file| file.name.split('/').all(|part| part != ".."))

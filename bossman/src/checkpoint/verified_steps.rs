@@ -1,9 +1,9 @@
-//! The memory of this process: which checkpoints are proven whole or useless.
+//! The checkpoints that this process has proven to be whole or useless.
 
 use std::collections::BTreeSet;
 
-/// The checkpoints that this process has written, read or tried to read. All others may be
-/// anything.
+/// The checkpoints that this process has written, read or tried to read. Nothing is known of
+/// others.
 #[derive(Debug, Default)]
 pub(super) struct VerifiedSteps {
     whole: BTreeSet<u64>,
@@ -11,19 +11,19 @@ pub(super) struct VerifiedSteps {
 }
 
 impl VerifiedSteps {
-    /// All files were written, or read and compared.
+    /// Records that all files were written, or read and compared.
     pub(super) fn note_whole(&mut self, step: u64) {
         self.useless.remove(&step);
         self.whole.insert(step);
     }
 
-    /// A file is damaged, or there is no manifest.
+    /// Records that a file is damaged, or that there is no manifest.
     pub(super) fn note_useless(&mut self, step: u64) {
         self.whole.remove(&step);
         self.useless.insert(step);
     }
 
-    /// It is deleted.
+    /// Records that a checkpoint was deleted.
     pub(super) fn note_gone(&mut self, step: u64) {
         self.whole.remove(&step);
         self.useless.remove(&step);

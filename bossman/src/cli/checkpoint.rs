@@ -1,4 +1,4 @@
-//! `bossman checkpoint`: what a folder of checkpoints holds.
+//! `bossman checkpoint`: lists, checks and deletes the checkpoints in a folder.
 
 use super::fleet::until_interrupted;
 use anyhow::Result;
@@ -8,7 +8,8 @@ use serde_json::json;
 
 #[derive(clap::Subcommand)]
 pub(crate) enum Checkpoint {
-    /// List the checkpoints in a folder, and those that are not finished; `verify` reads their files.
+    /// List the checkpoints in a folder, and those that are not finished; `verify` reads their
+    /// files.
     #[command(after_help = "Example: bossman checkpoint ls checkpoints")]
     Ls {
         /// The folder, or URL, that the run file names.
@@ -26,20 +27,22 @@ pub(crate) enum Checkpoint {
         /// Which [default: all]
         name: Option<String>,
     },
-    /// Delete checkpoints, and what is left of those that were never finished.
+    /// Delete checkpoints, and the remains of those that were never finished.
     ///
     /// `--keep` never deletes one that cannot be read.
     #[command(after_help = "\
 Examples:
   bossman checkpoint prune checkpoints --keep 2              all but the last two
-  bossman checkpoint prune checkpoints --after step-00000100  those after this one, to go on from it")]
+  bossman checkpoint prune checkpoints --after step-00000100  those after this one, to go on from \
+                            it")]
     Prune {
         /// The folder, or URL, that the run file names.
         dir: String,
-        /// Keep so many of the last ones.
-        #[arg(long, value_name = "N", required_unless_present = "after", value_parser = clap::value_parser!(u64).range(1..))]
+        /// Keep this number of last checkpoints.
+        #[arg(long, value_name = "N", required_unless_present = "after",
+            value_parser = clap::value_parser!(u64).range(1..))]
         keep: Option<u64>,
-        /// Delete those after this one.
+        /// Delete the checkpoints after this one.
         #[arg(long, value_name = "NAME", conflicts_with = "keep")]
         after: Option<String>,
     },
@@ -50,8 +53,12 @@ impl Checkpoint {
         until_interrupted("nothing more was done", async {
             match self {
                 Checkpoint::Ls { dir, json } => ls(&Checkpoints::open(&dir, false)?, json).await,
-                Checkpoint::Verify { dir, name } => verify(&Checkpoints::open(&dir, false)?, name).await,
-                Checkpoint::Prune { dir, keep, after } => prune(&Checkpoints::open(&dir, false)?, keep, after).await,
+                Checkpoint::Verify { dir, name } => {
+                    verify(&Checkpoints::open(&dir, false)?, name).await
+                }
+                Checkpoint::Prune { dir, keep, after } => {
+                    prune(&Checkpoints::open(&dir, false)?, keep, after).await
+                }
             }
         })
     }
@@ -61,7 +68,9 @@ async fn ls(checkpoints: &Checkpoints, json: bool) -> Result<(), BossManError> {
     for CheckpointEntry { name, step, bytes, .. } in checkpoints.list().await? {
         let line = match (&bytes, json) {
             (Ok(bytes), true) => json!({"name": name, "step": step, "bytes": bytes}).to_string(),
-            (Err(problem), true) => json!({"name": name, "step": step, "problem": problem.to_string()}).to_string(),
+            (Err(problem), true) => {
+                json!({"name": name, "step": step, "problem": problem.to_string()}).to_string()
+            }
             (Ok(bytes), false) => format!("{name}  {:.1} MiB", *bytes as f64 / f64::from(1 << 20)),
             (Err(ReadError::Unreadable(problem)), false) => format!("{name}  unknown: {problem}"),
             (Err(problem), false) => format!("{name}  not whole: {problem}"),
@@ -91,19 +100,25 @@ async fn verify(checkpoints: &Checkpoints, only: Option<String>) -> Result<(), B
         };
         output::print_line(&line)?;
     }
-    let counts = ["are damaged", "are not finished", "cannot be read"].into_iter().filter_map(|kind| {
-        let count = problems.iter().filter(|problem| **problem == kind).count();
-        (count > 0).then(|| format!("{count} of {} checkpoints {kind}", names.len()))
-    });
+    let counts =
+        ["are damaged", "are not finished", "cannot be read"].into_iter().filter_map(|kind| {
+            let count = problems.iter().filter(|problem| **problem == kind).count();
+            (count > 0).then(|| format!("{count} of {} checkpoints {kind}", names.len()))
+        });
     match problems.is_empty() {
         true => Ok(()),
         false => Err(BossManError::Usage(counts.collect::<Vec<_>>().join("; "))),
     }
 }
 
-async fn prune(checkpoints: &Checkpoints, keep: Option<u64>, after: Option<String>) -> Result<(), BossManError> {
+async fn prune(
+    checkpoints: &Checkpoints,
+    keep: Option<u64>,
+    after: Option<String>,
+) -> Result<(), BossManError> {
     let listed = checkpoints.list().await?;
-    let whole: Vec<&CheckpointEntry> = listed.iter().filter(|listed| listed.bytes.is_ok()).collect();
+    let whole: Vec<&CheckpointEntry> =
+        listed.iter().filter(|listed| listed.bytes.is_ok()).collect();
     let last_kept = match &after {
         Some(name) => match listed.iter().find(|listed| listed.name == *name) {
             Some(listed) => listed.step,
@@ -118,14 +133,16 @@ async fn prune(checkpoints: &Checkpoints, keep: Option<u64>, after: Option<Strin
     for CheckpointEntry { name, step, bytes, .. } in &listed {
         let goes = match (&after, bytes) {
             (Some(_), _) => *step > last_kept,
-            // The newest may be at work.
+            // The newest may still be written.
             (None, Err(ReadError::Unfinished(_))) => *step < newest,
             (None, _) => *step < first_kept,
         };
         match bytes {
             _ if !goes => {}
-            // It may be whole. With `--after` the user says that it goes.
-            Err(ReadError::Unreadable(problem)) if after.is_none() => unknown.push(problem.to_string()),
+            // It may be whole. Only with `--after` did the user ask to delete it.
+            Err(ReadError::Unreadable(problem)) if after.is_none() => {
+                unknown.push(problem.to_string())
+            }
             _ => {
                 checkpoints.remove(name).await?;
                 output::print_line(&format!("deleted {name}"))?;
@@ -134,8 +151,9 @@ async fn prune(checkpoints: &Checkpoints, keep: Option<u64>, after: Option<Strin
     }
     match unknown.is_empty() {
         true => Ok(()),
-        false => {
-            Err(BossManError::Usage(format!("checkpoints that may be whole are not deleted: {}", unknown.join("; "))))
-        }
+        false => Err(BossManError::Usage(format!(
+            "checkpoints that may be whole are not deleted: {}",
+            unknown.join("; ")
+        ))),
     }
 }

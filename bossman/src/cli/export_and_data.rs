@@ -8,13 +8,13 @@ use bossman::{export, ExportSettings, Model, StateDict};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
-#[command(
-    after_help = "Example: bossman export run.yaml --weights w.safetensors --dtype bf16 --max-shard-size 2GB --to folder"
-)]
+#[command(after_help = "Example: bossman export run.yaml --weights w.safetensors --dtype bf16 \
+                        --max-shard-size 2GB --to folder")]
 pub(crate) struct Export {
     /// The run file, whose model the weights are checked against.
     run: PathBuf,
-    /// The weights: a safetensors file, an index of several, or their folder [default: the run file's, by its names]
+    /// The weights: a safetensors file, an index of several, or their folder [default: the run
+    /// file's, by its names]
     #[arg(long, value_name = "PATH")]
     weights: Option<PathBuf>,
     /// The file to write, or with --max-shard-size the folder.
@@ -30,7 +30,7 @@ pub(crate) struct Export {
 
 #[derive(clap::Subcommand)]
 pub(crate) enum Data {
-    /// Print which data sets there are, from where, and under which licence.
+    /// Print the available data sets, with their sources and licences.
     List {
         /// Print JSON.
         #[arg(long)]
@@ -40,7 +40,7 @@ pub(crate) enum Data {
     Fetch {
         /// Its name, as `bossman data list` prints it.
         name: String,
-        /// The folder its files go to [default: one of its name, here]
+        /// The folder for its files [default: a folder of its name, here]
         #[arg(long, value_name = "DIR")]
         to: Option<PathBuf>,
     },
@@ -64,7 +64,8 @@ fn size(text: &str) -> Result<u64, String> {
         "" | "B" => Some(1),
         _ => None,
     };
-    let size = digits.parse::<u64>().ok().zip(unit).and_then(|(number, unit)| number.checked_mul(unit));
+    let size =
+        digits.parse::<u64>().ok().zip(unit).and_then(|(number, unit)| number.checked_mul(unit));
     size.filter(|size| *size > 0).ok_or_else(|| "expected a size, as 500MB or 2GB".into())
 }
 
@@ -74,12 +75,18 @@ impl Export {
         let model = Model::from_file(&file.model)?;
         let weights = match (&self.weights, &file.weights) {
             (Some(path), _) => StateDict::load(path)?,
-            (None, Some(weights)) => weights.rename.apply(&StateDict::load(&weights.path)?, &model)?,
+            (None, Some(weights)) => {
+                weights.rename.apply(&StateDict::load(&weights.path)?, &model)?
+            }
             (None, None) => return Err(anyhow::anyhow!("no weights: give --weights PATH")),
         };
         let settings = ExportSettings { dtype: self.dtype, max_shard_bytes: self.max_shard_size };
         let written = export(&weights, &model, &self.to, &settings)?;
-        output::print_line(&format!("{} tensors written to {}", written.iter().count(), self.to.display()))?;
+        output::print_line(&format!(
+            "{} tensors written to {}",
+            written.iter().count(),
+            self.to.display()
+        ))?;
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! `bossman check` and `bossman plan`: what is known of a model without training it.
+//! `bossman check` and `bossman plan`: facts about a model, without training it.
 
 use super::fleet::{until_interrupted, Fleet};
 use anyhow::Result;
@@ -39,14 +39,19 @@ pub(crate) struct Plan {
 
 fn dim(text: &str) -> Result<(String, u64), String> {
     let (word, size) = text.split_once('=').ok_or("expected WORD=SIZE, as seq=128")?;
-    let size = size.parse().ok().filter(|size| *size > 0).ok_or("expected a size of 1 or more, as seq=128")?;
+    let size = size
+        .parse()
+        .ok()
+        .filter(|size| *size > 0)
+        .ok_or("expected a size of 1 or more, as seq=128")?;
     Ok((word.to_string(), size))
 }
 
-/// The model of a file that is one, or of a run file.
+/// The path of the model: this file, or the model that a run file names.
 fn model_of(path: &Path) -> Result<PathBuf> {
     let text = layerspec::yaml::read_file(path)?;
-    let is_run = text.lines().any(|line| line.starts_with("data:") || line.starts_with("optimizer:"));
+    let is_run =
+        text.lines().any(|line| line.starts_with("data:") || line.starts_with("optimizer:"));
     Ok(if is_run { RunFile::from_file(path)?.model } else { path.to_path_buf() })
 }
 
@@ -56,16 +61,19 @@ impl Check {
         let graph = LayerGraph::from_file(&model)?;
         let mut bindings = Bindings::new();
         for (word, size) in self.dims {
-            let words = graph.words();
+            let words = graph.symbols();
             if !words.contains(&word) {
                 let words: Vec<_> = words.into_iter().collect();
-                anyhow::bail!("--dim {word}={size}: the model's inputs have no such word, but {}", words.join(", "));
+                anyhow::bail!(
+                    "--dim {word}={size}: the model's inputs have no such word, but {}",
+                    words.join(", ")
+                );
             }
             bindings.set(&word, size);
         }
         match self.json {
             true => output::print_line(&format!("{:#}", layers(&graph, &bindings)))?,
-            false => output::print(&graph.table(&bindings))?,
+            false => output::print(&graph.summary(&bindings))?,
         };
         for warning in graph.warnings() {
             output::warn(&format!("warning: {}: {warning}", model.display()));
@@ -80,20 +88,27 @@ fn layers(graph: &LayerGraph, bindings: &Bindings) -> Value {
         values.map(|value| json!({"name": value.name, "type": value.ty.to_string()})).collect()
     };
     let layer = |layer: &layerspec::Layer| {
-        let params = graph.own_params(layer.id).iter().map(|param| param.shape.iter().product::<u64>()).sum::<u64>();
+        let params = graph
+            .own_params(layer.id)
+            .iter()
+            .map(|param| param.shape.iter().product::<u64>())
+            .sum::<u64>();
         let flops = graph.cost(layer.id, bindings).map(|cost| cost.flops);
-        json!({"name": layer.name, "kind": layer.kind.name(), "outputs": types(&layer.outputs), "params": params,
+        json!({"name": layer.name, "kind": layer.kind.name(), "outputs": types(&layer.outputs),
+            "params": params,
                "flops": flops})
     };
     let layers: Vec<Value> = graph.layers().iter().map(layer).collect();
-    json!({"model": graph.name(), "inputs": types(graph.inputs()), "outputs": types(graph.outputs()),
+    json!({"model": graph.name(), "inputs": types(graph.inputs()),
+        "outputs": types(graph.outputs()),
            "params": graph.param_count(), "layers": layers})
 }
 
 impl Plan {
     pub(crate) fn run(self) -> Result<()> {
         let file = RunFile::from_file(self.run)?;
-        let report = until_interrupted("nothing was measured", plan::run(&file, &self.fleet.settings()))?;
+        let report =
+            until_interrupted("nothing was measured", plan::run(&file, &self.fleet.settings()))?;
         if self.json {
             output::print_line(&format!("{:#}", candidates(&report)))?;
             return Ok(());
@@ -112,7 +127,8 @@ fn candidates(report: &Candidates) -> Value {
         let refused = candidate.refused.as_ref().map(ToString::to_string);
         json!({"schedule": candidate.kind.to_string(), "stages": candidate.plan.stages.len(),
                "step_ms": candidate.step_time as f64 / 1e6, "bubble": candidate.bubble,
-               "replicas": candidate.replicas, "peak_bytes": candidate.peak_bytes, "refused": refused,
+               "replicas": candidate.replicas, "peak_bytes": candidate.peak_bytes,
+                "refused": refused,
                "taken": best.is_some_and(|best| std::ptr::eq(best, candidate))})
     };
     let link = |(from, to, link): &(

@@ -1,4 +1,10 @@
-//! The command line: what may be said, and who does it.
+//! The command line: its commands and flags, and the code that carries them out.
+//!
+//! ```text
+//! Command -> inspect (check, plan)   runs (train, serve, status, eval, predict)
+//!         -> text (generate, translate)   export_and_data   checkpoint
+//! fleet: the flags for workers, which all of these share
+//! ```
 
 mod checkpoint;
 mod export_and_data;
@@ -22,37 +28,38 @@ struct Arguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  bossman check model.yaml                    shapes, parameters, FLOPs; or what is wrong where
+  bossman check model.yaml                    shapes, parameters, FLOPs; or the first mistake
   bossman train run.yaml --local 2            train on this machine with two worker processes
   bossman train run.yaml --workers 2          wait for two workers on other machines
-  bossman serve run.yaml --local 1            train with whoever joins and leaves
-  bossman plan run.yaml --local 2 --timeline  what each schedule would take on these workers
+  bossman serve run.yaml --local 1            train with workers that join and leave
+  bossman plan run.yaml --local 2 --timeline  predicted time of each schedule on these workers
   bossman eval run.yaml --local 2 --weights w.safetensors
   bossman generate run.yaml --local 2 --weights w.safetensors --prompt \"My fellow citizens\"
 
-Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command line is wrong; 130 interrupted.";
+Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command line is wrong; 130 \
+                        interrupted.";
 
 #[derive(Subcommand)]
 enum Command {
     /// Check a model or run file, and print the layers with shapes, parameters and costs.
     Check(inspect::Check),
-    /// Measure a run's layers on its workers and print what each schedule would take.
+    /// Measure a run's layers on its workers, and print the predicted time of each schedule.
     Plan(inspect::Plan),
     /// Train as a run file says.
     Train(runs::Train),
-    /// Train as a run file says with whoever comes: workers may join and leave at any moment.
+    /// Train as a run file says, in a pool: workers may join and leave at any moment.
     Serve(runs::Serve),
-    /// Ask a boss that serves how its run stands, worker by worker.
+    /// Print the status of a pool, worker by worker.
     Status(runs::Status),
     /// Test trained weights on a part of a run's data.
     Eval(runs::Eval),
-    /// Write what a model makes of data to a file.
+    /// Write a model's outputs for data to a file.
     Predict(runs::Predict),
     /// Write text with a language model, token by token across the workers.
     Generate(text::Generate),
     /// Translate texts with a model of an encoder and a decoder.
     Translate(text::Translate),
-    /// Write weights for elsewhere: in one file or several, as another type.
+    /// Write weights for other programs: in one file or several, as another type.
     Export(export_and_data::Export),
     /// List, check or delete the checkpoints of a run.
     #[command(subcommand)]
@@ -63,7 +70,8 @@ enum Command {
     /// Print this user's join ticket, made at the first call.
     Ticket,
     /// Print completions for a shell.
-    #[command(after_help = "Example: bossman completions bash > ~/.local/share/bash-completion/completions/bossman")]
+    #[command(after_help = "Example: bossman completions bash > \
+                            ~/.local/share/bash-completion/completions/bossman")]
     Completions {
         /// Which shell.
         shell: clap_complete::Shell,
@@ -72,7 +80,23 @@ enum Command {
 
 /// Carries out what the command line says.
 pub(crate) fn run() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    let result = runtime::start_log().map_err(Into::into).and_then(|()| execute(command));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            output::warn(&format!("bossman: {e:#}"));
+            if e.is::<fleet::Interrupted>() {
+                ExitCode::from(130)
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+fn execute(command: Command) -> Result<()> {
+    match command {
         Command::Check(check) => check.run(),
         Command::Plan(plan) => plan.run(),
         Command::Train(train) => train.run(),
@@ -87,17 +111,6 @@ pub(crate) fn run() -> ExitCode {
         Command::Data(data) => data.run(),
         Command::Ticket => ticket(),
         Command::Completions { shell } => completions(shell),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            output::warn(&format!("bossman: {e:#}"));
-            if e.is::<fleet::Interrupted>() {
-                ExitCode::from(130)
-            } else {
-                ExitCode::FAILURE
-            }
-        }
     }
 }
 

@@ -11,7 +11,8 @@ use serde_json::json;
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
-#[command(after_help = "Example: bossman train run.yaml --local 2 --save weights.safetensors --metrics metrics.jsonl")]
+#[command(after_help = "Example: bossman train run.yaml --local 2 --save weights.safetensors \
+                        --metrics metrics.jsonl")]
 pub(crate) struct Train {
     /// The run file.
     run: PathBuf,
@@ -20,24 +21,26 @@ pub(crate) struct Train {
     /// Write a line of JSON for every step.
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
-    /// Write the timelines of the last steps, as measured and as predicted, for Perfetto or chrome://tracing.
+    /// Write the timelines of the last steps, as measured and as predicted, for Perfetto or
+    /// chrome://tracing.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Start from these weights (safetensors, PyTorch's names), in place of those that the run file names;
-    /// with --resume=if-any where the run begins.
+    /// Start from these weights (safetensors, PyTorch's names), in place of those that the run file
+    /// names. With --resume=if-any, only if the run begins.
     #[arg(long, alias = "init", value_name = "PATH")]
     weights: Option<PathBuf>,
-    /// Write the weights after each epoch; those with the lowest validation loss beside it, as NAME.best.safetensors.
+    /// Write the weights after each epoch, and those with the lowest validation loss to
+    /// NAME.best.safetensors.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Go on with the last checkpoint of the run that is whole, or with the one of this name (`bossman checkpoint ls`);
-    /// --resume=if-any begins where there is none yet.
+    /// Resume from the last whole checkpoint of the run, or from the one of this name (`bossman
+    /// checkpoint ls`). --resume=if-any begins if there is none yet.
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
     resume: Option<Option<String>>,
     /// Take samples in the order of the file.
     #[arg(long)]
     no_shuffle: bool,
-    /// Print how it ended as JSON; progress goes to standard error.
+    /// Print the result as JSON. Progress goes to standard error.
     #[arg(long)]
     json: bool,
 }
@@ -45,8 +48,9 @@ pub(crate) struct Train {
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  bossman serve run.yaml --save weights.safetensors             begins with the first worker that comes
-  bossman serve run.yaml --local 1 --save weights.safetensors   this machine takes part itself
+  bossman serve run.yaml --save weights.safetensors             begins with the first worker that \
+                        comes
+  bossman serve run.yaml --local 1 --save weights.safetensors   this machine takes part, too
 To join, on any machine: MODEL_HOST=.. MODEL_PORT=.. MODEL_TICKET=.. worker")]
 pub(crate) struct Serve {
     #[command(flatten)]
@@ -68,7 +72,8 @@ pub(crate) struct Status {
     /// UDP port of the boss.
     #[arg(long, env = "MODEL_PORT", default_value_t = 1024, value_name = "PORT")]
     port: u16,
-    /// Join ticket of the boss [default: this user's own]; the environment is the better place for it.
+    /// Join ticket of the boss [default: this user's own]. The environment variable is safer than
+    /// the flag.
     #[arg(long, env = "MODEL_TICKET", hide_env_values = true, value_name = "TICKET")]
     ticket: Option<String>,
     /// Print JSON.
@@ -89,13 +94,15 @@ impl Status {
 }
 
 #[derive(clap::Args)]
-#[command(after_help = "Example: bossman eval run.yaml --local 2 --weights weights.best.safetensors --data test")]
+#[command(after_help = "Example: bossman eval run.yaml --local 2 --weights \
+                        weights.best.safetensors --data test")]
 pub(crate) struct Eval {
     /// The run file.
     run: PathBuf,
     #[command(flatten)]
     fleet: Fleet,
-    /// The weights: a safetensors file, an index of several, or their folder [default: the run file's]
+    /// The weights: a safetensors file, an index of several, or their folder [default: the run
+    /// file's]
     #[arg(long, value_name = "PATH")]
     weights: Option<PathBuf>,
     /// Which part of the run's data: train, validation or test.
@@ -107,21 +114,21 @@ pub(crate) struct Eval {
 }
 
 #[derive(clap::Args)]
-#[command(
-    after_help = "Example: bossman predict run.yaml --local 2 --weights w.safetensors --data new.csv --to out.csv"
-)]
+#[command(after_help = "Example: bossman predict run.yaml --local 2 --weights w.safetensors \
+                        --data new.csv --to out.csv")]
 pub(crate) struct Predict {
     /// The run file.
     run: PathBuf,
     #[command(flatten)]
     fleet: Fleet,
-    /// The weights: a safetensors file, an index of several, or their folder [default: the run file's]
+    /// The weights: a safetensors file, an index of several, or their folder [default: the run
+    /// file's]
     #[arg(long, value_name = "PATH")]
     weights: Option<PathBuf>,
     /// A part of the run's data (train, validation, test), or a file of inputs without targets.
     #[arg(long, value_name = "PART|FILE", default_value = "test")]
     data: String,
-    /// Where predictions go: .csv (the first output), .jsonl or .safetensors.
+    /// The file for predictions: .csv (the first output), .jsonl or .safetensors.
     #[arg(long, value_name = "FILE")]
     to: PathBuf,
 }
@@ -154,31 +161,38 @@ impl Train {
             quiet: self.json,
         };
         let on_interrupt = match &settings.save {
-            _ if file.checkpoint.is_some() => "--resume goes on with the last checkpoint",
-            Some(_) => "the weights of the last whole epoch are where --save says",
+            _ if file.checkpoint.is_some() => "--resume continues from the last checkpoint",
+            Some(_) => "the weights of the last whole epoch are in the file of --save",
             None => "nothing was saved",
         };
         let outcome = until_interrupted(on_interrupt, train::run(&file, &settings))?;
         if self.json {
-            let best = outcome
-                .best
-                .as_ref()
-                .map(|(step, validation)| json!({"step": step, "validation": validation.to_json()}));
+            let best = outcome.best.as_ref().map(
+                |(step, validation)| json!({"step": step, "validation": validation.to_json()}),
+            );
             let test = outcome.test.as_ref().map(ValidationResult::to_json);
             let seconds = outcome.time.as_secs_f64();
             output::print_line(
-                &json!({"steps": outcome.steps, "seconds": seconds, "best": best, "test": test}).to_string(),
+                &json!({"steps": outcome.steps, "seconds": seconds, "best": best, "test": test})
+                    .to_string(),
             )?;
             return Ok(());
         }
-        output::print_line(&format!("{} steps in {:.1} s", outcome.steps, outcome.time.as_secs_f64()))?;
+        output::print_line(&format!(
+            "{} steps in {:.1} s",
+            outcome.steps,
+            outcome.time.as_secs_f64()
+        ))?;
         if let Some(test) = &outcome.test {
             output::print_line(&format!("test {}", describe(test)))?;
         }
         if let Some(path) = &settings.save {
             output::print_line(&format!("weights written to {}", path.display()))?;
             if outcome.best.is_some() {
-                output::print_line(&format!("those of the best epoch to {}", best_path(path).display()))?;
+                output::print_line(&format!(
+                    "those of the best epoch to {}",
+                    best_path(path).display()
+                ))?;
             }
         }
         Ok(())
@@ -229,11 +243,14 @@ impl Predict {
         let Predicted { samples, nan_samples, first } = predicted;
         if let Some(first) = first {
             output::warn(&format!(
-                "warning: the model gives NaN for {nan_samples} of {samples} samples, first for sample {first} (counted from \
-                 0); its weights may hold NaN or have grown too large"
+                "warning: the model gives NaN for {nan_samples} of {samples} samples, first for \
+                 sample {first} (counted from 0); its weights may hold NaN or have grown too large"
             ));
         }
-        output::print_line(&format!("predictions for {samples} samples written to {}", self.to.display()))?;
+        output::print_line(&format!(
+            "predictions for {samples} samples written to {}",
+            self.to.display()
+        ))?;
         Ok(())
     }
 }
@@ -241,7 +258,10 @@ impl Predict {
 fn describe(validation: &ValidationResult) -> String {
     match &validation.translations {
         Some(translations) => {
-            format!("{}, BLEU {:.2} over {} pairs", validation.score, translations.bleu, translations.pairs)
+            format!(
+                "{}, BLEU {:.2} over {} pairs",
+                validation.score, translations.bleu, translations.pairs
+            )
         }
         None => validation.score.to_string(),
     }

@@ -5,7 +5,9 @@ use anyhow::{Context, Result};
 use bossman::data::{Source, Text, TextPairs};
 use bossman::output;
 use bossman::run_file::RunFile;
-use bossman::{BossMan, BossManError, Generated, Generation, Generator, Sampling, Search, Translator};
+use bossman::{
+    BossMan, BossManError, Generated, Generation, Generator, Sampling, Search, Translator,
+};
 use std::io::BufRead;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -15,43 +17,41 @@ use tokio::sync::oneshot;
 const BATCH_SIZE: usize = 32;
 
 #[derive(clap::Args)]
-#[command(
-    after_help = "Example: bossman generate run.yaml --local 2 --weights w.safetensors --prompt \"My fellow citizens\" \
-                        --temperature 0.8 --top-k 40"
-)]
+#[command(after_help = "Example: bossman generate run.yaml --local 2 --weights w.safetensors \
+                        --prompt \"My fellow citizens\" --temperature 0.8 --top-k 40")]
 pub(crate) struct Generate {
     /// The run file; its training data says how text becomes tokens.
     run: PathBuf,
     #[command(flatten)]
     fleet: Fleet,
-    /// The weights: a safetensors file, an index of several, or their folder [default: the run file's]
+    /// The weights: a safetensors file, an index of several, or their folder [default: the run
+    /// file's]
     #[arg(long, value_name = "PATH")]
     weights: Option<PathBuf>,
-    /// What the text begins with.
+    /// The beginning of the text.
     #[arg(long, value_name = "TEXT")]
     prompt: String,
     /// The most tokens to add.
     #[arg(long, value_name = "N", default_value_t = 200)]
     max_new_tokens: u64,
-    /// Logits are divided by it; 0 takes the likeliest token each time.
+    /// The divisor of the logits. 0 takes the likeliest token each time.
     #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = not_negative)]
     temperature: f64,
-    /// Draw from that many of the likeliest tokens.
+    /// Draw from this number of likeliest tokens.
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
     top_k: Option<u32>,
     /// Draw from the likeliest tokens that together have this probability.
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share)]
     top_p: f64,
-    /// What is drawn from; the same seed gives the same text.
+    /// The seed of random draws. The same seed gives the same text.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 }
 
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  bossman translate run.yaml --local 2 --weights w.safetensors \"Good morning.\"\n  \
-                        bossman translate run.yaml --local 2 --weights w.safetensors --beams 4 < english.txt > german.txt"
-)]
+#[command(after_help = "Examples:\n  bossman translate run.yaml --local 2 --weights \
+                        w.safetensors \"Good morning.\"\n  bossman translate run.yaml --local 2 \
+                        --weights w.safetensors --beams 4 < english.txt > german.txt")]
 pub(crate) struct Translate {
     /// The run file; its training data says how texts become tokens.
     run: PathBuf,
@@ -59,17 +59,20 @@ pub(crate) struct Translate {
     texts: Vec<String>,
     #[command(flatten)]
     fleet: Fleet,
-    /// The weights: a safetensors file, an index of several, or their folder [default: the run file's]
+    /// The weights: a safetensors file, an index of several, or their folder [default: the run
+    /// file's]
     #[arg(long, value_name = "PATH")]
     weights: Option<PathBuf>,
-    /// How many unfinished translations are followed; 1 is greedy.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
+    /// The number of unfinished translations to follow. 1 is greedy.
+    #[arg(long, value_name = "N", default_value_t = 4,
+        value_parser = clap::value_parser!(u32).range(1..=256))]
     beams: u32,
     /// A translation's log probability is divided by ((5 + tokens) / 6) to this power.
     #[arg(long, value_name = "A", default_value_t = 0.6, value_parser = not_negative)]
     length_penalty: f64,
     /// The most tokens of a translation.
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 128,
+        value_parser = clap::value_parser!(u64).range(1..))]
     max_length: u64,
 }
 
@@ -88,24 +91,36 @@ impl Generate {
         let file = RunFile::from_file(self.run)?.with_data_at_boss();
         let text: &Text = match &file.data.train {
             Source::Text(text) => text,
-            _ => anyhow::bail!("generate needs a run file whose `train` is `text`, for its tokenizer"),
+            _ => anyhow::bail!(
+                "generate needs a run file whose `train` is `text`, for its tokenizer"
+            ),
         };
-        let sampling =
-            Sampling { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p, seed: self.seed };
-        let what = Generation { prompt: self.prompt, max_new_tokens: self.max_new_tokens, sampling };
+        let sampling = Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            seed: self.seed,
+        };
+        let what =
+            Generation { prompt: self.prompt, max_new_tokens: self.max_new_tokens, sampling };
         let fleet = self.fleet.settings();
         until_interrupted("the text ends here", async {
             let mut boss = file.load_model(&fleet, self.weights.as_deref()).await?;
             let generator = Generator::new(boss.model(), text)?;
             if let Some(why) = generator.why_not_incremental() {
-                output::warn(&format!("every token takes the whole text through the model again: {why}"));
+                output::warn(&format!(
+                    "every token takes the whole text through the model again: {why}"
+                ));
             }
             let began = Instant::now();
             if let Some(made) = stream_text(&generator, &mut boss, &what).await? {
                 output::print_line("")?;
                 let seconds = began.elapsed().as_secs_f64();
                 let tokens = made.tokens.len();
-                output::warn(&format!("{tokens} tokens, {:.1} a second", tokens as f64 / seconds.max(1e-9)));
+                output::warn(&format!(
+                    "{tokens} tokens, {:.1} a second",
+                    tokens as f64 / seconds.max(1e-9)
+                ));
             }
             boss.shutdown().await;
             Ok(())
@@ -113,7 +128,8 @@ impl Generate {
     }
 }
 
-/// Prints the text as it comes; nothing where nobody reads it any more, and so no more of it is made.
+/// Prints the text piece by piece. Returns nothing if standard output has lost its reader, because
+/// generation then stops.
 async fn stream_text(
     generator: &Generator,
     boss: &mut BossMan,
@@ -139,11 +155,21 @@ impl Translate {
         let file = RunFile::from_file(self.run)?.with_data_at_boss();
         let texts: &TextPairs = match &file.data.train {
             Source::Pairs(texts) => texts,
-            _ => anyhow::bail!("translate needs a run file whose `train` is `pairs`, for its tokenizer"),
+            _ => anyhow::bail!(
+                "translate needs a run file whose `train` is `pairs`, for its tokenizer"
+            ),
         };
-        let search = Search { beams: self.beams, length_penalty: self.length_penalty, max_length: self.max_length };
+        let search = Search {
+            beams: self.beams,
+            length_penalty: self.length_penalty,
+            max_length: self.max_length,
+        };
         let lines = match self.texts.is_empty() {
-            true => std::io::stdin().lock().lines().collect::<Result<_, _>>().context("standard input")?,
+            true => std::io::stdin()
+                .lock()
+                .lines()
+                .collect::<Result<_, _>>()
+                .context("standard input")?,
             false => self.texts,
         };
         let fleet = self.fleet.settings();
@@ -151,7 +177,9 @@ impl Translate {
             let mut boss = file.load_model(&fleet, self.weights.as_deref()).await?;
             let translator = Translator::new(boss.model(), texts)?;
             if let Some(why) = translator.why_not_incremental() {
-                output::warn(&format!("every token takes the whole translation through the model again: {why}"));
+                output::warn(&format!(
+                    "every token takes the whole translation through the model again: {why}"
+                ));
             }
             'all: for together in lines.chunks(BATCH_SIZE) {
                 for translation in translator.translate(&mut boss, together, &search).await? {

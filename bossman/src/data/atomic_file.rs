@@ -1,4 +1,5 @@
-//! Files that appear whole under their name or not at all: written beside it, and moved there when all is written.
+//! Files that appear whole under their name or not at all: written to a temporary file beside it,
+//! which is renamed at the end.
 
 use crate::data::disk::{flush, flush_folder_of, folder_of, metadata};
 use crate::BossManError;
@@ -6,20 +7,27 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use tempfile::NamedTempFile;
 
-/// Whether a file can be written there; to be known before the work that makes it.
+/// Checks that a file can be written there. Called before the work that makes it.
 ///
 /// # Errors
-/// A folder, a device or a pipe is there, which would itself be replaced; or nothing can be written beside it.
+/// The path is a folder, a device or a pipe, which would be replaced. Or no file can be written
+/// beside it.
 pub(crate) fn check_writable(path: &Path) -> Result<(), BossManError> {
     create(path).map(drop)
 }
 
-/// Begins a file that goes again unless [`commit`] is called. The errors are those of [`check_writable`].
+/// Begins a file, which is deleted unless [`commit`] is called. The errors are those of
+/// [`check_writable`].
 pub(crate) fn create(path: &Path) -> Result<BufWriter<NamedTempFile>, BossManError> {
     match metadata(path).map_err(|e| BossManError::io(path, &e))? {
-        Some(there) if there.is_dir() => return Err(BossManError::file(path, "is a folder; name a file")),
+        Some(there) if there.is_dir() => {
+            return Err(BossManError::file(path, "is a folder; name a file"))
+        }
         Some(there) if !there.is_file() => {
-            return Err(BossManError::file(path, "is a device or a pipe, which cannot be replaced; name a file"))
+            return Err(BossManError::file(
+                path,
+                "is a device or a pipe, which cannot be replaced; name a file",
+            ))
         }
         _ => {}
     }
@@ -36,7 +44,8 @@ pub(crate) fn create(path: &Path) -> Result<BufWriter<NamedTempFile>, BossManErr
 
 /// Flushes the file to the disk and moves it to its final name.
 pub(crate) fn commit(path: &Path, mut file: BufWriter<NamedTempFile>) -> Result<(), BossManError> {
-    let whole = file.flush().and_then(|()| file.into_inner().map_err(std::io::IntoInnerError::into_error));
+    let whole =
+        file.flush().and_then(|()| file.into_inner().map_err(std::io::IntoInnerError::into_error));
     let moved = whole.and_then(|file| {
         flush(file.as_file())?;
         file.persist(path)?;
@@ -45,13 +54,14 @@ pub(crate) fn commit(path: &Path, mut file: BufWriter<NamedTempFile>) -> Result<
     moved.map_err(|e| BossManError::io(path, &e))
 }
 
-/// A new file in the same folder, that whoever may see the folder's other files may see; gone where it is not kept.
+/// Creates a temporary file in the same folder, with the permissions of an ordinary file. It is
+/// removed unless it is kept.
 pub(crate) fn temporary_file_beside(path: &Path) -> std::io::Result<NamedTempFile> {
     let mut file = tempfile::Builder::new();
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // As far as the user's mask lets it.
+        // The user's umask restricts these permissions.
         file.permissions(std::fs::Permissions::from_mode(0o666));
     }
     file.prefix(".bossman-").tempfile_in(folder_of(path))
@@ -75,7 +85,11 @@ mod tests {
         file.write_all(b"new").unwrap();
         commit(&path, file).unwrap();
         assert_eq!(text(), "new");
-        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1, "nothing is left beside it");
+        assert_eq!(
+            std::fs::read_dir(place.path()).unwrap().count(),
+            1,
+            "nothing is left beside it"
+        );
     }
 
     #[test]
@@ -85,13 +99,21 @@ mod tests {
         let refused = |path: &Path| check_writable(path).unwrap_err().to_string();
         assert!(refused(place.path()).ends_with("is a folder; name a file"));
         let under = place.path().join("a.txt/w.safetensors");
-        assert!(refused(&under).ends_with("a.txt is a file, not a folder; name another place"), "{}", refused(&under));
+        assert!(
+            refused(&under).ends_with("a.txt is a file, not a folder; name another place"),
+            "{}",
+            refused(&under)
+        );
         assert!(refused(&place.path().join("none/w.safetensors")).ends_with("none; make it first"));
         #[cfg(unix)]
         {
             // As root it would be replaced for all of the machine.
-            assert!(refused(Path::new("/dev/null")).ends_with("which cannot be replaced; name a file"));
-            assert!(refused(Path::new("/dev/full")).ends_with("which cannot be replaced; name a file"));
+            assert!(
+                refused(Path::new("/dev/null")).ends_with("which cannot be replaced; name a file")
+            );
+            assert!(
+                refused(Path::new("/dev/full")).ends_with("which cannot be replaced; name a file")
+            );
         }
     }
 }

@@ -11,18 +11,19 @@ use tch::Tensor;
 
 /// Tensors that fit the model's inputs.
 pub(crate) struct Inputs {
-    /// None where workers read them.
+    /// Empty if workers read them.
     tensors: Vec<(ValueId, Tensor, bool)>,
-    /// Where workers read samples, which.
+    /// The samples to read, if workers read them.
     read: Option<Samples>,
     /// The sizes of the model's named dimensions in this batch.
     sizes: Bindings,
-    /// The word for the batch size and how many samples there are; nothing where the model has no batch dimension.
+    /// The name of the batch dimension, and the number of samples. `None` if the model has no batch
+    /// dimension.
     samples: Option<(String, u64)>,
 }
 
 impl Inputs {
-    /// A batch's, whether or not workers read them.
+    /// The inputs of a batch, whether or not workers read them.
     pub(crate) fn of(graph: &LayerGraph, batch: &Batch) -> Result<Self, BossManError> {
         match batch.contents() {
             Contents::Tensors { x, variables, .. } => Self::check(graph, x, variables),
@@ -30,19 +31,24 @@ impl Inputs {
         }
     }
 
-    /// Samples that workers read. That their dtypes fit was seen when the data was opened.
+    /// Samples that workers read. Their dtypes were checked when the data was opened.
     fn read(graph: &LayerGraph, numbers: &SampleIndices) -> Result<Self, BossManError> {
         let SampleIndices { data, batch, next, .. } = numbers;
-        let unplaced = || BossManError::Usage("these samples are no worker's; see Dataset::for_workers".into());
+        let unplaced = || {
+            BossManError::Usage("these samples are no worker's; see Dataset::for_workers".into())
+        };
         let mut bindings = Bindings::new();
         for (id, sizes) in graph.inputs().iter().zip(data.sizes(batch)?) {
             let value = graph.value(*id);
             let fits = value.ty.shape.match_sizes(&sizes, &mut bindings);
-            let problem = fits.err().map(|why| format!("expected {}, the data has {sizes:?} ({why})", value.ty));
+            let problem = fits
+                .err()
+                .map(|why| format!("expected {}, the data has {sizes:?} ({why})", value.ty));
             let first = value.ty.shape.dims().first().map(ToString::to_string);
             let whole = graph.batch().is_some() && first.as_deref() != graph.batch();
-            let whole =
-                whole.then(|| "workers read inputs sample by sample, but it has no batch dimension".to_string());
+            let whole = whole.then(|| {
+                "workers read inputs sample by sample, but it has no batch dimension".to_string()
+            });
             if let Some(problem) = problem.or(whole) {
                 return Err(BossManError::Input { name: value.name.clone(), problem });
             }
@@ -66,14 +72,21 @@ impl Inputs {
     }
 
     /// Checks names, dtypes and shapes.
-    pub(crate) fn check(graph: &LayerGraph, x: &Tensor, variables: &Variables) -> Result<Self, BossManError> {
+    pub(crate) fn check(
+        graph: &LayerGraph,
+        x: &Tensor,
+        variables: &Variables,
+    ) -> Result<Self, BossManError> {
         let mut bindings = Bindings::new();
         let mut tensors = Vec::new();
-        let names: Vec<&str> = graph.inputs().iter().map(|id| graph.value(*id).name.as_str()).collect();
+        let names: Vec<&str> =
+            graph.inputs().iter().map(|id| graph.value(*id).name.as_str()).collect();
         for name in variables.names() {
             if !names.iter().skip(1).any(|known| *known == name) {
-                let problem =
-                    format!("the model has no further input of this name; its inputs are {}", names.join(", "));
+                let problem = format!(
+                    "the model has no further input of this name; its inputs are {}",
+                    names.join(", ")
+                );
                 return Err(BossManError::Input { name: name.into(), problem });
             }
         }
@@ -81,7 +94,8 @@ impl Inputs {
             let value = graph.value(*id);
             let error = |problem: String| BossManError::Input { name: value.name.clone(), problem };
             let tensor = if place == 0 { Some(x) } else { variables.get(&value.name) };
-            let tensor = tensor.ok_or_else(|| error("missing; give it with Variables::with".into()))?;
+            let tensor =
+                tensor.ok_or_else(|| error("missing; give it with Variables::with".into()))?;
             let dtype = tensor::dtype_of(tensor)?;
             let sizes: Vec<u64> = tensor.size().into_iter().map(i64::unsigned_abs).collect();
             let fits = value.ty.shape.match_sizes(&sizes, &mut bindings);
@@ -122,24 +136,32 @@ impl Inputs {
     }
 
     /// Cuts the batch into `count` microbatches as `torch.tensor_split` does: the first ones are
-    /// one sample larger where it does not go up evenly. Fewer if there are fewer samples.
+    /// one sample larger if the batch does not divide evenly. Fewer if there are fewer samples.
     pub(crate) fn microbatches(&self, count: u32) -> Result<Vec<SampleRange>, BossManError> {
         let Some((_, samples)) = self.samples else {
             return match count {
                 1 => Ok(vec![SampleRange { start: 0, len: 1 }]),
                 _ => Err(BossManError::Usage(
-                    "this model's inputs have no batch dimension to cut into microbatches; use 1 microbatch".into(),
+                    "this model's inputs have no batch dimension to cut into microbatches; use 1 \
+                     microbatch"
+                        .into(),
                 )),
             };
         };
         let samples = usize::try_from(samples).unwrap_or(usize::MAX);
         let count = count.clamp(1, u32::try_from(samples).unwrap_or(u32::MAX));
         let parts = (0..count).filter_map(|index| part(samples, index, count));
-        Ok(parts.map(|part| SampleRange { start: part.start as u64, len: part.len() as u64 }).collect())
+        Ok(parts
+            .map(|part| SampleRange { start: part.start as u64, len: part.len() as u64 })
+            .collect())
     }
 
-    /// The payload of every input for every microbatch; inputs without the batch dimension go whole.
-    pub(crate) fn payloads(&self, ranges: &[SampleRange]) -> Result<Vec<(u32, ValueId, Payload)>, BossManError> {
+    /// The payload of every input for every microbatch. Inputs without the batch dimension are sent
+    /// whole.
+    pub(crate) fn payloads(
+        &self,
+        ranges: &[SampleRange],
+    ) -> Result<Vec<(u32, ValueId, Payload)>, BossManError> {
         let mut payloads = Vec::new();
         for (index, range) in (0u32..).zip(ranges) {
             for (id, tensor, batched) in &self.tensors {
@@ -150,17 +172,23 @@ impl Inputs {
         Ok(payloads)
     }
 
-    /// The target's payload for every microbatch; none where workers read them.
-    pub(crate) fn targets(&self, batch: &Batch, ranges: &[SampleRange]) -> Result<Vec<(u32, Payload)>, BossManError> {
+    /// The target's payload for every microbatch. Empty if workers read them.
+    pub(crate) fn targets(
+        &self,
+        batch: &Batch,
+        ranges: &[SampleRange],
+    ) -> Result<Vec<(u32, Payload)>, BossManError> {
         let (Some(target), None) = (batch.target(), &self.read) else { return Ok(Vec::new()) };
         let size = target.size();
         let samples = size.first().copied().unwrap_or(0).unsigned_abs();
         if self.samples.is_some() && self.samples() != samples {
-            let problem = format!("expected {} samples as in the inputs, got {size:?}", self.samples());
+            let problem =
+                format!("expected {} samples as in the inputs, got {size:?}", self.samples());
             return Err(BossManError::Input { name: "target".into(), problem });
         }
         let whole = self.samples.is_none();
-        let part = |range: &SampleRange| if whole { Ok(target.shallow_clone()) } else { range.of(target) };
+        let part =
+            |range: &SampleRange| if whole { Ok(target.shallow_clone()) } else { range.of(target) };
         (0u32..).zip(ranges).map(|(index, range)| Ok((index, to_payload(&part(range)?)?))).collect()
     }
 }
@@ -173,7 +201,7 @@ pub(crate) struct SampleRange {
 }
 
 impl SampleRange {
-    /// These samples of a tensor; shares its memory.
+    /// These samples of a tensor, in its memory.
     pub(crate) fn of(&self, tensor: &Tensor) -> Result<Tensor, tensor::TensorError> {
         let (start, len) = (self.start.cast_signed(), self.len.cast_signed());
         Ok(tensor.f_narrow(0, start, len)?)

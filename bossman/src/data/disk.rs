@@ -1,4 +1,4 @@
-//! Files of this machine: whether there is one, patience when reading fails, and flushing to the
+//! Files of this machine: whether a file exists, repeated attempts to read, and flushing to the
 //! disk.
 
 use std::fs::{File, Metadata};
@@ -13,7 +13,10 @@ pub(crate) const WAITS: &[Duration] =
     &[Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(800)];
 
 /// Repeats `attempt` after each wait until it succeeds. The error is that of the last attempt.
-pub(crate) async fn retry<T, E, F>(waits: &[Duration], mut attempt: impl FnMut() -> F) -> std::result::Result<T, E>
+pub(crate) async fn retry<T, E, F>(
+    waits: &[Duration],
+    mut attempt: impl FnMut() -> F,
+) -> std::result::Result<T, E>
 where
     F: Future<Output = std::result::Result<T, E>>,
 {
@@ -26,8 +29,8 @@ where
     attempt().await
 }
 
-/// The metadata of a file or folder; nothing if the system finds none. Any other
-/// failure is an error.
+/// The metadata of a file or folder. `None` if the system finds none. Any other failure is an
+/// error.
 pub(crate) fn metadata(path: &Path) -> Result<Option<Metadata>> {
     match std::fs::metadata(path) {
         Ok(there) => Ok(Some(there)),
@@ -41,10 +44,9 @@ pub(crate) fn is_file(path: &Path) -> Result<bool> {
     Ok(metadata(path)?.is_some_and(|there| there.is_file()))
 }
 
-/// Moves a file to its final name, such that it survives a loss of power. It replaces an
-/// older file.
+/// Moves a file to its final name, so that it survives a loss of power. Replaces an older file.
 pub(crate) fn rename_flushed(from: &Path, to: &Path) -> Result<()> {
-    // Unix flushes what is open for reading. Other systems do not.
+    // Unix flushes files that are open for reading. Other systems do not.
     flush(&File::options().read(true).write(cfg!(not(unix))).open(from)?)?;
     std::fs::rename(from, to)?;
     flush_folder_of(to)

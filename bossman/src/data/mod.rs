@@ -1,18 +1,24 @@
-//! Samples from files, and the order in which training takes them: what the crate `data` reads, the parts of a run file's
-//! data, and data sets to fetch.
+//! Data: the parts of a run file's data, batches as microbatches, and data sets to fetch. The crate
+//! `data` reads the files.
+//!
+//! ```text
+//! data_parts: train, validation, test -> crate data      fetch: data sets with npm or pip
+//! batch_inputs -> fixed_batch, loss_weights, tensor_payload    a batch as microbatches
+//! worker_data_sets                                             data that workers read
+//! atomic_file, disk                                            files that appear whole
+//! ```
 
 pub(crate) mod atomic_file;
 pub(crate) mod batch_inputs;
-mod data_parts;
 pub(crate) mod disk;
 pub mod fetch;
 pub(crate) mod fixed_batch;
 pub(crate) mod loss_weights;
 pub(crate) mod tensor_payload;
+pub(crate) mod worker_data_sets;
 
+pub use crate::run_file::data_parts::Part;
 pub use ::data::{
-    Batches, Contents, DataError, Dataset, LoadedTokenizer, Normalize, Order, Prefetcher, Role, SampleIndices, Source,
-    Table, Text, TextPairs, Tokenizer,
+    Batches, Contents, DataError, Dataset, LoadedTokenizer, Normalize, Order, Prefetcher, Role,
+    SampleIndices, Source, Table, Text, TextPairs, Tokenizer,
 };
-pub use data_parts::Part;
-pub(crate) use data_parts::Parts;

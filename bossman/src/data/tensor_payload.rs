@@ -1,4 +1,4 @@
-//! Tensors to bytes for the wire, and back.
+//! Converts tensors to bytes for the network, and back.
 
 use crate::BossManError;
 use link::Payload;
@@ -12,7 +12,8 @@ pub(crate) fn to_payload(tensor: &Tensor) -> Result<Payload, BossManError> {
 }
 
 pub(crate) fn from_payload(payload: &Payload) -> Result<Tensor, BossManError> {
-    let too_large = |d: &u64| BossManError::Usage(format!("a worker sent a tensor with a size of {d}"));
+    let too_large =
+        |d: &u64| BossManError::Usage(format!("a worker sent a tensor with a size of {d}"));
     let sizes = payload.meta.shape.iter().map(|d| i64::try_from(*d).map_err(|_| too_large(d)));
     let shape = sizes.collect::<Result<Vec<_>, _>>()?;
     Ok(tensor::payload::from_bytes(payload.meta.dtype, &shape, payload.bytes.clone())?)

@@ -1,12 +1,13 @@
-//! BLEU of translations (Papineni et al. 2002), as sacreBLEU defines it (Post 2018, arXiv:1804.08771): of a whole corpus, four
-//! n-grams, tokenizer 13a, exponential smoothing, case kept.
+//! BLEU of translations (Papineni et al. 2002), as sacreBLEU defines it (Post 2018,
+//! arXiv:1804.08771): of a whole corpus, four n-grams, tokenizer 13a, exponential smoothing, case
+//! kept.
 
 use std::collections::HashMap;
 
 /// The longest n-grams.
 const ORDER: usize = 4;
 
-/// The BLEU of these translations, each with its one reference, from 0 to 100.
+/// Computes the BLEU of translations with one reference each, from 0 to 100.
 ///
 /// ```
 /// let bleu = bossman::bleu(&["the cat is on the mat"], &["the cat sat on the mat"]);
@@ -45,7 +46,8 @@ pub fn bleu<S: AsRef<str>, R: AsRef<str>>(translations: &[S], references: &[R]) 
         };
         logs += precision.ln();
     }
-    // Corpora without a single 4-gram are cut to the orders they have, as with sacreBLEU's `effective_order` off they are 0.
+    // Corpora without a single 4-gram are cut to the orders they have, as with sacreBLEU's
+    // `effective_order` off they are 0.
     if orders < ORDER {
         return 0.0;
     }
@@ -64,7 +66,11 @@ fn counts(tokens: &[String], order: usize) -> HashMap<&[String], u64> {
 /// The tokens of a line as in mteval-v13a.pl: punctuation apart, but for that within numbers.
 fn tokens(line: &str) -> Vec<String> {
     let line = line.replace("<skipped>", "").replace("-\n", "").replace('\n', " ");
-    let line = line.replace("&quot;", "\"").replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">");
+    let line = line
+        .replace("&quot;", "\"")
+        .replace("&amp;", "&")
+        .replace("&lt;", "<")
+        .replace("&gt;", ">");
     let characters: Vec<char> = format!(" {line} ").chars().collect();
     let spaced = apart(&characters);
     let spaced = pairs(&spaced, |first, second| {
@@ -73,22 +79,28 @@ fn tokens(line: &str) -> Vec<String> {
     let spaced = pairs(&spaced, |first, second| {
         (is_mark(first) && !second.is_ascii_digit()).then_some([' ', first, ' ', second])
     });
-    let spaced =
-        pairs(&spaced, |first, second| (first.is_ascii_digit() && second == '-').then_some([first, ' ', second, ' ']));
+    let spaced = pairs(&spaced, |first, second| {
+        (first.is_ascii_digit() && second == '-').then_some([first, ' ', second, ' '])
+    });
     spaced.iter().collect::<String>().split_whitespace().map(str::to_string).collect()
 }
 
 /// `([\{-\~\[-\` -\&\(-\+\:-\@\/])`: spaces around each.
 fn apart(characters: &[char]) -> Vec<char> {
-    let stands_apart = |c: char| matches!(c, '{'..='~' | '['..='`' | ' '..='&' | '('..='+' | ':'..='@' | '/');
-    characters.iter().flat_map(|c| if stands_apart(*c) { vec![' ', *c, ' '] } else { vec![*c] }).collect()
+    let stands_apart =
+        |c: char| matches!(c, '{'..='~' | '['..='`' | ' '..='&' | '('..='+' | ':'..='@' | '/');
+    characters
+        .iter()
+        .flat_map(|c| if stands_apart(*c) { vec![' ', *c, ' '] } else { vec![*c] })
+        .collect()
 }
 
 fn is_mark(c: char) -> bool {
     matches!(c, '.' | ',')
 }
 
-/// Replaces pairs of characters from left to right, each taken once, as a regular expression of two characters does.
+/// Replaces pairs of characters from left to right, each taken once, as a regular expression of two
+/// characters does.
 fn pairs(characters: &[char], replace: impl Fn(char, char) -> Option<[char; 4]>) -> Vec<char> {
     let mut replaced = Vec::with_capacity(characters.len());
     let mut at = 0;
@@ -121,11 +133,15 @@ mod tests {
     #[test]
     fn it_is_sacrebleus() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/bleu/cases.json");
-        let cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let cases: Vec<Case> =
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         assert!(cases.len() > 10);
         for Case { translations, references, bleu: expected } in cases {
             let found = bleu(&translations, &references);
-            assert!((found - expected).abs() < 1e-9, "{found} and not {expected}: {translations:?} for {references:?}");
+            assert!(
+                (found - expected).abs() < 1e-9,
+                "{found} and not {expected}: {translations:?} for {references:?}"
+            );
         }
     }
 }

@@ -2,10 +2,9 @@
 
 use crate::data::{LoadedTokenizer, Text};
 use crate::inference::sampling::{Sampler, Sampling};
-use crate::session::boss::BossMan;
-use crate::{BossManError, Model};
+use crate::{BossMan, BossManError, Model};
 use layerspec::{Dim, LayerId};
-use pipeline::cached::Cached;
+use pipeline::kv_cache_step::KvCacheStep;
 use tch::Tensor;
 use tensor::TensorError;
 
@@ -34,11 +33,11 @@ pub struct Generated {
 /// whole sequence goes forward each time.
 pub struct Generator {
     tokens: LoadedTokenizer,
-    /// The token after which nothing follows.
+    /// The token that ends a text.
     end: Option<u32>,
-    /// The layers that go on from what workers remember; or why some layer cannot.
+    /// The layers that continue from cached keys and values, or the reason why some layer cannot.
     cached_layers: Result<Vec<LayerId>, String>,
-    /// The most positions that the model is given: those it was trained with.
+    /// The most positions of the model's input: those that it was trained with.
     max_positions: usize,
 }
 
@@ -51,45 +50,50 @@ struct Window {
 }
 
 impl Generator {
-    /// For a model whose input are tokens as [`Text`] makes them.
+    /// A generator for a model whose input are tokens of [`Text`].
     ///
     /// # Errors
-    /// The model has not one input of token sequences of any length, or the tokenizer cannot be read.
+    /// The model does not have exactly one input of token sequences of any length, or the tokenizer
+    /// cannot be read.
     pub fn new(model: &Model, text: &Text) -> Result<Self, BossManError> {
         let graph = model.graph();
         let [input] = graph.inputs() else {
             let count = graph.inputs().len();
-            let problem = format!("text is made by a model with one input, of tokens; this one has {count}");
+            let problem =
+                format!("text is made by a model with one input, of tokens; this one has {count}");
             return Err(BossManError::Usage(problem));
         };
         if let Some(Dim::Fixed(size)) = graph.value(*input).ty.dims().get(1) {
-            let problem =
-                format!("the model's input has {size} positions; give their number a name, as `seq`, in the model");
+            let problem = format!(
+                "the model's input has {size} positions; give their number a name, as `seq`, in \
+                 the model"
+            );
             return Err(BossManError::Usage(problem));
         }
         if let Some(Dim::Fixed(rows @ 2..)) = graph.value(*input).ty.dims().first() {
             let problem = format!(
-                "the model's input has batches of {rows}, but one text is made at a time; write a word as `batch` for the \
-                 size in the model"
+                "the model's input has batches of {rows}, but one text is made at a time; write a \
+                 word as `batch` for the size in the model"
             );
             return Err(BossManError::Usage(problem));
         }
         let tokens = LoadedTokenizer::load(&text.tokenizer)?;
         let end = text.eos.as_ref().map(|name| tokens.special_token("eos", name)).transpose()?;
-        let cached_layers = graph.growing(&[*input]).map_err(|needs| needs.to_string());
+        let cached_layers = graph.incremental(&[*input]).map_err(|needs| needs.to_string());
         let most = usize::try_from(text.sequence_length).unwrap_or(usize::MAX);
         Ok(Generator { tokens, end, cached_layers, max_positions: most })
     }
 
-    /// Why every token takes the whole sequence through the stages again; nothing where it does not.
+    /// The reason why the whole sequence goes through the stages for every token, if it does.
     pub fn why_not_incremental(&self) -> Option<&str> {
         self.cached_layers.as_ref().err().map(String::as_str)
     }
 
-    /// The text that follows the prompt, piece by piece as it comes.
+    /// Generates the text after the prompt, piece by piece.
     ///
     /// # Errors
-    /// A worker failed, a setting is out of its range, or the model does not give a logit for each token and position.
+    /// A worker failed, a setting is out of its range, or the model's output does not have a logit
+    /// for each token and position.
     pub async fn generate(
         &self,
         boss: &mut BossMan,
@@ -100,7 +104,9 @@ impl Generator {
         let mut tokens = Vec::new();
         self.tokens.encode(&what.prompt, &mut tokens)?;
         if tokens.is_empty() {
-            return Err(BossManError::Usage("the prompt has no token to begin with; give some text".into()));
+            return Err(BossManError::Usage(
+                "the prompt has no token to begin with; give some text".into(),
+            ));
         }
         let prompt_tokens = tokens.len();
         let mut sampler = what.sampling.sampler();
@@ -115,7 +121,8 @@ impl Generator {
             // Text that may still change is held back.
             let text = self.text_after_prompt(&tokens, prompt_tokens)?;
             let sure = text.trim_end_matches('\u{fffd}');
-            if let Some(more) = sure.strip_prefix(emitted.as_str()).filter(|more| !more.is_empty()) {
+            if let Some(more) = sure.strip_prefix(emitted.as_str()).filter(|more| !more.is_empty())
+            {
                 on_text(more);
                 emitted = sure.to_string();
             }
@@ -128,17 +135,23 @@ impl Generator {
         Ok(Generated { text, tokens })
     }
 
-    /// The text after the prompt. Decoded with it, for a character may be several tokens, and some tokenizers leave out a space
-    /// where a text begins.
-    fn text_after_prompt(&self, tokens: &[u32], prompt_tokens: usize) -> Result<String, BossManError> {
-        let (prompt, whole) = (self.tokens.decode(&tokens[..prompt_tokens])?, self.tokens.decode(tokens)?);
+    /// The text after the prompt. It is decoded with the prompt: a character may be several tokens,
+    /// and some tokenizers leave out a space at the beginning of a text.
+    fn text_after_prompt(
+        &self,
+        tokens: &[u32],
+        prompt_tokens: usize,
+    ) -> Result<String, BossManError> {
+        let (prompt, whole) =
+            (self.tokens.decode(&tokens[..prompt_tokens])?, self.tokens.decode(tokens)?);
         Ok(match whole.strip_prefix(prompt.as_str()) {
             Some(rest) => rest.to_string(),
             None => self.tokens.decode(&tokens[prompt_tokens..])?,
         })
     }
 
-    /// Takes what the workers have not seen through the stages, and draws from what comes out at its last position.
+    /// Runs the new tokens through the stages, and draws the next token from the logits of the last
+    /// position.
     async fn next_token(
         &self,
         boss: &mut BossMan,
@@ -147,28 +160,35 @@ impl Generator {
         sampler: &mut Sampler,
     ) -> Result<u32, BossManError> {
         if tokens.len() - window.start > self.max_positions {
-            // The oldest tokens are dropped and half of the window is read again, so that this is
-            // rare.
-            *window = Window { start: tokens.len() - self.max_positions.div_ceil(2), cached_tokens: 0 };
+            // Drops the oldest half of the window and reads the rest again, so that this happens
+            // rarely.
+            *window =
+                Window { start: tokens.len() - self.max_positions.div_ceil(2), cached_tokens: 0 };
         }
         let visible = &tokens[window.start..];
         let (new, cached) = match &self.cached_layers {
             Ok(layers) => {
-                let cached = Cached { past: window.cached_tokens as u64, rows: Vec::new(), layers: layers.clone() };
+                let cached = KvCacheStep {
+                    past: window.cached_tokens as u64,
+                    rows: Vec::new(),
+                    layers: layers.clone(),
+                };
                 (&visible[window.cached_tokens..], Some(cached))
             }
             Err(_) => (visible, None),
         };
         let input: Vec<i64> = new.iter().map(|token| i64::from(*token)).collect();
-        let input = Tensor::f_from_slice(&input).and_then(|row| row.f_unsqueeze(0)).map_err(TensorError::from)?;
-        let output = boss.forward_cached(&[input], cached).await?;
+        let input = Tensor::f_from_slice(&input)
+            .and_then(|row| row.f_unsqueeze(0))
+            .map_err(TensorError::from)?;
+        let output = boss.trainer.forward_cached(&[input], cached).await?;
         window.cached_tokens = visible.len();
         let logits = last_logits(&output, new.len())?.f_select(0, 0).map_err(TensorError::from)?;
         Ok(sampler.draw(&logits)?)
     }
 }
 
-/// `[batch, vocabulary]`: those of the last position.
+/// The logits of the last position: `[batch, vocabulary]`.
 pub(crate) fn last_logits(output: &Tensor, positions: usize) -> Result<Tensor, BossManError> {
     let size = output.size();
     match size[..] {
@@ -177,8 +197,8 @@ pub(crate) fn last_logits(output: &Tensor, positions: usize) -> Result<Tensor, B
         }
         _ => {
             let problem = format!(
-                "the model gives {size:?} for {positions} positions; expected [batch, vocabulary, positions], as \
-                 CrossEntropyLoss takes it"
+                "the model gives {size:?} for {positions} positions; expected [batch, vocabulary, \
+                 positions], as CrossEntropyLoss takes it"
             );
             Err(BossManError::Usage(problem))
         }

@@ -1,4 +1,4 @@
-//! A run's model on its workers with weights, for using it.
+//! Loads a run's model with weights onto workers, to use it.
 
 use crate::run_file::RunFile;
 use crate::workers::fleet_settings::FleetSettings;
@@ -6,22 +6,28 @@ use crate::{BossMan, BossManError, Model, StateDict};
 use std::path::Path;
 
 impl RunFile {
-    /// The run's model with weights on workers: those of `weights`, as `bossman train --save` writes them, or else those that
-    /// the run file names. Weights are read before any worker is waited for.
+    /// Loads the run's model onto workers, with the weights in `weights` or those that the run file
+    /// names. Reads them before it waits for workers.
     ///
     /// # Errors
-    /// There are no weights or they do not fit; anything in the files, the workers or the network.
-    pub async fn load_model(&self, fleet: &FleetSettings, weights: Option<&Path>) -> Result<BossMan, BossManError> {
+    /// There are no weights, or they do not fit. Also any error of the files, the workers or the
+    /// network.
+    pub async fn load_model(
+        &self,
+        fleet: &FleetSettings,
+        weights: Option<&Path>,
+    ) -> Result<BossMan, BossManError> {
         let model = Model::from_file(&self.model)?;
         let missing = || {
-            let hint = "no weights: give --weights FILE, as `bossman train --save FILE` writes it, or `weights:` in the run file";
+            let hint = "no weights: give --weights FILE, as `bossman train --save FILE` writes \
+                        it, or `weights:` in the run file";
             BossManError::Usage(hint.into())
         };
         let weights = self.initial_weights(weights, &model)?.ok_or_else(missing)?;
         let workers = fleet.worker_count(self)?;
         let builder = self.builder(model);
         builder.check(workers)?;
-        let host = fleet.host_with_data(workers, self).on_stderr(true);
+        let host = fleet.host_with_data(workers, self).on_stderr();
         let host = if fleet.local == workers { host.quiet() } else { host };
         let mut boss = builder.build(host.wait().await?)?;
         boss.distribute_model().await?;
@@ -30,8 +36,8 @@ impl RunFile {
         Ok(boss)
     }
 
-    /// The weights to start from, those of the command line before those of the run file, checked against the model; nothing
-    /// where they are drawn from the seed.
+    /// The weights to start from, those of the command line before those of the run file, checked
+    /// against the model. `None` if they are initialised from the seed.
     pub(crate) fn initial_weights(
         &self,
         weights: Option<&Path>,
@@ -45,26 +51,30 @@ impl RunFile {
             }
             (None, None) => return Ok(None),
         };
-        Ok(Some(InitialWeights { weights: found.fit_to_except(model.graph(), &fresh)?, complete: fresh.is_empty() }))
+        Ok(Some(InitialWeights {
+            weights: found.fit_to_except(model.graph(), &fresh)?,
+            complete: fresh.is_empty(),
+        }))
     }
 }
 
 /// Weights to start from, checked against the model.
 pub(crate) struct InitialWeights {
     weights: StateDict,
-    /// Whether it is all of the model's, and none is left as drawn from the seed.
+    /// Whether they are complete, so that no parameter is initialised from the seed.
     complete: bool,
 }
 
 impl InitialWeights {
-    /// Gives them to the workers, which have drawn theirs.
+    /// Sends them to the workers, whose parameters were initialised from the seed.
     pub(crate) async fn load(&self, boss: &mut BossMan) -> Result<(), BossManError> {
         let mut all = StateDict::default();
         self.weights.iter().for_each(|(name, tensor)| all.insert(name, tensor));
         if !self.complete {
             let drawn = boss.state_dict().await?;
             let missing = drawn.iter().filter(|(name, _)| all.get(name).is_none());
-            let missing: Vec<_> = missing.map(|(name, tensor)| (name.to_string(), tensor.shallow_clone())).collect();
+            let missing: Vec<_> =
+                missing.map(|(name, tensor)| (name.to_string(), tensor.shallow_clone())).collect();
             missing.iter().for_each(|(name, tensor)| all.insert(name, tensor));
         }
         boss.load_state_dict(&all).await

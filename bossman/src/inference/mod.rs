@@ -1,14 +1,13 @@
 //! Uses a trained model: evaluation, prediction, generation, translation.
 //!
 //! ```text
-//! load_model -> evaluate -> score
+//! load_model -> score
 //!          +--> predict
 //!          +--> generate -> sampling
 //!          +--> translate -> translation_score -> bleu
 //! ```
 
 pub(crate) mod bleu;
-pub(crate) mod evaluate;
 pub(crate) mod generate;
 pub(crate) mod load_model;
 pub(crate) mod predict;

@@ -3,9 +3,8 @@
 use crate::data::batch_inputs::Inputs;
 use crate::data::fixed_batch::FixedBatch;
 use crate::data::{Dataset, Order};
-use crate::inference::evaluate::MAX_EVALUATION_BYTES;
-use crate::session::boss::BossMan;
-use crate::{data::atomic_file, BossManError, StateDict};
+use crate::session::evaluate::MAX_EVALUATION_BYTES;
+use crate::{data::atomic_file, BossMan, BossManError, StateDict};
 use serde_json::{Map, Value};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -20,9 +19,9 @@ pub struct Predictions {
 }
 
 enum Output {
-    /// A line a sample: the elements of the first output.
+    /// A line for each sample: the elements of the first output.
     Csv(BufWriter<NamedTempFile>),
-    /// An object a sample: each output by its name.
+    /// An object for each sample: each output by its name.
     Jsonl(BufWriter<NamedTempFile>),
     /// A tensor for each output, of all samples; written at the end.
     Safetensors(Vec<Vec<Tensor>>),
@@ -34,45 +33,65 @@ impl Predictions {
     /// # Errors
     /// Another ending, or the file cannot be written.
     pub fn create(path: &Path) -> Result<Self, BossManError> {
-        let output = match path.extension().map(|ending| ending.to_string_lossy().into_owned()).as_deref() {
-            Some("csv") => Output::Csv(atomic_file::create(path)?),
-            Some("jsonl") => Output::Jsonl(atomic_file::create(path)?),
-            Some("safetensors") => {
-                StateDict::can_save(path)?;
-                Output::Safetensors(Vec::new())
-            }
-            _ => return Err(BossManError::file(path, "expected a name ending in .csv, .jsonl or .safetensors")),
-        };
+        let output =
+            match path.extension().map(|ending| ending.to_string_lossy().into_owned()).as_deref() {
+                Some("csv") => Output::Csv(atomic_file::create(path)?),
+                Some("jsonl") => Output::Jsonl(atomic_file::create(path)?),
+                Some("safetensors") => {
+                    StateDict::can_save(path)?;
+                    Output::Safetensors(Vec::new())
+                }
+                _ => {
+                    return Err(BossManError::file(
+                        path,
+                        "expected a name ending in .csv, .jsonl or .safetensors",
+                    ))
+                }
+            };
         Ok(Predictions { path: path.to_path_buf(), output })
     }
 
-    /// Runs all samples through the model, so many at once, and writes what comes out.
+    /// Runs all samples through the model in batches, and writes the outputs.
     ///
     /// # Errors
-    /// A worker failed, data cannot be read or does not go up in the model's one batch size, or the file cannot be written.
-    pub async fn of(mut self, boss: &mut BossMan, data: &Dataset, together: u64) -> Result<Predicted, BossManError> {
+    /// A worker failed, data cannot be read, the model's fixed batch size does not divide the
+    /// samples, or the file cannot be written.
+    pub async fn of(
+        mut self,
+        boss: &mut BossMan,
+        data: &Dataset,
+        together: u64,
+    ) -> Result<Predicted, BossManError> {
         let graph = boss.model().graph();
         let fixed = FixedBatch::of(graph);
         fixed.as_ref().map_or(Ok(()), |fixed| fixed.check_divisible("the data", data.samples()))?;
         let together = fixed.map_or(together, |fixed| fixed.samples);
-        let names: Vec<String> = graph.outputs().iter().map(|id| graph.value(*id).name.clone()).collect();
+        let names: Vec<String> =
+            graph.outputs().iter().map(|id| graph.value(*id).name.clone()).collect();
         boss.eval();
         let mut predicted = Predicted::default();
         let order = Order::new(data.samples(), None, 0);
-        let starts = (0..data.samples()).step_by(usize::try_from(together).unwrap_or(usize::MAX).max(1));
-        let mut batches = starts.map(|start| data.inputs(&order.at(start..start.saturating_add(together))));
+        let starts =
+            (0..data.samples()).step_by(usize::try_from(together).unwrap_or(usize::MAX).max(1));
+        let mut batches =
+            starts.map(|start| data.inputs(&order.at(start..start.saturating_add(together))));
         loop {
-            // One for each replica.
+            // One batch for each replica.
             let (mut group, mut bytes) = (Vec::new(), 0u64);
-            while group.len() < boss.plan.batches_at_once() && bytes < MAX_EVALUATION_BYTES {
+            while group.len() < boss.trainer.plan.batches_at_once() && bytes < MAX_EVALUATION_BYTES
+            {
                 let Some((x, variables)) = batches.next().transpose()? else { break };
-                bytes = bytes.saturating_add(boss.batch_bytes(&Inputs::check(boss.model().graph(), &x, &variables)?));
+                bytes = bytes.saturating_add(boss.trainer.batch_bytes(&Inputs::check(
+                    boss.model().graph(),
+                    &x,
+                    &variables,
+                )?));
                 group.push((x, variables));
             }
             if group.is_empty() {
                 break;
             }
-            for outputs in boss.forward_batches(&group).await? {
+            for outputs in boss.trainer.forward_batches(&group).await? {
                 predicted.count(&outputs)?;
                 self.write(&names, outputs)?;
             }
@@ -96,8 +115,9 @@ impl Predictions {
                 let mut columns: Vec<_> = columns.into_iter().map(Vec::into_iter).collect();
                 for _ in 0..samples {
                     let values = names.iter().zip(&mut columns);
-                    let line: Map<String, Value> =
-                        values.filter_map(|(name, column)| Some((name.clone(), column.next()?))).collect();
+                    let line: Map<String, Value> = values
+                        .filter_map(|(name, column)| Some((name.clone(), column.next()?)))
+                        .collect();
                     writeln!(file, "{}", Value::Object(line)).map_err(error)?;
                 }
             }
@@ -112,9 +132,12 @@ impl Predictions {
             Output::Safetensors(all) => {
                 let mut whole = StateDict::default();
                 for (place, name) in names.iter().enumerate() {
-                    let parts: Vec<&Tensor> = all.iter().filter_map(|outputs| outputs.get(place)).collect();
+                    let parts: Vec<&Tensor> =
+                        all.iter().filter_map(|outputs| outputs.get(place)).collect();
                     let joined = Tensor::f_cat(&parts, 0).map_err(|e| {
-                        let problem = format!("`{name}` has another shape in each batch ({e}); write .jsonl instead");
+                        let problem = format!(
+                            "`{name}` has another shape in each batch ({e}); write .jsonl instead"
+                        );
                         BossManError::file(&self.path, problem)
                     })?;
                     whole.insert(name, &joined);
@@ -130,20 +153,25 @@ impl Predictions {
 pub struct Predicted {
     /// The number of samples.
     pub samples: u64,
-    /// The number of them with NaN among their outputs; it is written as it is.
+    /// The number of samples with NaN among their outputs. NaN is written as it is.
     pub nan_samples: u64,
-    /// The first of these, counted from 0.
+    /// The first sample with NaN, counted from 0.
     pub first: Option<u64>,
 }
 
 impl Predicted {
-    /// Counts a batch, of which each output has a row for each sample.
+    /// Counts a batch. Each output has a row for each sample.
     fn count(&mut self, outputs: &[Tensor]) -> Result<(), TensorError> {
-        let samples = outputs.first().and_then(|output| output.size().first().copied()).unwrap_or(0);
+        let samples =
+            outputs.first().and_then(|output| output.size().first().copied()).unwrap_or(0);
         let mut found = vec![false; usize::try_from(samples).unwrap_or(0)];
-        for output in outputs.iter().filter(|output| output.is_floating_point() && output.numel() > 0) {
+        for output in
+            outputs.iter().filter(|output| output.is_floating_point() && output.numel() > 0)
+        {
             let rows = output.size().first().copied().unwrap_or(1);
-            let odd = Vec::<bool>::try_from(output.f_reshape([rows, -1])?.f_isnan()?.f_any_dim(1, false)?)?;
+            let odd = Vec::<bool>::try_from(
+                output.f_reshape([rows, -1])?.f_isnan()?.f_any_dim(1, false)?,
+            )?;
             found.iter_mut().zip(odd).for_each(|(found, odd)| *found |= odd);
         }
         let first = found.iter().position(|found| *found).map(|place| self.samples + place as u64);
@@ -162,7 +190,7 @@ enum Element {
 }
 
 impl Element {
-    /// The shortest decimal that reads back as the same f32; `NaN`, `inf` and `-inf` where it is none.
+    /// The shortest decimal that reads back as the same f32, or `NaN`, `inf` or `-inf`.
     fn format_text(&self) -> String {
         match self {
             Element::Float(number) => format!("{number:?}"),
@@ -170,10 +198,12 @@ impl Element {
         }
     }
 
-    /// The same; null where it is no number, for which JSON has no word.
+    /// The same, but null if it is not finite, because JSON has no such numbers.
     fn format_json(self) -> Value {
         match self {
-            Element::Float(number) => number.to_string().parse::<f64>().map_or(Value::Null, Value::from),
+            Element::Float(number) => {
+                number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+            }
             Element::Integer(number) => number.into(),
         }
     }
@@ -197,7 +227,7 @@ fn rows(output: &Tensor) -> Result<Vec<Vec<Element>>, TensorError> {
     Ok(numbers.chunks(width).map(<[Element]>::to_vec).collect())
 }
 
-/// Each sample as lists in lists.
+/// Each sample as nested lists.
 fn nested(output: &Tensor) -> Result<Vec<Value>, TensorError> {
     let sizes = output.size();
     let within = sizes.get(1..).unwrap_or_default();
@@ -222,17 +252,25 @@ mod tests {
     #[test]
     fn outputs_of_any_shape_and_type_become_lists() {
         let fractions = Tensor::from_slice(&[0.1f32, 2.0, -3.5, f32::NAN]);
-        assert_eq!(serde_json::to_string(&nested(&fractions).unwrap()).unwrap(), "[0.1,2.0,-3.5,null]");
+        assert_eq!(
+            serde_json::to_string(&nested(&fractions).unwrap()).unwrap(),
+            "[0.1,2.0,-3.5,null]"
+        );
         let pairs = nested(&fractions.view([2, 1, 2])).unwrap();
         assert_eq!(serde_json::to_string(&pairs).unwrap(), "[[[0.1,2.0]],[[-3.5,null]]]");
         let large = Tensor::from_slice(&[1i64 << 53]).view([1, 1]);
-        assert_eq!(serde_json::to_string(&nested(&large).unwrap()).unwrap(), "[[9007199254740992]]");
+        assert_eq!(
+            serde_json::to_string(&nested(&large).unwrap()).unwrap(),
+            "[[9007199254740992]]"
+        );
     }
 
     #[test]
     fn csv_says_what_is_no_number() {
-        let fractions = Tensor::from_slice(&[0.1f32, 2.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
-        let text: Vec<String> = rows(&fractions).unwrap().iter().map(|row| row[0].format_text()).collect();
+        let fractions =
+            Tensor::from_slice(&[0.1f32, 2.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
+        let text: Vec<String> =
+            rows(&fractions).unwrap().iter().map(|row| row[0].format_text()).collect();
         assert_eq!(text, ["0.1", "2.0", "NaN", "inf", "-inf"]);
     }
 

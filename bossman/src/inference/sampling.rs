@@ -1,4 +1,4 @@
-//! Which token comes next, drawn from what a model gives.
+//! Draws the next token from a model's logits.
 
 use crate::BossManError;
 use rand::{Rng, SeedableRng};
@@ -6,17 +6,17 @@ use rand_chacha::ChaCha8Rng;
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
-/// How the next token is drawn.
+/// The settings by which the next token is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Logits are divided by it; 0 takes the likeliest token.
+    /// The divisor of the logits. 0 takes the likeliest token.
     pub temperature: f64,
-    /// Only that many of the likeliest tokens; nothing for all.
+    /// The number of likeliest tokens to draw from. `None` is all.
     pub top_k: Option<u32>,
-    /// Only the likeliest tokens that together have this probability (nucleus sampling, Holtzman et al. 2019,
-    /// arXiv:1904.09751); 1 for all.
+    /// Draws from the likeliest tokens that together have this probability (nucleus sampling,
+    /// Holtzman et al. 2019, arXiv:1904.09751). 1 is all.
     pub top_p: f64,
-    /// What it is drawn from.
+    /// The source of random numbers.
     pub seed: u64,
 }
 
@@ -27,7 +27,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// What draws.
+    /// A sampler with these settings.
     pub(crate) fn sampler(self) -> Sampler {
         Sampler { sampling: self, random: ChaCha8Rng::seed_from_u64(self.seed) }
     }
@@ -40,7 +40,10 @@ impl Sampling {
             return wrong(format!("a temperature of {}: expected 0 or more", self.temperature));
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return wrong(format!("a top_p of {}: expected more than 0, and 1 at most", self.top_p));
+            return wrong(format!(
+                "a top_p of {}: expected more than 0, and 1 at most",
+                self.top_p
+            ));
         }
         if self.top_k == Some(0) {
             return wrong("a top_k of 0: expected 1 or more".into());
@@ -55,17 +58,22 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// A token, from the logits `[vocabulary]`.
+    /// Draws a token from the logits `[vocabulary]`.
     pub(crate) fn draw(&mut self, logits: &Tensor) -> Result<u32, TensorError> {
         let logits = logits.f_to_kind(Kind::Double)?;
         let Sampling { temperature, top_k, top_p, .. } = self.sampling;
         let vocabulary = logits.size().first().copied().unwrap_or(0);
         let most = top_k.map_or(vocabulary, |most| i64::from(most).min(vocabulary));
         let kept = if temperature > 0.0 { most } else { 1 };
-        // The likeliest first, so that the seed says the same whatever the vocabulary's order.
+        // The likeliest tokens come first, so that the draw does not depend on the vocabulary's
+        // order.
         let (logits, tokens) = logits.f_topk(kept, 0, true, true)?;
-        // Less the largest first, so that no temperature, however low, makes infinities of them.
-        let scaled = logits.f_sub(&logits.f_max()?)?.f_div_scalar(if temperature > 0.0 { temperature } else { 1.0 })?;
+        // The largest logit is subtracted first, so that a low temperature makes no infinity.
+        let scaled = logits.f_sub(&logits.f_max()?)?.f_div_scalar(if temperature > 0.0 {
+            temperature
+        } else {
+            1.0
+        })?;
         let probabilities: Vec<f64> = numbers(&scaled.f_softmax(0, None::<Kind>)?)?;
         let (mut nucleus, mut total) = (Vec::new(), 0.0);
         for probability in probabilities {
@@ -84,14 +92,15 @@ impl Sampler {
             drawn < 0.0
         });
         let token = tokens.f_int64_value(&[place.unwrap_or(0) as i64])?;
-        u32::try_from(token).map_err(|_| TensorError::invalid("the model", format!("gave the token {token}")))
+        u32::try_from(token)
+            .map_err(|_| TensorError::invalid("the model", format!("gave the token {token}")))
     }
 }
 
-/// Nothing can be chosen by logits of NaN or infinity.
+/// The error about logits that are NaN or infinite.
 pub(crate) fn non_finite_logits() -> TensorError {
-    let problem =
-        "gave logits that are no numbers: its weights hold NaN, or have grown too large in training; take earlier ones";
+    let problem = "gave logits that are no numbers: its weights hold NaN, or have grown too large \
+                   in training; take earlier ones";
     TensorError::invalid("the model", problem)
 }
 
@@ -111,7 +120,9 @@ mod tests {
 
     #[test]
     fn tokens_are_drawn_by_their_probability() {
-        let share = |tokens: &[u32], token| tokens.iter().filter(|t| **t == token).count() as f64 / tokens.len() as f64;
+        let share = |tokens: &[u32], token| {
+            tokens.iter().filter(|t| **t == token).count() as f64 / tokens.len() as f64
+        };
         let all = drawn(Sampling::default());
         // softmax: 0.035, 0.696, 0.256 and 0.013
         assert!((share(&all, 1) - 0.696).abs() < 0.08 && (share(&all, 2) - 0.256).abs() < 0.08);
@@ -120,7 +131,9 @@ mod tests {
             drawn(Sampling { seed: 5, ..Sampling::default() })
         );
         assert_ne!(all, drawn(Sampling { seed: 5, ..Sampling::default() }));
-        assert!(drawn(Sampling { temperature: 0.0, ..Sampling::default() }).iter().all(|token| *token == 1));
+        assert!(drawn(Sampling { temperature: 0.0, ..Sampling::default() })
+            .iter()
+            .all(|token| *token == 1));
         let two = drawn(Sampling { top_k: Some(2), ..Sampling::default() });
         assert!(two.iter().all(|token| [1, 2].contains(token)) && two.contains(&2));
         let nucleus = drawn(Sampling { top_p: 0.6, ..Sampling::default() });
@@ -130,7 +143,8 @@ mod tests {
     #[test]
     fn what_is_out_of_range_is_refused() {
         let refused = |sampling: Sampling| sampling.check().unwrap_err().to_string();
-        assert!(refused(Sampling { temperature: f64::NAN, ..Sampling::default() }).contains("temperature"));
+        assert!(refused(Sampling { temperature: f64::NAN, ..Sampling::default() })
+            .contains("temperature"));
         assert!(refused(Sampling { top_p: 0.0, ..Sampling::default() }).contains("top_p"));
         assert!(refused(Sampling { top_k: Some(0), ..Sampling::default() }).contains("top_k"));
     }

@@ -1,20 +1,21 @@
-//! How well a model does on data it was not trained on.
+//! The score of a model on data.
 
 use crate::data::batch_inputs::Inputs;
 use crate::data::loss_weights::has_counted_targets;
-use crate::inference::evaluate::MAX_EVALUATION_BYTES;
+use crate::session::evaluate::{Outputs, MAX_EVALUATION_BYTES};
 use crate::Batch;
 use crate::{BossMan, BossManError};
 use std::fmt;
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
-/// Means over data.
+/// The mean loss and accuracy over data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Score {
     /// The loss that the model was trained with.
     pub loss: f64,
-    /// Where targets are classes: the share, from 0 to 1, of those not ignored whose logit is the largest.
+    /// The share of targets whose class has the largest logit, from 0 to 1. Ignored targets do not
+    /// count. `None` if targets are not classes.
     pub accuracy: Option<f64>,
 }
 
@@ -28,7 +29,7 @@ impl fmt::Display for Score {
 }
 
 impl Score {
-    /// Over these batches.
+    /// Computes the score over these batches.
     ///
     /// # Errors
     /// As [`BossMan::evaluate`], and those of the batches.
@@ -36,27 +37,39 @@ impl Score {
         boss: &mut BossMan,
         batches: impl IntoIterator<Item = Result<Batch, BossManError>>,
     ) -> Result<Self, BossManError> {
-        let ignored = boss.settings.loss.as_ref().and_then(|loss| loss.classes()).map(|classes| classes.ignore_index);
+        let ignored = boss
+            .trainer
+            .loss
+            .as_ref()
+            .and_then(|loss| loss.classes())
+            .map(|classes| classes.ignore_index);
         let (mut loss, mut counted, mut right, mut targets) = (0.0, 0.0, 0.0, 0.0);
+        let outputs = if ignored.is_some() { Outputs::Fetch } else { Outputs::Discard };
         let mut batches = batches.into_iter().fuse();
         loop {
-            // One for each replica. They are added up in their order, so that how many there are makes no difference.
+            // One batch for each replica. Results are added in the order of batches, so that the
+            // sum does not depend on the number of replicas.
             let (mut group, mut bytes) = (Vec::new(), 0u64);
-            while group.len() < boss.plan.batches_at_once() && bytes < MAX_EVALUATION_BYTES {
+            while group.len() < boss.trainer.plan.batches_at_once() && bytes < MAX_EVALUATION_BYTES
+            {
                 let Some(batch) = batches.next().transpose()? else { break };
-                if has_counted_targets(boss.settings.loss.as_ref(), batch.target())? {
-                    bytes = bytes.saturating_add(boss.batch_bytes(&Inputs::of(boss.model().graph(), &batch)?));
+                if has_counted_targets(boss.trainer.loss.as_ref(), batch.target())? {
+                    bytes = bytes.saturating_add(
+                        boss.trainer.batch_bytes(&Inputs::of(boss.model().graph(), &batch)?),
+                    );
                     group.push(batch);
                 }
             }
             if group.is_empty() {
                 break;
             }
-            let found = boss.evaluate_batches(&group, ignored.is_some()).await?;
+            let found = boss.trainer.evaluate_batches(&group, outputs).await?;
             for (batch, found) in group.iter().zip(found) {
                 loss += f64::from(found.loss) * found.counted;
                 counted += found.counted;
-                if let (Some(ignored), Some(output), Some(target)) = (ignored, found.outputs.first(), batch.target()) {
+                if let (Some(ignored), Some(output), Some(target)) =
+                    (ignored, found.outputs.first(), batch.target())
+                {
                     let (of_batch, all) = correct(output, target, ignored)?;
                     right += of_batch;
                     targets += all;
@@ -72,6 +85,8 @@ impl Score {
 fn correct(output: &Tensor, target: &Tensor, ignored: i64) -> Result<(f64, f64), TensorError> {
     let counted = target.f_ne(ignored)?;
     let right = output.f_argmax(1, false)?.f_eq_tensor(target)?.f_logical_and(&counted)?;
-    let sum = |tensor: &Tensor| -> Result<f64, TensorError> { Ok(tensor.f_sum(Kind::Double)?.f_double_value(&[])?) };
+    let sum = |tensor: &Tensor| -> Result<f64, TensorError> {
+        Ok(tensor.f_sum(Kind::Double)?.f_double_value(&[])?)
+    };
     Ok((sum(&right)?, sum(&counted)?))
 }

@@ -1,22 +1,21 @@
-//! Texts from texts by an encoder and a decoder, as translations: greedy, or by beam search.
+//! Translates texts with an encoder and a decoder: greedily, or by beam search.
 
 use crate::data::{LoadedTokenizer, Role, TextPairs};
 use crate::inference::generate::last_logits;
 use crate::inference::sampling::non_finite_logits;
-use crate::session::boss::BossMan;
-use crate::{BossManError, Model};
+use crate::{BossMan, BossManError, Model};
 use layerspec::{Dim, LayerId};
-use pipeline::cached::Cached;
+use pipeline::kv_cache_step::KvCacheStep;
 use tch::{Device, Kind, Tensor};
 use tensor::TensorError;
 
-/// How the best translation is looked for.
+/// The settings of the search for the best translation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Search {
-    /// The number of unfinished translations to follow; 1 is greedy.
+    /// The number of unfinished translations to follow. 1 is greedy.
     pub beams: u32,
-    /// A translation's log probability is divided by `((5 + tokens) / 6) ^ length_penalty` (Wu et al. 2016,
-    /// arXiv:1609.08144).
+    /// A translation's log probability is divided by `((5 + tokens) / 6) ^ length_penalty` (Wu et
+    /// al. 2016, arXiv:1609.08144).
     pub length_penalty: f64,
     /// The most tokens of a translation.
     pub max_length: u64,
@@ -37,7 +36,10 @@ impl Search {
             return wrong("a max_length of 0: expected 1 or more".into());
         }
         if !(self.length_penalty >= 0.0 && self.length_penalty.is_finite()) {
-            return wrong(format!("a length_penalty of {}: expected 0 or more", self.length_penalty));
+            return wrong(format!(
+                "a length_penalty of {}: expected 0 or more",
+                self.length_penalty
+            ));
         }
         Ok(())
     }
@@ -50,54 +52,65 @@ impl Default for Search {
     }
 }
 
-/// A model of pairs at work. Workers keep keys and values of the tokens so far, and what the encoder made.
+/// A model of pairs at work. Workers cache the keys and values of the tokens so far, and the
+/// encoder's outputs.
 pub struct Translator {
     source: LoadedTokenizer,
     target: Option<LoadedTokenizer>,
-    /// Begin and end of a translation; end and padding of a source.
+    /// The special tokens: begin and end of a translation, end and padding of a source.
     bos: u32,
     eos: u32,
     source_eos: u32,
     source_pad: u32,
     /// The source of each of the model's inputs.
     roles: Vec<Role>,
-    /// The layers that continue with each token; or why some layer cannot.
+    /// The layers that continue with each token, or the reason why some layer cannot.
     cached_layers: Result<Vec<LayerId>, String>,
     max_positions: usize,
 }
 
 impl Translator {
-    /// For a model whose inputs are as [`TextPairs`] makes them.
+    /// A translator for a model whose inputs are those of [`TextPairs`].
     ///
     /// # Errors
-    /// An input of the model is none of the pairs', the model takes sequences of one length only, or a tokenizer cannot be
-    /// read.
+    /// An input of the model is not one of [`TextPairs`], the model has a fixed length of
+    /// sequences, or a tokenizer cannot be read.
     pub fn new(model: &Model, texts: &TextPairs) -> Result<Self, BossManError> {
         let graph = model.graph();
         for id in graph.inputs() {
             if let Some(Dim::Fixed(rows)) = graph.value(*id).ty.dims().first() {
                 let name = &graph.value(*id).name;
-                let problem = format!("translating needs a model that takes batches of any size: `{name}` has {rows} rows; write a word as `batch` in the model");
+                let problem = format!(
+                    "translating needs a model that takes batches of any size: `{name}` has \
+                     {rows} rows; write a word as `batch` in the model"
+                );
                 return Err(BossManError::Usage(problem));
             }
             if let Some(Dim::Fixed(size)) = graph.value(*id).ty.dims().get(1) {
                 let name = &graph.value(*id).name;
-                let problem = format!("translating needs a model that takes sequences of any length: `{name}` has {size} positions; give their number a name in the model");
+                let problem = format!(
+                    "translating needs a model that takes sequences of any length: `{name}` has \
+                     {size} positions; give their number a name in the model"
+                );
                 return Err(BossManError::Usage(problem));
             }
         }
         let names = graph.inputs().iter().map(|id| graph.value(*id).name.as_str());
         let roles = names.map(|name| texts.role(name)).collect::<Result<Vec<_>, _>>()?;
         let grows = |role: &Role| matches!(role, Role::Target | Role::TargetPadding);
-        let grown = graph.inputs().iter().zip(&roles).filter(|(_, role)| grows(role)).map(|(id, _)| *id);
-        let cached_layers = graph.growing(&grown.collect::<Vec<_>>()).map_err(|needs| needs.to_string());
+        let grown =
+            graph.inputs().iter().zip(&roles).filter(|(_, role)| grows(role)).map(|(id, _)| *id);
+        let cached_layers =
+            graph.incremental(&grown.collect::<Vec<_>>()).map_err(|needs| needs.to_string());
         let source = LoadedTokenizer::load(&texts.tokenizer)?;
         let target = texts.target_tokenizer.as_ref().map(LoadedTokenizer::load).transpose()?;
         let [bos, eos, pad] = &texts.special_tokens;
         let into = target.as_ref().unwrap_or(&source);
         let (bos, last) = (into.special_token("bos", bos)?, into.special_token("eos", eos)?);
-        let (source_eos, source_pad) = (source.special_token("eos", eos)?, source.special_token("pad", pad)?);
-        let most = texts.max_length.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
+        let (source_eos, source_pad) =
+            (source.special_token("eos", eos)?, source.special_token("pad", pad)?);
+        let most =
+            texts.max_length.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
         Ok(Translator {
             source,
             target,
@@ -111,15 +124,15 @@ impl Translator {
         })
     }
 
-    /// Why every token takes its whole sequence through the stages again; nothing where it does not.
+    /// The reason why the whole sequence goes through the stages for every token, if it does.
     pub fn why_not_incremental(&self) -> Option<&str> {
         self.cached_layers.as_ref().err().map(String::as_str)
     }
 
-    /// A translation of each text, all of them in one batch.
+    /// Translates texts in one batch.
     ///
     /// # Errors
-    /// A worker failed, or the model does not give a logit for each token and position.
+    /// A worker failed, or the model's output does not have a logit for each token and position.
     pub async fn translate(
         &self,
         boss: &mut BossMan,
@@ -137,7 +150,8 @@ impl Translator {
             let beams = vec![Beam { tokens: vec![self.bos], score: 0.0, row: 0 }];
             sentences.push(Sentence { number, source: tokens, beams, finished: Vec::new() });
         }
-        // As wide to the end, whichever texts are done: the workers remember what the encoder made of the padding, too.
+        // The width stays the same when some texts are done, because the workers cache the
+        // encoder's outputs for the padding, too.
         let width = sentences.iter().map(|sentence| sentence.source.len()).max().unwrap_or(0);
         let mut found = vec![Vec::new(); texts.len()];
         let mut length = 0;
@@ -147,7 +161,12 @@ impl Translator {
             let mut row = 0;
             for sentence in &mut sentences {
                 let rows = sentence.beams.len() as i64;
-                sentence.advance(&logits.f_narrow(0, row, rows).map_err(TensorError::from)?, row, self.eos, search)?;
+                sentence.advance(
+                    &logits.f_narrow(0, row, rows).map_err(TensorError::from)?,
+                    row,
+                    self.eos,
+                    search,
+                )?;
                 row += rows;
             }
             let over = length >= longest;
@@ -175,37 +194,43 @@ impl Translator {
         let past = beams.first().map_or(0, |beam| beam.tokens.len() - 1);
         let (from, cached) = match &self.cached_layers {
             Ok(layers) => {
-                let rows = if first { Vec::new() } else { beams.iter().map(|beam| beam.row).collect() };
-                (past, Some(Cached { past: past as u64, rows, layers: layers.clone() }))
+                let rows =
+                    if first { Vec::new() } else { beams.iter().map(|beam| beam.row).collect() };
+                (past, Some(KvCacheStep { past: past as u64, rows, layers: layers.clone() }))
             }
             Err(_) => (0, None),
         };
         let positions = past + 1 - from;
-        let sources = || sentences.iter().flat_map(|s| std::iter::repeat_n(&s.source, s.beams.len()));
+        let sources =
+            || sentences.iter().flat_map(|s| std::iter::repeat_n(&s.source, s.beams.len()));
         let inputs = self.roles.iter().map(|role| match role {
             Role::Source => token_tensor(sources().map(|tokens| {
                 let tokens = tokens.iter().map(|token| i64::from(*token));
                 tokens.chain(std::iter::repeat(i64::from(self.source_pad))).take(width)
             })),
             Role::SourcePadding => {
-                let padding = sources().map(|tokens| (0..width).map(|at| i64::from(at >= tokens.len())));
+                let padding =
+                    sources().map(|tokens| (0..width).map(|at| i64::from(at >= tokens.len())));
                 Ok(token_tensor(padding)?.f_to_kind(Kind::Bool)?)
             }
-            Role::Target | Role::Labels => {
-                token_tensor(beams.iter().map(|beam| beam.tokens[from..].iter().map(|token| i64::from(*token))))
-            }
-            Role::TargetPadding => {
-                Ok(Tensor::f_zeros([beams.len() as i64, positions as i64], (Kind::Bool, Device::Cpu))?)
-            }
+            Role::Target | Role::Labels => token_tensor(
+                beams.iter().map(|beam| beam.tokens[from..].iter().map(|token| i64::from(*token))),
+            ),
+            Role::TargetPadding => Ok(Tensor::f_zeros(
+                [beams.len() as i64, positions as i64],
+                (Kind::Bool, Device::Cpu),
+            )?),
         });
         let inputs = inputs.collect::<Result<Vec<_>, TensorError>>()?;
-        let output = boss.forward_cached(&inputs, cached).await?;
+        let output = boss.trainer.forward_cached(&inputs, cached).await?;
         let logits = last_logits(&output, positions)?;
         Ok(logits.f_log_softmax(-1, Kind::Double).map_err(TensorError::from)?)
     }
 }
 
-fn token_tensor(rows: impl Iterator<Item = impl Iterator<Item = i64>>) -> Result<Tensor, TensorError> {
+fn token_tensor(
+    rows: impl Iterator<Item = impl Iterator<Item = i64>>,
+) -> Result<Tensor, TensorError> {
     let (mut numbers, mut count) = (Vec::new(), 0i64);
     for row in rows {
         numbers.extend(row);
@@ -214,7 +239,7 @@ fn token_tensor(rows: impl Iterator<Item = impl Iterator<Item = i64>>) -> Result
     Ok(Tensor::f_from_slice(&numbers)?.f_view([count, -1])?)
 }
 
-/// A text on its way.
+/// A text that is being translated.
 struct Sentence {
     number: usize,
     source: Vec<u32>,
@@ -225,23 +250,35 @@ struct Sentence {
 
 /// An unfinished translation.
 struct Beam {
-    /// Begin, and the tokens so far.
+    /// The begin token, and the tokens so far.
     tokens: Vec<u32>,
     /// Its log probability.
     score: f64,
-    /// The row of the pass before that it goes on from.
+    /// The row of the previous pass from which it continues.
     row: u32,
 }
 
 impl Sentence {
-    /// Takes the log probabilities of its beams' next tokens; `first` is the row of the first one.
-    fn advance(&mut self, logs: &Tensor, first: i64, eos: u32, search: &Search) -> Result<(), TensorError> {
+    /// Continues with the log probabilities of the next tokens of its beams. `first` is the row of
+    /// the first beam.
+    fn advance(
+        &mut self,
+        logs: &Tensor,
+        first: i64,
+        eos: u32,
+        search: &Search,
+    ) -> Result<(), TensorError> {
         let scores: Vec<f64> = self.beams.iter().map(|beam| beam.score).collect();
         let all = logs.f_add(&Tensor::f_from_slice(&scores)?.f_unsqueeze(1)?)?;
         let vocabulary = logs.size().get(1).copied().unwrap_or(1).max(1);
         let wide = search.beams as usize;
-        // Enough that as many go on where all others end.
-        let (best, places) = all.f_flatten(0, -1)?.f_topk((2 * wide as i64).min(all.numel() as i64), 0, true, true)?;
+        // Enough candidates if all others end.
+        let (best, places) = all.f_flatten(0, -1)?.f_topk(
+            (2 * wide as i64).min(all.numel() as i64),
+            0,
+            true,
+            true,
+        )?;
         let (best, places) = (Vec::<f64>::try_from(best)?, Vec::<i64>::try_from(places)?);
         if best.first().is_some_and(|score| score.is_nan()) {
             return Err(non_finite_logits());
@@ -265,7 +302,7 @@ impl Sentence {
         Ok(())
     }
 
-    /// The translation, if it is found, or if it must be now.
+    /// The best translation, if it is found. With `now`, the best one so far.
     fn best(&mut self, search: &Search, now: bool) -> Option<Vec<u32>> {
         if self.finished.len() < search.beams as usize && !now && !self.beams.is_empty() {
             return None;
@@ -281,7 +318,7 @@ impl Sentence {
 mod tests {
     use super::*;
 
-    /// Logs of the next token after any beam, over tokens 0, 1 and the end, 2.
+    /// Continues with log probabilities over the tokens 0, 1 and 2 (the end).
     fn advance(sentence: &mut Sentence, logs: &[[f64; 3]], search: &Search) {
         let rows: Vec<f64> = logs.iter().flatten().map(|p| p.ln()).collect();
         let logs = Tensor::from_slice(&rows).view([logs.len() as i64, 3]);
@@ -314,8 +351,10 @@ mod tests {
     fn logits_that_are_no_numbers_are_an_error() {
         let logs = Tensor::from_slice(&[-1.0, f64::NAN, -2.0]).view([1, 3]);
         for beams in [1, 3] {
-            let error =
-                sentence().advance(&logs, 0, 2, &Search { beams, ..Search::default() }).unwrap_err().to_string();
+            let error = sentence()
+                .advance(&logs, 0, 2, &Search { beams, ..Search::default() })
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("gave logits that are no numbers"), "{error}");
         }
     }

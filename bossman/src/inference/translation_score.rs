@@ -1,9 +1,9 @@
-//! How well a model translates: BLEU over pairs, and some of its translations to read.
+//! The score of a model's translations: BLEU over pairs, and some translations to read.
 
 use crate::data::{Dataset, TextPairs};
 use crate::inference::bleu::bleu;
 use crate::inference::translate::{Search, Translator};
-use crate::session::boss::BossMan;
+use crate::BossMan;
 use crate::BossManError;
 
 /// Texts that go through the model together.
@@ -12,9 +12,9 @@ const BATCH_SIZE: usize = 32;
 /// The pairs to translate when a model is validated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TranslationSettings {
-    /// How.
+    /// The settings of the search.
     pub search: Search,
-    /// The most pairs to translate; the first ones.
+    /// The number of pairs to translate, from the first one on.
     pub pairs: u64,
     /// The number of them to show.
     pub samples: u64,
@@ -32,10 +32,10 @@ pub struct Translations {
 }
 
 impl Translations {
-    /// Of the pairs that are the samples of `data`.
+    /// Translates the pairs that are the samples of `data`.
     ///
     /// # Errors
-    /// As [`Translator`]'s, and those of the file.
+    /// The errors of [`Translator`], and those of the file.
     pub async fn of(
         boss: &mut BossMan,
         texts: &TextPairs,
@@ -43,8 +43,9 @@ impl Translations {
         how: &TranslationSettings,
     ) -> Result<Self, BossManError> {
         let translator = Translator::new(boss.model(), texts)?;
-        let wanted: Vec<Option<i64>> =
-            (0..data.samples().min(how.pairs)).map(|number| data.number(number.cast_signed())).collect();
+        let wanted: Vec<Option<i64>> = (0..data.samples().min(how.pairs))
+            .map(|number| data.number(number.cast_signed()))
+            .collect();
         let last = wanted.iter().flatten().max().copied().unwrap_or(0);
         let all = texts.texts(last.unsigned_abs() + 1)?;
         let lost = || BossManError::file(&texts.path, "has fewer pairs than when it was opened");
@@ -65,7 +66,9 @@ impl Translations {
         let bleu = bleu(&translations, &references);
         let shown = usize::try_from(how.samples).unwrap_or(usize::MAX);
         let samples = pairs.iter().zip(&translations).take(shown);
-        let samples = samples.map(|([text, reference], t)| [text.clone(), reference.clone(), t.clone()]).collect();
+        let samples = samples
+            .map(|([text, reference], t)| [text.clone(), reference.clone(), t.clone()])
+            .collect();
         Ok(Translations { bleu, pairs: pairs.len(), samples })
     }
 }

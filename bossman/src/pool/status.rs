@@ -1,39 +1,41 @@
 //! The status of a pool, as `bossman status` shows it.
 
-use super::{MemberState, MAX_TEXT};
+use super::{Pool, Seen, MAX_TEXT};
 use crate::output::printable;
-use crate::session::boss::BossMan;
+use crate::session::trainer::Trainer;
 use crate::BossManError;
 use link::{Identity, Ticket};
+use pipeline::ids::WorkerId;
+use pipeline::membership::Member;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The most workers that have left in a status, the last ones: an answer has its limits.
+/// The most workers in a status that have left: the last ones. The size of an answer is limited.
 const MAX_LEFT_SHOWN: usize = 16;
 /// The most workers in a status.
 const MAX_SHOWN: usize = 100;
 
-/// How a pool stands.
+/// The status of a pool.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Status {
     /// Steps so far.
     pub step: u64,
-    /// The loss of the last one; nothing before the first, or where it is no finite number.
+    /// The loss of the last step. `None` before the first step, or if it is not finite.
     pub loss: Option<f32>,
-    /// Samples a second since the pool was opened.
+    /// Samples per second since the pool was opened.
     pub samples_per_second: f64,
     /// The number of workers that the list leaves out.
     pub more: usize,
-    /// The workers, ascending; of those who have left the last ones.
+    /// The workers, ascending. Only the last of those that have left are listed.
     pub workers: Vec<WorkerStatus>,
 }
 
-/// How a worker of a pool stands.
+/// The status of a worker of a pool.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct WorkerStatus {
     /// Its number.
     pub worker: u16,
-    /// Its machine, as it names that.
+    /// The name of its machine, as the worker states it.
     pub host: String,
     /// The device on which it computes.
     pub device: String,
@@ -49,19 +51,20 @@ pub struct WorkerStatus {
     pub samples: u64,
     /// Milliseconds for a microbatch, forward and back.
     pub milliseconds: Option<f64>,
-    /// How fast its slowest link to another worker is, in bytes a second.
+    /// The rate of its slowest link to another worker, in bytes per second.
     pub link_bytes_per_second: Option<u64>,
-    /// Memory of its device in bytes, where known.
+    /// The memory of its device in bytes, if known.
     pub memory_bytes: Option<u64>,
-    /// Seconds since it was last heard of.
+    /// Seconds since its last sign of life.
     pub last_seen_seconds: f64,
 }
 
 impl Status {
-    /// Asks the boss at this address how its pool stands; the ticket is this user's where none is given.
+    /// Fetches the status of a pool from the boss at this address. Without a ticket, uses that of
+    /// this user.
     ///
     /// # Errors
-    /// Nobody answers there, it is no boss, or the ticket is not its own.
+    /// There is no answer, the program there is no boss, or the ticket is not the boss's.
     pub async fn ask(host: &str, port: u16, ticket: Option<&str>) -> Result<Self, BossManError> {
         let wrong = |e: link::TicketError| BossManError::Usage(format!("MODEL_TICKET: {e}"));
         let ticket: Ticket = match ticket {
@@ -72,7 +75,10 @@ impl Status {
         let endpoint = link::worker_endpoint(&ticket, address)?;
         let text = link::query_status(&endpoint, address, &ticket).await?;
         let unread = |e: serde_json::Error| {
-            BossManError::Usage(format!("the boss at {address} says how it stands in words we do not know ({e}); is it of another version, or no pool?"))
+            BossManError::Usage(format!(
+                "the boss at {address} sent a status that cannot be read ({e}); is it of another \
+                 version, or not a pool?"
+            ))
         };
         serde_json::from_str(&text).map_err(unread)
     }
@@ -86,10 +92,20 @@ impl fmt::Display for Status {
         writeln!(
             f,
             "{:>6}  {:12} {:8} {:11} {:>5} {:>7} {:>9} {:>9} {:>10} {:>9}",
-            "worker", "host", "device", "state", "share", "steps", "samples", "ms/mb", "link MB/s", "seen s"
+            "worker",
+            "host",
+            "device",
+            "state",
+            "share",
+            "steps",
+            "samples",
+            "ms/mb",
+            "link MB/s",
+            "seen s"
         )?;
         for w in workers {
-            let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
+            let number =
+                |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
             writeln!(
                 f,
                 "{:>6}  {:12} {:8} {:11} {:>4.0}% {:>7} {:>9} {:>9} {:>10} {:>9.1}{}",
@@ -103,7 +119,9 @@ impl fmt::Display for Status {
                 number(w.milliseconds),
                 number(w.link_bytes_per_second.map(|rate| rate as f64 / 1e6)),
                 w.last_seen_seconds,
-                w.reason.as_ref().map_or(String::new(), |reason| format!("  {}", printable(reason, MAX_TEXT))),
+                w.reason
+                    .as_ref()
+                    .map_or(String::new(), |reason| format!("  {}", printable(reason, MAX_TEXT))),
             )?;
         }
         match more {
@@ -119,48 +137,42 @@ impl Status {
     }
 }
 
-impl BossMan {
-    /// How the pool stands.
-    pub(super) fn status(&self, loss: f32) -> Status {
-        let Some(pool) = &self.pool else {
-            return Status::default();
-        };
+impl Pool {
+    /// The status after the last step of `trainer`.
+    pub(super) fn status(&self, trainer: &Trainer, loss: f32) -> Status {
         let loss = Some(loss).filter(|loss| loss.is_finite());
-        let left = pool.members.values().filter(|c| c.has_left()).count();
+        let left = self.membership.members().filter(|(_, member)| member.state.has_left()).count();
         let mut hidden = left.saturating_sub(MAX_LEFT_SHOWN);
-        let mut workers = Vec::new();
-        for (worker, c) in &pool.members {
-            if c.has_left() && hidden > 0 {
-                hidden -= 1;
-                continue;
-            }
-            if workers.len() == MAX_SHOWN {
-                break;
-            }
-            let stage = self.plan.stage_placement.stages_of(*worker).next();
-            let nanos = stage.and_then(|stage| self.scheduling.observed.microbatch_time(stage, *worker));
-            workers.push(WorkerStatus {
-                worker: worker.0,
-                host: printable(&c.info.host, 64),
-                device: printable(&c.info.device, 16),
-                state: c.state.name().into(),
-                reason: match &c.state {
-                    MemberState::Evicted { reason, .. } | MemberState::Left { reason } => {
-                        Some(printable(reason, MAX_TEXT))
-                    }
-                    _ => None,
-                },
-                share: c.share,
-                steps: c.steps,
-                samples: c.samples,
-                milliseconds: nanos.map(|nanos| nanos as f64 / 1e6),
-                link_bytes_per_second: c.bytes_per_second,
-                memory_bytes: c.info.memory_bytes,
-                last_seen_seconds: c.last_seen.elapsed().as_secs_f64(),
-            });
-        }
-        let samples_per_second = pool.samples as f64 / pool.started.elapsed().as_secs_f64().max(1e-9);
-        let more = pool.members.len() - workers.len();
-        Status { step: self.step, loss, samples_per_second, more, workers }
+        let is_shown = |(_, member): &(WorkerId, &Member)| {
+            let is_hidden = member.state.has_left() && hidden > 0;
+            hidden -= usize::from(is_hidden);
+            !is_hidden
+        };
+        let shown = self.membership.members().filter(is_shown).take(MAX_SHOWN);
+        let workers: Vec<_> = shown.filter_map(|(w, c)| self.row(trainer, w, c)).collect();
+        let samples_per_second =
+            self.samples as f64 / self.started.elapsed().as_secs_f64().max(1e-9);
+        let more = self.membership.members().len() - workers.len();
+        Status { step: trainer.position.counters.step, loss, samples_per_second, more, workers }
+    }
+    fn row(&self, trainer: &Trainer, worker: WorkerId, member: &Member) -> Option<WorkerStatus> {
+        let Seen { info, last } = self.workers.get(&worker)?;
+        let stage = trainer.plan.stage_placement.stages_of(worker).next();
+        let nanos =
+            stage.and_then(|stage| trainer.schedules.observed.microbatch_time(stage, worker));
+        Some(WorkerStatus {
+            worker: worker.0,
+            host: printable(&info.host, 64),
+            device: printable(&info.device, 16),
+            state: member.state.name().into(),
+            reason: member.state.reason().map(|reason| printable(reason, MAX_TEXT)),
+            share: member.share,
+            steps: member.steps,
+            samples: member.samples,
+            milliseconds: nanos.map(|nanos| nanos as f64 / 1e6),
+            link_bytes_per_second: member.bytes_per_second,
+            memory_bytes: info.memory_bytes,
+            last_seen_seconds: last.elapsed().as_secs_f64(),
+        })
     }
 }

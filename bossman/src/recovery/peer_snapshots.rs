@@ -1,15 +1,16 @@
 //! Peer snapshots: copies of the training state that workers store for each other during a run.
 
-use crate::checkpoint::{Counters, DueTimer, Every, RunRecord};
+use crate::checkpoint::{
+    request_snapshots, resume_from, snapshots_stage_by_stage, Counters, DueTimer, Every, RunRecord,
+};
 use crate::output;
+use crate::session::trainer::Trainer;
 use crate::train::progress::Progress;
 use crate::weights::state_dict::{expected, ExpectedTensor};
 use crate::{BossMan, BossManError};
-use pipeline::boss::{has_same_state, speakers, Keeping, Request};
-use pipeline::effect::Answer;
+use pipeline::boss::{has_same_state, state_senders, Instruction, ListSnapshots, SnapshotRequest};
 use pipeline::ids::{StageId, WorkerId};
-use pipeline::kept::{PeerSnapshot, Recalled, SnapshotId, SnapshotNote};
-use pipeline::message::Failure;
+use pipeline::peer_snapshot::{PeerSnapshot, SnapshotId, SnapshotNote, StoredTensor};
 use pipeline::StateName;
 use serde::{Deserialize, Serialize};
 use std::collections::hash_map::RandomState;
@@ -17,20 +18,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::hash::{BuildHasher, Hasher};
 use tokio::task::JoinHandle;
+use tracing::debug;
 
 /// The source of the state from which a run resumes after a loss of workers.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub enum RecoverySource {
-    /// It does not go on by itself.
+    /// The run does not resume by itself.
     #[default]
     None,
-    /// From the last checkpoint.
+    /// The run resumes from the last checkpoint.
     Checkpoint,
-    /// From the last copy that workers keep for each other, which is made so often; or from a checkpoint that is newer.
+    /// The run resumes from the last peer snapshot, or from a checkpoint that is newer. Workers
+    /// make snapshots at this interval.
     PeerSnapshot(Every),
 }
 
-/// A number that nobody else draws, for a run or a membership of it.
+/// A unique random number, for a run or a membership of it.
 pub(crate) fn random_id() -> u64 {
     // The standard library's maps draw their keys at random.
     RandomState::new().build_hasher().finish()
@@ -48,30 +51,30 @@ struct SnapshotProgress {
 pub(crate) struct PeerState {
     pub(crate) counters: Counters,
     pub(crate) run: RunRecord,
-    copy: SnapshotId,
-    /// For each tensor who keeps it, and as part of what.
+    snapshot: SnapshotId,
+    /// For each tensor, the workers that store it, each with the number of the part.
     tensors: BTreeMap<String, Vec<(WorkerId, u32)>>,
 }
 
-/// The copies of a run at work.
+/// The peer snapshots of a run.
 pub(crate) struct PeerSnapshots {
     run: u64,
     membership: u64,
     due: DueTimer,
-    /// One is due that could not be made yet.
+    /// Whether one is due that could not be made yet.
     overdue: bool,
     pending: Option<(SnapshotId, JoinHandle<Result<(), BossManError>>)>,
-    /// The last that is whole.
+    /// The last complete one.
     last: Option<SnapshotId>,
-    /// The user knows that there is one.
+    /// Whether the user was told that there is one.
     announced: bool,
 }
 
 impl PeerSnapshots {
-    /// Copies of the run with this number, which may have gone on from one.
+    /// The snapshots of the run with this number, which may have resumed from one.
     pub(crate) fn new(run: u64, every: Every, from: Option<&PeerState>) -> Self {
-        // A lost worker takes one copy of its parts with it.
-        let (overdue, last) = (from.is_some(), from.map(|kept| kept.copy));
+        // One copy of a lost worker's parts is lost, too.
+        let (overdue, last) = (from.is_some(), from.map(|kept| kept.snapshot));
         PeerSnapshots {
             run,
             membership: random_id(),
@@ -83,30 +86,46 @@ impl PeerSnapshots {
         }
     }
 
-    /// A step has ended: has workers make a copy where one is due and the one before has arrived.
+    /// After a step: lets workers make a snapshot if one is due and the previous one has arrived.
     /// Reports errors, and training continues.
-    pub(crate) async fn after_step(&mut self, boss: &mut BossMan, step: u64, run: &RunRecord, progress: &Progress) {
+    pub(crate) async fn after_step(
+        &mut self,
+        boss: &mut BossMan,
+        step: u64,
+        run: &RunRecord,
+        progress: &Progress,
+    ) {
         self.overdue |= self.due.is_due(step);
-        self.poll_pending(boss.plan.stage_placement.members().len() > 1, progress).await;
-        if !self.overdue || self.pending.is_some() || !boss.is_between_updates() {
+        self.poll_pending(boss.trainer.plan.stage_placement.members().len() > 1, progress).await;
+        if !self.overdue || self.pending.is_some() || !boss.trainer.position.is_between_updates() {
             return;
         }
         self.overdue = false;
-        let copy = SnapshotId { run: self.run, step, membership: self.membership };
-        match boss.begin_peer_snapshot(copy, self.last, run).await {
-            Ok(arriving) => self.pending = Some((copy, tokio::spawn(arriving))),
-            Err(error) => output::warn(&format!("warning: workers keep no copy of step {step}: {error}")),
+        let snapshot = SnapshotId { run: self.run, step, membership: self.membership };
+        debug!(step, "peer snapshot begins");
+        match begin_peer_snapshot(&mut boss.trainer, snapshot, self.last, run).await {
+            Ok(arriving) => self.pending = Some((snapshot, tokio::spawn(arriving))),
+            Err(error) => {
+                output::warn(&format!("warning: no peer snapshot of step {step}: {error}"))
+            }
         }
     }
 
-    /// Whether the copy that was at work has arrived.
+    /// Checks whether the pending snapshot has arrived.
     async fn poll_pending(&mut self, shared: bool, progress: &Progress) {
-        let Some((copy, arriving)) = self.pending.take_if(|(_, arriving)| arriving.is_finished()) else { return };
+        let Some((snapshot, arriving)) =
+            self.pending.take_if(|(_, arriving)| arriving.is_finished())
+        else {
+            return;
+        };
         let problem = match arriving.await {
             Ok(Ok(())) => {
-                self.last = Some(copy);
+                self.last = Some(snapshot);
                 if shared && !std::mem::replace(&mut self.announced, true) {
-                    progress.line(&format!("workers keep the state of step {} for each other, and so on", copy.step));
+                    progress.line(&format!(
+                        "peer snapshots protect the run from step {} on",
+                        snapshot.step
+                    ));
                 }
                 return;
             }
@@ -114,131 +133,146 @@ impl PeerSnapshots {
             Err(error) => error.to_string(),
         };
         self.overdue = true;
-        output::warn(&format!("warning: workers keep no copy of step {}: {problem}", copy.step));
+        output::warn(&format!("warning: no peer snapshot of step {}: {problem}", snapshot.step));
     }
 }
 
-impl BossMan {
-    /// Has workers copy their state as it is between two steps, keep it, and send it to a
-    /// neighbour, which keeps it, too, unless that one has the same state. The returned future ends
-    /// when all parts are stored.
-    async fn begin_peer_snapshot(
-        &mut self,
-        copy: SnapshotId,
-        last: Option<SnapshotId>,
-        run: &RunRecord,
-    ) -> Result<impl Future<Output = Result<(), BossManError>> + Send + 'static, BossManError> {
-        let counters = self.counters();
-        let text = serde_json::to_string(&SnapshotProgress { counters, run: run.clone() });
-        let text = text.map_err(|e| BossManError::Usage(format!("a copy's note: {e}")))?;
-        let by_stage = self.snapshots_stage_by_stage();
-        let number = |stage| speakers(&self.plan, stage, true).len() as u32;
-        let parts = match by_stage {
-            true => self.plan.stages.iter().map(|spec| number(Some(spec.stage))).sum(),
-            false => number(None),
-        };
-        let (neighbours, mut before) = (self.neighbours(), 0);
-        let ask = |boss: &BossMan, stage: Option<StageId>| {
-            let note = SnapshotNote { parts, text: text.clone() };
-            let neighbours = neighbours.clone();
-            let keeping = Keeping { copy, note, last, stage, before, neighbours };
-            before += speakers(&boss.plan, stage, true).len() as u32;
-            boss.handle.call(Request::Keep(Box::new(keeping)))
-        };
-        let (replies, asked) = self.request_snapshots(ask).await;
-        asked?;
-        Ok(async move {
-            let mut failed = None;
-            for reply in replies {
-                let arrived: Result<Answer, Failure> = reply.await;
-                failed = failed.or(arrived.err());
-            }
-            failed.map_or(Ok(()), |failure| Err(failure.into()))
-        })
-    }
-
-    /// The worker that stores each worker's part.
-    fn neighbours(&self) -> BTreeMap<WorkerId, WorkerId> {
-        let members: Vec<(WorkerId, &str)> =
-            self.plan.stage_placement.members().into_iter().zip(self.hosts()).collect();
-        let path = |worker, other| {
-            if has_same_state(&self.plan, worker, other) {
-                CopyRoute::None
-            } else if self.plan.peers_of(worker).contains(&other) {
-                CopyRoute::Link
-            } else {
-                CopyRoute::Boss
-            }
-        };
-        neighbours(&members, path)
-    }
-
-    fn hosts(&self) -> impl Iterator<Item = &str> {
-        let infos = self.handle.workers();
-        let host = |worker: WorkerId| infos.get(usize::from(worker.0)).map_or("", |info| &info.host);
-        self.plan.stage_placement.members().into_iter().map(host)
-    }
-
-    /// The complete snapshots of the run with this number, the last one first.
-    pub(crate) async fn peer_snapshots(&mut self, run: u64) -> Result<Vec<PeerState>, BossManError> {
-        let mut copies: BTreeMap<SnapshotId, Vec<(WorkerId, PeerSnapshot)>> = BTreeMap::new();
-        for (worker, kept) in self.call(Request::Copies { run }).await?.copies {
-            copies.entry(kept.copy).or_default().push((worker, kept));
+/// Lets workers copy their state between two steps, store it, and send it to a neighbour, which
+/// stores it, too. A neighbour with the same state copies it itself. The returned future ends when
+/// all parts are stored.
+async fn begin_peer_snapshot(
+    trainer: &mut Trainer,
+    snapshot: SnapshotId,
+    last: Option<SnapshotId>,
+    run: &RunRecord,
+) -> Result<impl Future<Output = Result<(), BossManError>> + Send + 'static, BossManError> {
+    let counters = trainer.position.counters;
+    let text = serde_json::to_string(&SnapshotProgress { counters, run: run.clone() });
+    let text = text.map_err(|e| BossManError::Usage(format!("peer snapshot: {e}")))?;
+    let by_stage = snapshots_stage_by_stage(trainer);
+    let number = |stage| state_senders(&trainer.plan, stage, true).len() as u32;
+    let parts = match by_stage {
+        true => trainer.plan.stages.iter().map(|spec| number(Some(spec.stage))).sum(),
+        false => number(None),
+    };
+    let (neighbours, mut before) = (neighbours_of(trainer), 0);
+    let ask = |trainer: &Trainer, stage: Option<StageId>| {
+        let note = SnapshotNote { parts, text: text.clone() };
+        let neighbours = neighbours.clone();
+        let keeping =
+            SnapshotRequest { snapshot, note, last_complete: last, stage, before, neighbours };
+        before += state_senders(&trainer.plan, stage, true).len() as u32;
+        trainer.handle.call(Instruction::StoreSnapshot(Box::new(keeping)))
+    };
+    let (replies, asked) = request_snapshots(trainer, ask).await;
+    asked?;
+    Ok(async move {
+        let mut failed = None;
+        for reply in replies {
+            failed = failed.or(reply.await.err());
         }
-        let whole = copies
-            .iter()
-            .rev()
-            .filter(|(copy, _)| copy.run == run)
-            .map(|(copy, kept)| self.complete_snapshot(*copy, kept));
-        Ok(whole.flatten().collect())
-    }
-
-    /// A copy, if all of it is there, and it is of this model.
-    fn complete_snapshot(&self, copy: SnapshotId, kept: &[(WorkerId, PeerSnapshot)]) -> Option<PeerState> {
-        let (_, first) = kept.first()?;
-        let SnapshotProgress { counters, run } = serde_json::from_str(&first.note.text).ok()?;
-        let parts: BTreeSet<u32> = kept.iter().flat_map(|(_, kept)| kept.parts.keys().copied()).collect();
-        if !parts.into_iter().eq(0..first.note.parts) || counters.step != copy.step {
-            return None;
-        }
-        let mut tensors: BTreeMap<String, Vec<(WorkerId, u32)>> = BTreeMap::new();
-        for (worker, kept) in kept {
-            for (part, names) in &kept.parts {
-                names.iter().for_each(|name| tensors.entry(name.clone()).or_default().push((*worker, *part)));
-            }
-        }
-        let parameters = expected(self.model.graph()).owned;
-        let weights = tensors.keys().filter(|name| !StateName::parse(name).optimizer);
-        weights.eq(parameters.keys()).then_some(PeerState { counters, run, copy, tensors })
-    }
-
-    /// Has workers go on from a copy that they keep, as from [a checkpoint](BossMan::restore): what a worker needs and keeps
-    /// does not travel.
-    pub(crate) async fn restore_peer_state(&mut self, kept: &PeerState) -> Result<(), BossManError> {
-        let parameters = expected(self.model.graph()).owned;
-        let mut tensors = Vec::new();
-        for (text, keepers) in &kept.tensors {
-            let name = StateName::parse(text);
-            let parameter = name.kept().map_or(name.name, |(parameter, _)| parameter);
-            let stranger = || BossManError::StateDict(vec![format!("`{parameter}`: the model has no such parameter")]);
-            let ExpectedTensor { layer, parameter, .. } = parameters.get(parameter).ok_or_else(stranger)?;
-            // Only the owner has the optimizer state.
-            let most = if name.optimizer { 1 } else { usize::MAX };
-            for stage in self.plan.holders(*layer, parameter).into_iter().take(most) {
-                let at_home =
-                    keepers.iter().find(|(keeper, _)| self.plan.stage_placement.first(stage) == Some(*keeper));
-                let Some((keeper, part)) = at_home.or(keepers.first()).copied() else { continue };
-                tensors.push(Recalled { keeper, part, name: text.clone(), stage });
-            }
-        }
-        self.loaded = true;
-        self.call(Request::Restore { copy: kept.copy, tensors }).await?;
-        self.set_counters(kept.counters);
-        Ok(())
-    }
+        failed.map_or(Ok(()), |failure| Err(failure.into()))
+    })
 }
 
-/// The path of a part to its second keeper, the best path first.
+/// The worker that stores each worker's part.
+fn neighbours_of(trainer: &Trainer) -> BTreeMap<WorkerId, WorkerId> {
+    let members: Vec<(WorkerId, &str)> =
+        trainer.plan.stage_placement.members().into_iter().zip(hosts(trainer)).collect();
+    let path = |worker, other| {
+        if has_same_state(&trainer.plan, worker, other) {
+            CopyRoute::None
+        } else if trainer.plan.peers_of(worker).contains(&other) {
+            CopyRoute::Link
+        } else {
+            CopyRoute::Boss
+        }
+    };
+    neighbours(&members, path)
+}
+
+fn hosts(trainer: &Trainer) -> impl Iterator<Item = &str> {
+    let infos = trainer.handle.workers();
+    let host = |worker: WorkerId| infos.get(usize::from(worker.0)).map_or("", |info| &info.host);
+    trainer.plan.stage_placement.members().into_iter().map(host)
+}
+
+/// The complete snapshots of the run with this number, the last one first.
+pub(crate) async fn peer_snapshots(
+    trainer: &Trainer,
+    run: u64,
+) -> Result<Vec<PeerState>, BossManError> {
+    let mut snapshots: BTreeMap<SnapshotId, Vec<(WorkerId, PeerSnapshot)>> = BTreeMap::new();
+    for (worker, kept) in trainer.call(ListSnapshots { run }).await? {
+        snapshots.entry(kept.snapshot).or_default().push((worker, kept));
+    }
+    let whole = snapshots
+        .iter()
+        .rev()
+        .filter(|(snapshot, _)| snapshot.run == run)
+        .map(|(snapshot, kept)| complete_snapshot(trainer, *snapshot, kept));
+    Ok(whole.flatten().collect())
+}
+
+/// A snapshot, if all its parts are stored and it is of this model.
+fn complete_snapshot(
+    trainer: &Trainer,
+    snapshot: SnapshotId,
+    kept: &[(WorkerId, PeerSnapshot)],
+) -> Option<PeerState> {
+    let (_, first) = kept.first()?;
+    let SnapshotProgress { counters, run } = serde_json::from_str(&first.note.text).ok()?;
+    let parts: BTreeSet<u32> =
+        kept.iter().flat_map(|(_, kept)| kept.parts.keys().copied()).collect();
+    if !parts.into_iter().eq(0..first.note.parts) || counters.step != snapshot.step {
+        return None;
+    }
+    let mut tensors: BTreeMap<String, Vec<(WorkerId, u32)>> = BTreeMap::new();
+    for (worker, kept) in kept {
+        for (part, names) in &kept.parts {
+            names
+                .iter()
+                .for_each(|name| tensors.entry(name.clone()).or_default().push((*worker, *part)));
+        }
+    }
+    let parameters = expected(trainer.model.graph()).owned;
+    let weights = tensors.keys().filter(|name| !StateName::parse(name).optimizer);
+    weights.eq(parameters.keys()).then_some(PeerState { counters, run, snapshot, tensors })
+}
+
+/// Restores the state of workers from a peer snapshot, as from [a checkpoint](BossMan::restore).
+/// Tensors that a worker needs and already stores do not travel.
+pub(crate) async fn restore_peer_state(
+    trainer: &mut Trainer,
+    kept: &PeerState,
+) -> Result<(), BossManError> {
+    let parameters = expected(trainer.model.graph()).owned;
+    let mut tensors = Vec::new();
+    for (text, keepers) in &kept.tensors {
+        let name = StateName::parse(text);
+        let parameter = name.kept().map_or(name.name, |(parameter, _)| parameter);
+        let stranger = || {
+            BossManError::StateDict(vec![format!("`{parameter}`: the model has no such parameter")])
+        };
+        let ExpectedTensor { layer, parameter, .. } =
+            parameters.get(parameter).ok_or_else(stranger)?;
+        // Only the owner has the optimizer state.
+        let most = if name.optimizer { 1 } else { usize::MAX };
+        for stage in trainer.plan.holders(*layer, parameter).into_iter().take(most) {
+            let at_home = keepers
+                .iter()
+                .find(|(holder, _)| trainer.plan.stage_placement.first(stage) == Some(*holder));
+            let Some((holder, part)) = at_home.or(keepers.first()).copied() else { continue };
+            tensors.push(StoredTensor { holder, part, name: text.clone(), stage });
+        }
+    }
+    trainer.has_loaded = true;
+    trainer.call(Instruction::RestoreSnapshot { snapshot: kept.snapshot, tensors }).await?;
+    resume_from(trainer, kept.counters);
+    Ok(())
+}
+
+/// The path of a part to the neighbour that stores it, the best path first.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum CopyRoute {
     /// A replica has the same state, and copies it itself.
@@ -248,9 +282,9 @@ enum CopyRoute {
     Boss,
 }
 
-/// For each worker, given with its machine, who keeps what it copies: one on another machine, for
-/// machines fail as a whole; of these one to which the way is the best; and of these the one that
-/// stores the least.
+/// The neighbour that stores the copy of each worker. Prefers another machine, because machines
+/// fail as a whole; then the best path; then the neighbour that stores the least. `members` has the
+/// machine of each worker.
 fn neighbours(
     members: &[(WorkerId, &str)],
     path: impl Fn(WorkerId, WorkerId) -> CopyRoute,
@@ -258,7 +292,8 @@ fn neighbours(
     let mut keeps: BTreeMap<WorkerId, usize> = BTreeMap::new();
     let mut neighbours = BTreeMap::new();
     for (place, (worker, host)) in members.iter().enumerate() {
-        let others = (1..members.len()).map(|after| (after, &members[(place + after) % members.len()]));
+        let others =
+            (1..members.len()).map(|after| (after, &members[(place + after) % members.len()]));
         let best = others.min_by_key(|(after, (other, on))| {
             (on == host, path(*worker, *other), keeps.get(other).copied().unwrap_or(0), *after)
         });
@@ -275,7 +310,8 @@ mod tests {
     use super::*;
 
     fn of(hosts: &[&str], path: impl Fn(u16, u16) -> CopyRoute) -> Vec<u16> {
-        let members: Vec<(WorkerId, &str)> = (0..).map(WorkerId).zip(hosts.iter().copied()).collect();
+        let members: Vec<(WorkerId, &str)> =
+            (0..).map(WorkerId).zip(hosts.iter().copied()).collect();
         let found = neighbours(&members, |a, b| path(a.0, b.0));
         found.into_values().map(|worker| worker.0).collect()
     }
@@ -292,10 +328,11 @@ mod tests {
         let two_machines = of(&["a", "a", "a", "a", "b", "b", "b", "b"], |_, _| CopyRoute::Link);
         assert_eq!(two_machines, [4, 5, 6, 7, 0, 1, 2, 3]);
         // Replicas of a stage, of which two share a machine.
-        let columns = |a: u16, b: u16| if a % 2 == b % 2 { CopyRoute::None } else { CopyRoute::Link };
+        let columns =
+            |a: u16, b: u16| if a % 2 == b % 2 { CopyRoute::None } else { CopyRoute::Link };
         assert_eq!(of(&["a", "a", "b", "b"], columns), [2, 3, 0, 1]);
         assert_eq!(of(&["a", "b", "c", "d"], columns), [2, 3, 0, 1]);
-        // Machines that fail as a whole are worse than a way.
+        // Another machine counts more than a good path.
         assert_eq!(of(&["a", "b", "a", "b"], columns), [1, 2, 3, 0]);
     }
 }

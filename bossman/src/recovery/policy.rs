@@ -5,25 +5,21 @@
 //! depend only on the numbers of steps, and the result does not depend on the cut (law 1). So the
 //! result equals that of a run without a loss.
 
-use crate::output;
-use crate::train::progress::Progress;
 use crate::BossManError;
+use pipeline::ids::WorkerId;
 use pipeline::message::Failure;
+use pipeline::recovery::{
+    Cause, RecoveryCost, RecoveryPolicy, Remedy, Repeated, ResumeReport, Situation,
+};
 use runtime::Handle;
 use std::time::{Duration, Instant};
-
-/// The most failures in a row without a new step. More end the run or the call, because the workers
-/// are then not the cause.
-pub(crate) const MAX_ATTEMPTS: u32 = 3;
+use tracing::info;
 
 /// The state of recovery in a run.
 #[derive(Default)]
 pub(crate) struct Recovery {
+    policy: RecoveryPolicy,
     outage: Option<Outage>,
-    /// The number of failures since the last new step.
-    attempts: u32,
-    /// The last completed step.
-    last_new_step: u64,
 }
 
 /// The recovery in progress.
@@ -39,46 +35,94 @@ struct Outage {
 
 /// The error of a run without recovery, which may have checkpoints.
 pub(crate) fn with_resume_advice(error: BossManError, checkpoints: bool) -> BossManError {
-    match error {
-        BossManError::Worker(failure) if failure.passing => {
-            let advice = match checkpoints {
-                true => "go on with --resume",
-                false => "start the run again: with `checkpoint` in its run file it goes on by itself",
-            };
-            BossManError::Worker(Failure { message: format!("{}; {advice}", failure.message), ..failure })
-        }
-        other => other,
+    let advice = match checkpoints {
+        true => "resume with --resume",
+        false => "start the run again: with `checkpoint` in its run file it recovers by itself",
+    };
+    error.with_advice_if_lost(|| advice.into())
+}
+
+/// Disconnects a worker that must not join again, and tells it so.
+pub(crate) fn ban(remedy: Remedy, error: &BossManError, handle: &Handle) {
+    if let (Remedy::Rebuild { ban: Some(worker) }, BossManError::Worker(failure)) = (remedy, error)
+    {
+        handle.evict(worker, &failure.message);
     }
 }
 
-/// Disconnects the worker that is unfit for its part, if the error names one, and tells it not to
-/// join again.
-pub(crate) fn evict_unfit(error: &BossManError, handle: &Handle) {
-    if let BossManError::Worker(Failure { worker: Some(worker), unfit: true, message, .. }) = error {
-        handle.evict(*worker, message);
+/// Logs the decision after an error.
+pub(crate) fn log_remedy(error: &BossManError, remedy: Remedy) {
+    let worker = error.worker().map(|worker| worker.0);
+    info!(worker, error = error.to_string(), ?remedy, "failure");
+}
+
+impl BossManError {
+    /// The cause, as recovery distinguishes causes.
+    pub(crate) fn cause(&self) -> Cause {
+        match self {
+            BossManError::Worker(failure) => Cause::of(failure),
+            BossManError::LocalWorkers(_) => Cause::LocalWorkerEnded,
+            _ => Cause::Other,
+        }
+    }
+
+    /// Decides what to do after this error.
+    pub(crate) fn remedy(&self, policy: &mut RecoveryPolicy, situation: Situation) -> Remedy {
+        let remedy = policy.decide(self.cause(), self.worker(), situation);
+        log_remedy(self, remedy);
+        remedy
+    }
+
+    fn worker(&self) -> Option<WorkerId> {
+        match self {
+            BossManError::Worker(failure) => failure.worker,
+            _ => None,
+        }
+    }
+
+    /// Adds advice to the error of a lost worker.
+    pub(crate) fn with_advice_if_lost(self, advice: impl FnOnce() -> String) -> Self {
+        match self {
+            BossManError::Worker(failure) if Cause::of(&failure) == Cause::Lost => {
+                let message = format!("{}; {}", failure.message, advice());
+                BossManError::Worker(Failure { message, ..failure })
+            }
+            other => other,
+        }
     }
 }
 
 impl Recovery {
-    /// Records a failure and reports it. Returns whether the run may continue. `others` tells
-    /// whether the run has other workers.
-    pub(crate) fn may_retry(&mut self, error: &BossManError, at: Instant, others: bool) -> bool {
-        let passes = match error {
-            BossManError::Worker(failure) => failure.passing || (failure.unfit && others),
-            // A worker that was started in place of another one.
-            BossManError::LocalWorkers(_) => self.outage.is_some(),
-            _ => false,
-        };
-        if !passes || self.attempts == MAX_ATTEMPTS {
-            return false;
+    /// Records a failure at this time, and decides what to do. `has_substitute` tells whether the
+    /// run may continue without the worker that failed.
+    pub(crate) fn decide(
+        &mut self,
+        error: &BossManError,
+        at: Instant,
+        has_substitute: bool,
+    ) -> Remedy {
+        let situation = Situation::Fixed { can_restore: true, has_substitute };
+        let remedy = error.remedy(&mut self.policy, situation);
+        if matches!(remedy, Remedy::Rebuild { .. }) {
+            self.outage = Some(Outage {
+                since: self.outage.as_ref().map_or(at, |outage| outage.since),
+                rejoined_after: Duration::ZERO,
+                restored_after: Duration::ZERO,
+                done: self.policy.furthest(),
+                from: 0,
+            });
         }
-        self.attempts += 1;
-        let done = self.last_new_step;
-        output::warn(&format!("warning: workers were lost, with {done} steps done: {error}"));
-        let since = self.outage.as_ref().map_or(at, |outage| outage.since);
-        self.outage =
-            Some(Outage { since, rejoined_after: Duration::ZERO, restored_after: Duration::ZERO, done, from: 0 });
-        true
+        remedy
+    }
+
+    /// The last completed step.
+    pub(crate) fn furthest(&self) -> u64 {
+        self.policy.furthest()
+    }
+
+    /// Whether lost steps are still to be repeated.
+    pub(crate) fn is_recovering(&self) -> bool {
+        self.outage.is_some()
     }
 
     /// Records that workers have joined again.
@@ -88,94 +132,100 @@ impl Recovery {
         }
     }
 
-    /// Reports that the run resumes with `workers` workers of `at_first`, and from which state.
-    pub(crate) fn report_resume(&mut self, workers: usize, at_first: usize, from: Option<(u64, &str)>) {
-        let Some(outage) = &mut self.outage else { return };
-        outage.from = from.map_or(0, |(step, _)| step);
-        let state = match from {
-            None => "from the beginning, for there is no whole checkpoint or copy".to_string(),
-            Some((step, name)) => format!("from {name} of step {step}"),
-        };
-        output::warn(&format!("recovery: going on with {workers} of {at_first} workers, {state}"));
-    }
-
-    /// Records that workers have their state.
-    pub(crate) fn state_restored(&mut self, progress: &Progress) {
+    /// Records how the run resumes.
+    pub(crate) fn resumes(&mut self, report: &ResumeReport) {
+        info!(?report, "recovery");
         if let Some(outage) = &mut self.outage {
-            outage.restored_after = outage.since.elapsed();
-            let from = outage.from;
-            self.report_if_caught_up(from, progress);
+            outage.from = report.source.position();
         }
     }
 
-    /// Records a completed step.
-    pub(crate) fn step_done(&mut self, step: u64, progress: &Progress) {
-        if step > self.last_new_step {
-            (self.last_new_step, self.attempts) = (step, 0);
-        }
-        self.report_if_caught_up(step, progress);
+    /// Records that workers have their state. Returns the cost of the recovery if no step has to
+    /// be repeated.
+    pub(crate) fn state_restored(&mut self) -> Option<RecoveryCost> {
+        let outage = self.outage.as_mut()?;
+        outage.restored_after = outage.since.elapsed();
+        let from = outage.from;
+        self.cost_once_caught_up(from)
     }
 
-    /// Reports the cost of the recovery, once the lost steps are repeated.
-    fn report_if_caught_up(&mut self, step: u64, progress: &Progress) {
-        let Some(outage) = self.outage.take_if(|outage| step >= outage.done) else { return };
-        let all = outage.since.elapsed();
-        let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
-        progress.line(&format!(
-            "recovery: {} steps were done again; {} lost: {} until workers were here, {} for their state, {} for the steps",
-            outage.done.saturating_sub(outage.from),
-            seconds(all),
-            seconds(outage.rejoined_after),
-            seconds(outage.restored_after.saturating_sub(outage.rejoined_after)),
-            seconds(all.saturating_sub(outage.restored_after))
-        ));
+    /// Records a completed step. Returns the cost of the recovery after the last repeated step.
+    pub(crate) fn step_done(&mut self, step: u64) -> Option<RecoveryCost> {
+        self.policy.completed(step);
+        self.cost_once_caught_up(step)
+    }
+
+    fn cost_once_caught_up(&mut self, step: u64) -> Option<RecoveryCost> {
+        let outage = self.outage.take_if(|outage| step >= outage.done)?;
+        Some(RecoveryCost {
+            repeated: Repeated::Steps(outage.done.saturating_sub(outage.from)),
+            rejoin: outage.rejoined_after,
+            restore: outage.restored_after.saturating_sub(outage.rejoined_after),
+            recompute: outage.since.elapsed().saturating_sub(outage.restored_after),
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pipeline::message::FailureKind;
+    use pipeline::recovery::StateSource;
 
-    fn lost(passing: bool) -> BossManError {
-        BossManError::Worker(Failure { passing, ..Failure::new("lost (it was tired)") })
+    fn lost(is_loss: bool) -> BossManError {
+        let kind = if is_loss { FailureKind::Lost } else { FailureKind::Other };
+        BossManError::Worker(Failure { kind, ..Failure::new("lost (it was tired)") })
+    }
+
+    fn resumes(recovery: &mut Recovery, step: u64) {
+        let source = StateSource::Checkpoint { step };
+        recovery.resumes(&ResumeReport { workers: 1, initial_workers: 2, source });
     }
 
     #[test]
-    fn a_run_goes_on_where_workers_are_lost_and_not_for_ever() {
-        let (progress, now) = (Progress::start(9, 0, true), Instant::now());
+    fn a_run_resumes_when_workers_are_lost_and_not_for_ever() {
+        let now = Instant::now();
         let mut recovery = Recovery::default();
+        let may_retry = |recovery: &mut Recovery, error: &BossManError, others| {
+            matches!(recovery.decide(error, now, others), Remedy::Rebuild { .. })
+        };
         let ended = BossManError::LocalWorkers("it ended".into());
-        for other in [lost(false), BossManError::Usage("no".into()), BossManError::LocalWorkers("it ended".into())] {
-            assert!(!recovery.may_retry(&other, now, true));
+        for other in [&lost(false), &BossManError::Usage("no".into()), &ended] {
+            assert!(!may_retry(&mut recovery, other, true));
         }
-        recovery.step_done(4, &progress);
+        assert!(recovery.step_done(4).is_none());
         for error in [lost(true), ended, lost(true)] {
-            assert!(recovery.may_retry(&error, now, false));
-            recovery.report_resume(1, 2, Some((2, "the checkpoint")));
-            recovery.state_restored(&progress);
+            assert!(may_retry(&mut recovery, &error, false));
+            resumes(&mut recovery, 2);
             // Repeated steps are no progress.
-            recovery.step_done(3, &progress);
-            assert!(recovery.outage.is_some());
+            assert!(recovery.state_restored().is_none() && recovery.step_done(3).is_none());
         }
-        assert!(!recovery.may_retry(&lost(true), now, true));
-        recovery.step_done(4, &progress);
-        assert!(recovery.outage.is_none() && !recovery.may_retry(&lost(true), now, true));
-        recovery.step_done(5, &progress);
-        assert!(recovery.may_retry(&lost(true), now, false));
+        assert!(!may_retry(&mut recovery, &lost(true), true));
+        let cost = recovery.step_done(4).unwrap();
+        assert_eq!(cost.repeated, Repeated::Steps(2));
+        assert!(!may_retry(&mut recovery, &lost(true), true));
+        assert!(recovery.step_done(5).is_none());
+        assert!(may_retry(&mut recovery, &lost(true), false));
         // No step has to be repeated.
-        recovery.report_resume(2, 2, Some((5, "the checkpoint")));
-        recovery.state_restored(&progress);
-        assert!(recovery.outage.is_none());
+        resumes(&mut recovery, 5);
+        assert_eq!(recovery.state_restored().unwrap().repeated, Repeated::Steps(0));
         // Another worker may be fit for the part of an unfit one.
-        let unfit = BossManError::Worker(Failure { unfit: true, ..Failure::new("out of memory") });
-        assert!(!recovery.may_retry(&unfit, now, false) && recovery.may_retry(&unfit, now, true));
+        let kind = FailureKind::Unfit;
+        let unfit = BossManError::Worker(Failure { kind, ..Failure::new("out of memory") });
+        assert!(!may_retry(&mut recovery, &unfit, false) && may_retry(&mut recovery, &unfit, true));
     }
 
     #[test]
     fn a_run_that_ends_is_told_what_would_have_helped() {
         let told = with_resume_advice(lost(true), false).to_string();
-        assert!(told.starts_with("lost (it was tired); start the run again: with `checkpoint`"), "{told}");
-        assert_eq!(with_resume_advice(lost(true), true).to_string(), "lost (it was tired); go on with --resume");
+        assert!(
+            told.starts_with("lost (it was tired); start the run again: with `checkpoint`"),
+            "{told}"
+        );
+        assert_eq!(
+            with_resume_advice(lost(true), true).to_string(),
+            "lost (it was tired); resume with --resume"
+        );
         assert!(!with_resume_advice(lost(false), false).to_string().contains("checkpoint"));
     }
 }

@@ -1,29 +1,30 @@
-//! The state that a run resumes from: a checkpoint, or what workers keep.
+//! The state that a run resumes from: a checkpoint or a peer snapshot.
 
 use crate::checkpoint::{
     CheckpointEntry, Checkpoints, Counters, KeepBest, Policy, ReadError, RunRecord, TrainingState,
 };
 use crate::data::disk;
 use crate::output;
-use crate::recovery::peer_snapshots::PeerState;
+use crate::recovery::peer_snapshots::{peer_snapshots, restore_peer_state, PeerState};
 use crate::run_file::RunFile;
 use crate::train::settings::TrainOptions;
 use crate::{BossMan, BossManError};
+use pipeline::recovery::StateSource;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::Duration;
 
-/// In place of a checkpoint's name: the last one, or the beginning if there is none.
+/// Stands for a checkpoint's name: resume from the last checkpoint, or begin without one.
 const IF_ANY: &str = "if-any";
-/// Metrics have no longer lines.
+/// The most bytes of a line of metrics.
 const MAX_METRICS_LINE: u64 = 1 << 16;
 
 /// The state that a run resumes from.
 pub(crate) enum ResumeState {
-    /// A checkpoint, which is in memory.
+    /// A checkpoint in memory.
     Checkpoint(TrainingState, RunRecord),
-    /// A copy that workers keep.
+    /// A peer snapshot, which workers store.
     PeerSnapshot(PeerState),
 }
 
@@ -49,11 +50,12 @@ impl ResumeState {
         }
     }
 
-    /// Its name in the log.
-    pub(crate) fn name(&self) -> &'static str {
+    /// The source that a report names.
+    pub(crate) fn source(&self) -> StateSource {
+        let step = self.counters().step;
         match self {
-            ResumeState::Checkpoint(..) => "the checkpoint",
-            ResumeState::PeerSnapshot(_) => "the workers' copy",
+            ResumeState::Checkpoint(..) => StateSource::Checkpoint { step },
+            ResumeState::PeerSnapshot(_) => StateSource::PeerSnapshot { step },
         }
     }
 
@@ -61,60 +63,71 @@ impl ResumeState {
     pub(crate) async fn restore(&self, boss: &mut BossMan) -> Result<(), BossManError> {
         match self {
             ResumeState::Checkpoint(state, _) => boss.restore(state).await,
-            ResumeState::PeerSnapshot(kept) => boss.restore_peer_state(kept).await,
+            ResumeState::PeerSnapshot(kept) => restore_peer_state(&mut boss.trainer, kept).await,
         }
     }
 }
 
-/// The newest state to resume from: a copy that workers keep of the run with this number, or its
-/// last whole checkpoint. `at_hand` is a checkpoint that was read before.
-///
-/// # Errors
-/// Workers were lost again; or the metrics, or a checkpoint that may be newer than the copy, cannot
-/// be read.
-pub(crate) async fn newest_state(
-    boss: &mut BossMan,
-    (run, steps): (&RunRecord, u64),
-    checkpoints: Option<&Checkpoints>,
-    (already_read, metrics): (Option<ResumeState>, Option<&Path>),
-) -> Result<Option<ResumeState>, BossManError> {
-    let copies = match run.run_id {
-        Some(number) => boss.peer_snapshots(number).await?,
-        None => Vec::new(),
-    };
-    let mut kept = None;
-    for copy in copies {
-        // A worker can say anything.
-        let is_of_run = copy.run.differs(run).is_none() && copy.counters.step <= steps;
-        if kept.is_none() && is_of_run && matches_metrics(metrics, &copy).await? {
-            kept = Some(copy);
+/// The search for the state of a run.
+pub(crate) struct Search<'a> {
+    pub(crate) run: &'a RunRecord,
+    /// The steps of the whole run.
+    pub(crate) steps: u64,
+    pub(crate) checkpoints: Option<&'a Checkpoints>,
+    pub(crate) metrics: Option<&'a Path>,
+}
+
+impl Search<'_> {
+    /// Returns the newest state to resume from: a peer snapshot of the run, or its last whole
+    /// checkpoint. `already_read` is a checkpoint that was read before.
+    ///
+    /// # Errors
+    /// Workers were lost again. Or the metrics, or a checkpoint that may be newer than the
+    /// snapshot, cannot be read.
+    pub(crate) async fn newest(
+        self,
+        boss: &mut BossMan,
+        already_read: Option<ResumeState>,
+    ) -> Result<Option<ResumeState>, BossManError> {
+        let Search { run, steps, checkpoints, metrics } = self;
+        let copies = match run.run_id {
+            Some(number) => peer_snapshots(&boss.trainer, number).await?,
+            None => Vec::new(),
+        };
+        let mut kept = None;
+        for copy in copies {
+            // A worker may send anything.
+            let is_of_run = copy.run.differs(run).is_none() && copy.counters.step <= steps;
+            if kept.is_none() && is_of_run && matches_metrics(metrics, &copy).await? {
+                kept = Some(copy);
+            }
         }
-    }
-    // No other process writes checkpoints of this run. So a copy as new as them makes reading them
-    // unnecessary.
-    let newest = match (&already_read, checkpoints) {
-        (Some(found), _) => found.counters().step,
-        (None, Some(checkpoints)) => checkpoints.newest_known().unwrap_or(0),
-        (None, None) => 0,
-    };
-    let step = kept.as_ref().map(|kept| kept.counters.step);
-    if step.is_some_and(|step| step >= newest) {
-        return Ok(kept.map(ResumeState::PeerSnapshot));
-    }
-    let checkpoint = match (already_read, checkpoints) {
-        (None, Some(checkpoints)) => last_checkpoint(checkpoints).await?,
-        (already_read, _) => already_read,
-    };
-    match checkpoint {
-        // A newer one may be damaged.
-        Some(found) if step.is_none_or(|step| step < found.counters().step) => Ok(Some(found)),
-        _ => Ok(kept.map(ResumeState::PeerSnapshot)),
+        // No other process writes checkpoints of this run. So they need not be read if the snapshot
+        // is not older.
+        let newest = match (&already_read, checkpoints) {
+            (Some(found), _) => found.counters().step,
+            (None, Some(checkpoints)) => checkpoints.newest_known().unwrap_or(0),
+            (None, None) => 0,
+        };
+        let step = kept.as_ref().map(|kept| kept.counters.step);
+        if step.is_some_and(|step| step >= newest) {
+            return Ok(kept.map(ResumeState::PeerSnapshot));
+        }
+        let checkpoint = match (already_read, checkpoints) {
+            (None, Some(checkpoints)) => last_checkpoint(checkpoints).await?,
+            (already_read, _) => already_read,
+        };
+        match checkpoint {
+            // A newer checkpoint may be damaged, so this one may be older than the snapshot.
+            Some(found) if step.is_none_or(|step| step < found.counters().step) => Ok(Some(found)),
+            _ => Ok(kept.map(ResumeState::PeerSnapshot)),
+        }
     }
 }
 
-/// Whether the metrics still have the line of a snapshot's step at the byte where they ended when
-/// it was made. They do not if the machine that wrote them failed since, or if the run resumed from
-/// an older state.
+/// Whether the metrics fit a snapshot: the line of its step must end at the length that the file
+/// had when the snapshot was made. It does not if the machine lost lines since, or if the run
+/// resumed from an older state.
 ///
 /// # Errors
 /// The metrics cannot be read.
@@ -127,7 +140,8 @@ async fn matches_metrics(metrics: Option<&Path>, kept: &PeerState) -> Result<boo
     let fits = line.is_some_and(|line| line["step"].as_u64() == Some(step));
     if !fits {
         output::warn(&format!(
-            "warning: {} has not the lines that it had when workers copied the state of step {step}, which is not used",
+            "warning: {} no longer has the line of step {step}, so the peer snapshot of that step \
+             is not used",
             path.display()
         ));
     }
@@ -144,7 +158,7 @@ fn last_line(path: &Path, bytes: u64) -> std::io::Result<Option<Vec<u8>>> {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
         file => file?,
     };
-    // Before anything is made of a number that a worker names.
+    // A worker sent this length, so it is checked before memory is taken.
     if file.metadata()?.len() < bytes {
         return Ok(None);
     }
@@ -160,16 +174,20 @@ fn last_line(path: &Path, bytes: u64) -> std::io::Result<Option<Vec<u8>>> {
     Ok(Some(lines[begin..].to_vec()))
 }
 
-/// The last whole checkpoint; nothing if there is none yet.
+/// The last whole checkpoint, if any.
 ///
 /// # Errors
 /// A checkpoint that may be the last whole one still cannot be read after several attempts.
 async fn last_checkpoint(checkpoints: &Checkpoints) -> Result<Option<ResumeState>, BossManError> {
-    // Whatever cut workers off may do so with a store, too.
+    // The fault that cut workers off may also cut off a store.
     let mut waits = [1, 4, 16].into_iter();
     loop {
         match checkpoints.last_whole().await {
-            Ok(found) => return Ok(found.map(|(state, manifest)| ResumeState::Checkpoint(state, manifest.run))),
+            Ok(found) => {
+                return Ok(
+                    found.map(|(state, manifest)| ResumeState::Checkpoint(state, manifest.run))
+                )
+            }
             Err(error) => match waits.next() {
                 None => return Err(error),
                 Some(seconds) => {
@@ -186,8 +204,9 @@ pub(crate) fn check_weights_or_resume(settings: &TrainOptions) -> Result<(), Bos
     if settings.weights.is_none() || settings.resume.is_none() || may_start_fresh(settings) {
         return Ok(());
     }
-    let problem = "--weights: with --resume the run goes on with its checkpoint's; leave one of them out, or take \
-                   --resume=if-any, which begins with these where there is no checkpoint yet";
+    let problem = "--weights: with --resume the run goes on with its checkpoint's; leave one of \
+                   them out, or take --resume=if-any, which begins with these where there is no \
+                   checkpoint yet";
     Err(BossManError::Usage(problem.into()))
 }
 
@@ -205,7 +224,8 @@ pub(crate) async fn open_checkpoints(
     let Some(policy) = &file.checkpoint else {
         return match settings.resume {
             Some(_) => Err(BossManError::Usage(
-                "--resume: the run file does not say where checkpoints are; set `checkpoint: {dir: .., every: ..}`"
+                "--resume: the run file does not say where checkpoints are; set `checkpoint: \
+                 {dir: .., every: ..}`"
                     .into(),
             )),
             None => Ok((None, None)),
@@ -217,33 +237,41 @@ pub(crate) async fn open_checkpoints(
         ));
     }
     if policy.keep_best == Some(KeepBest::Accuracy) && file.loss.classes().is_none() {
-        return Err(BossManError::Usage(format!("`keep_best: accuracy`: {} knows no classes; take `loss`", file.loss)));
+        return Err(BossManError::Usage(format!(
+            "`keep_best: accuracy`: {} has no classes; use `loss`",
+            file.loss
+        )));
     }
     let if_any = may_start_fresh(settings);
     let checkpoints = Checkpoints::open(&policy.dir, if_any || settings.resume.is_none())?;
     let listed = checkpoints.list().await?;
     let begins = if_any && listed.iter().all(CheckpointEntry::is_unfinished);
     let Some(name) = settings.resume.as_ref().filter(|_| !begins) else {
-        // Else it could not be told later which checkpoint is of which run.
+        // Two runs in one folder could not be told apart later.
         return match listed.into_iter().rfind(|listed| !listed.is_unfinished()) {
             Some(CheckpointEntry { bytes: Err(ReadError::Unreadable(error)), .. }) => Err(error),
             Some(last) => Err(BossManError::Usage(format!(
-                "{}: holds checkpoints of a run up to step {}; --resume goes on with it; else name another folder",
+                "{}: holds checkpoints of a run up to step {}; --resume goes on with it; else \
+                 name another folder",
                 policy.dir, last.step
             ))),
             None => Ok((Some((checkpoints, policy.clone())), None)),
         };
     };
-    let (state, manifest) = checkpoints.resume(name.as_deref().filter(|name| *name != IF_ANY)).await?;
-    let microbatches = if file.microbatches == 0 { manifest.run.microbatches } else { file.microbatches };
+    let (state, manifest) =
+        checkpoints.resume(name.as_deref().filter(|name| *name != IF_ANY)).await?;
+    let microbatches =
+        if file.microbatches == 0 { manifest.run.microbatches } else { file.microbatches };
     if let Some(problem) = manifest.run.differs(&RunRecord { microbatches, ..run.clone() }) {
         return Err(BossManError::Usage(format!(
-            "--resume: {problem}, so the run would not go on as it was; restore that, or begin anew in another folder"
+            "--resume: {problem}, so the run would not go on as it was; restore that, or begin \
+             anew in another folder"
         )));
     }
     let mut run = manifest.run;
     if name.as_deref().is_some_and(|name| name != IF_ANY) {
-        // From there it may take another way: what workers keep of the one before is no part of it.
+        // The run may continue differently from here, so the peer snapshots of the old run do not
+        // belong to it.
         run.run_id = None;
     }
     Ok((Some((checkpoints, policy.clone())), Some(ResumeState::Checkpoint(state, run))))
@@ -258,10 +286,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         std::fs::write(&path, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n").unwrap();
-        let line = |bytes| last_line(&path, bytes).unwrap().map(|line| String::from_utf8(line).unwrap());
+        let line =
+            |bytes| last_line(&path, bytes).unwrap().map(|line| String::from_utf8(line).unwrap());
         assert_eq!(line(11).as_deref(), Some("{\"step\":1}"));
         assert_eq!(line(22).as_deref(), Some("{\"step\":2}"));
-        // In a line, behind the end, before the beginning, and of a file that is not there.
+        // Within a line, after the end, before the beginning, and far after the end.
         assert_eq!((line(12), line(34), line(0), line(u64::MAX)), (None, None, None, None));
         assert_eq!(last_line(&folder.path().join("none"), 11).unwrap(), None);
     }

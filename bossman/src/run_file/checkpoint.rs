@@ -2,32 +2,36 @@
 
 use crate::checkpoint::{Every, KeepBest, Policy};
 use layerspec::yaml::{Kind, Mapping, Node, Reader, SIZE, TEXT};
-use layerspec::Fault;
+use layerspec::Diagnostic;
 use std::path::Path;
 
-/// As many are kept where nothing is said.
+/// The default number of checkpoints to keep.
 const KEEP: u64 = 3;
 
 /// A number of minutes.
 const MINUTES: Reader<f64> =
-    Reader::new("a number of minutes above 0, and no more than a year has", |node| match node.kind {
-        // A year, beyond which clocks are not asked.
-        Kind::Int(minutes @ 1..=525_600) => Some(minutes as f64),
-        Kind::Float(minutes) if minutes > 0.0 && minutes <= 525_600.0 => Some(minutes),
+    Reader::new("a number of minutes above 0, and no more than a year has", |node| {
+        match node.kind {
+            // At most a year.
+            Kind::Int(minutes @ 1..=525_600) => Some(minutes as f64),
+            Kind::Float(minutes) if minutes > 0.0 && minutes <= 525_600.0 => Some(minutes),
+            _ => None,
+        }
+    });
+
+const BEST: Reader<KeepBest> =
+    Reader::new("`loss` or `accuracy`", |node| match (TEXT.read)(node)?.as_str() {
+        "loss" => Some(KeepBest::Loss),
+        "accuracy" => Some(KeepBest::Accuracy),
         _ => None,
     });
 
-const BEST: Reader<KeepBest> = Reader::new("`loss` or `accuracy`", |node| match (TEXT.read)(node)?.as_str() {
-    "loss" => Some(KeepBest::Loss),
-    "accuracy" => Some(KeepBest::Accuracy),
-    _ => None,
-});
-
-pub(super) fn checkpoint(run: &Mapping<'_>, folder: &Path) -> Result<Option<Policy>, Fault> {
+pub(super) fn checkpoint(run: &Mapping<'_>, folder: &Path) -> Result<Option<Policy>, Diagnostic> {
     let Some(node) = run.get("checkpoint") else { return Ok(None) };
     let keys = node.mapping("`checkpoint`", "key", &["dir", "every", "keep", "keep_best"])?;
     let dir = keys.required("dir", &TEXT)?;
-    let dir = if dir.contains("://") { dir } else { folder.join(dir).to_string_lossy().into_owned() };
+    let dir =
+        if dir.contains("://") { dir } else { folder.join(dir).to_string_lossy().into_owned() };
     let keep = keys.optional("keep", &SIZE)?.unwrap_or(KEEP);
     Ok(Some(Policy {
         dir,
@@ -38,14 +42,17 @@ pub(super) fn checkpoint(run: &Mapping<'_>, folder: &Path) -> Result<Option<Poli
 }
 
 /// A number of steps, or `{minutes: 5}`.
-pub(super) fn every(what: &str, node: &Node) -> Result<Every, Fault> {
+pub(super) fn every(what: &str, node: &Node) -> Result<Every, Diagnostic> {
     match &node.kind {
         Kind::Map(_) => {
             let every = node.mapping(what, "key", &["steps", "minutes"])?;
             match (every.optional("steps", &SIZE)?, every.optional("minutes", &MINUTES)?) {
                 (Some(steps), None) => Ok(Every::Steps(steps)),
                 (None, Some(minutes)) => Ok(Every::Minutes(minutes)),
-                _ => Err(Fault::new(node.place, format!("{what}: give `steps` or `minutes`"))),
+                _ => Err(Diagnostic::new(
+                    node.location,
+                    format!("{what}: give `steps` or `minutes`"),
+                )),
             }
         }
         _ => Ok(Every::Steps(node.read(what, &SIZE)?)),

@@ -1,33 +1,34 @@
-//! The key `data` of a run file: which files, of which format, and how they are brought into range.
+//! The key `data` of a run file: files, their formats, and the normalization of inputs.
 
 use super::string_map::string_map;
 use super::text;
 use crate::data::{Normalize, Source, Table};
 use layerspec::yaml::{Choice, Kind, Mapping, Node, Reader, TEXT};
-use layerspec::Fault;
+use layerspec::Diagnostic;
 use std::path::{Path, PathBuf};
 
 /// Samples for each purpose.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Data {
-    /// To train on.
+    /// The samples to train on.
     pub train: Source,
-    /// To look at after each epoch.
+    /// The samples for validation after each epoch.
     pub validation: Option<Validation>,
-    /// To test on at the end.
+    /// The samples for the test at the end.
     pub test: Option<Source>,
-    /// How an input is brought into range.
+    /// The normalization of an input.
     pub normalize: Option<Normalize>,
-    /// Where workers read the samples from files of their own: the folder here that theirs stands for.
+    /// Set if workers read the samples from their own files: the folder here that corresponds to
+    /// theirs.
     pub on_workers: Option<PathBuf>,
 }
 
-/// What the model is looked at with after each epoch.
+/// The samples for validation after each epoch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Validation {
     /// Samples of their own.
     Source(Box<Source>),
-    /// A share of those to train on, which are then not trained on.
+    /// A share of the samples to train on. It is then not trained on.
     Split(f64),
 }
 
@@ -37,19 +38,22 @@ enum DataReader {
     Workers,
 }
 
-const ON: Reader<DataReader> = Reader::new("`boss` or `workers`", |node| match (TEXT.read)(node)?.as_str() {
-    "boss" => Some(DataReader::Boss),
-    "workers" => Some(DataReader::Workers),
-    _ => None,
-});
+const ON: Reader<DataReader> =
+    Reader::new("`boss` or `workers`", |node| match (TEXT.read)(node)?.as_str() {
+        "boss" => Some(DataReader::Boss),
+        "workers" => Some(DataReader::Workers),
+        _ => None,
+    });
 
 /// Neither none nor all.
-const SHARE: Reader<f64> = Reader::new("a number between 0 and 1, as 0.1", |node| match node.kind {
-    Kind::Float(share) if share > 0.0 && share < 1.0 => Some(share),
-    _ => None,
-});
+const SHARE: Reader<f64> =
+    Reader::new("a number between 0 and 1, as 0.1", |node| match node.kind {
+        Kind::Float(share) if share > 0.0 && share < 1.0 => Some(share),
+        _ => None,
+    });
 
-const SOURCES: [&str; 9] = ["idx", "images", "jsonl", "npy", "npz", "pairs", "parquet", "safetensors", "text"];
+const SOURCES: [&str; 9] =
+    ["idx", "images", "jsonl", "npy", "npz", "pairs", "parquet", "safetensors", "text"];
 
 /// A number that can be divided by.
 const DIVISOR: Reader<f64> = Reader::new("a number that is not 0", |node| match node.kind {
@@ -58,18 +62,22 @@ const DIVISOR: Reader<f64> = Reader::new("a number that is not 0", |node| match 
     _ => None,
 });
 
-pub(super) fn data(node: &Node, folder: &Path) -> Result<Data, Fault> {
-    let data = node.mapping("`data`", "key", &["train", "validation", "test", "normalize", "on"])?;
+pub(super) fn data(node: &Node, folder: &Path) -> Result<Data, Diagnostic> {
+    let data =
+        node.mapping("`data`", "key", &["train", "validation", "test", "normalize", "on"])?;
     Ok(Data {
         train: source(data.need("train")?, "`train`", folder)?,
         validation: data.get("validation").map(|node| validation(node, folder)).transpose()?,
         test: data.get("test").map(|node| source(node, "`test`", folder)).transpose()?,
         normalize: data.get("normalize").map(normalize).transpose()?,
-        on_workers: data.optional("on", &ON)?.filter(|on| *on == DataReader::Workers).map(|_| folder.to_path_buf()),
+        on_workers: data
+            .optional("on", &ON)?
+            .filter(|on| *on == DataReader::Workers)
+            .map(|_| folder.to_path_buf()),
     })
 }
 
-fn validation(node: &Node, folder: &Path) -> Result<Validation, Fault> {
+fn validation(node: &Node, folder: &Path) -> Result<Validation, Diagnostic> {
     match &node.kind {
         Kind::Map(entries) if entries.iter().any(|entry| entry.key.text == "split") => {
             let split = node.mapping("`validation`", "key", &["split"])?;
@@ -80,16 +88,21 @@ fn validation(node: &Node, folder: &Path) -> Result<Validation, Fault> {
 }
 
 /// A path, or a format with its files.
-fn source(node: &Node, what: &str, folder: &Path) -> Result<Source, Fault> {
+fn source(node: &Node, what: &str, folder: &Path) -> Result<Source, Diagnostic> {
     if let Some(path) = (TEXT.read)(node) {
         return Ok(Source::File(folder.join(path)));
     }
     let choice = node.choice(what, "a path or a format")?;
-    let path = |arguments: &Mapping<'_>, key: &str| Ok::<_, Fault>(folder.join(arguments.required(key, &TEXT)?));
+    let path = |arguments: &Mapping<'_>, key: &str| {
+        Ok::<_, Diagnostic>(folder.join(arguments.required(key, &TEXT)?))
+    };
     match choice.name {
         "idx" => {
             let arguments = choice.arguments(&["images", "labels"])?;
-            Ok(Source::Idx { images: path(&arguments, "images")?, labels: path(&arguments, "labels")? })
+            Ok(Source::Idx {
+                images: path(&arguments, "images")?,
+                labels: path(&arguments, "labels")?,
+            })
         }
         "npy" => {
             let arguments = choice.arguments(&["inputs", "target"])?;
@@ -109,16 +122,20 @@ fn source(node: &Node, what: &str, folder: &Path) -> Result<Source, Fault> {
 }
 
 /// A file with named columns: `{path: P, inputs: {x: column}, target: column}`.
-fn table(choice: &Choice<'_>, folder: &Path) -> Result<Table, Fault> {
+fn table(choice: &Choice<'_>, folder: &Path) -> Result<Table, Diagnostic> {
     let arguments = choice.arguments(&["path", "inputs", "target"])?;
     let path: PathBuf = folder.join(arguments.required("path", &TEXT)?);
-    let inputs = arguments.get("inputs").map(|node| string_map(node, "`inputs`")).transpose()?.unwrap_or_default();
+    let inputs = arguments
+        .get("inputs")
+        .map(|node| string_map(node, "`inputs`"))
+        .transpose()?
+        .unwrap_or_default();
     let target = arguments.optional("target", &TEXT)?;
     let alike = Table::with_default_names(path);
     Ok(Table { inputs, target: target.unwrap_or(alike.target), ..alike })
 }
 
-fn normalize(node: &Node) -> Result<Normalize, Fault> {
+fn normalize(node: &Node) -> Result<Normalize, Diagnostic> {
     let arguments = node.mapping("`normalize`", "key", &["input", "divide", "mean", "std"])?;
     Ok(Normalize {
         input: arguments.optional("input", &TEXT)?,
@@ -129,7 +146,12 @@ fn normalize(node: &Node) -> Result<Normalize, Fault> {
 }
 
 /// One number, or a list with one for each channel.
-fn numbers(arguments: &Mapping<'_>, key: &str, default: f64, reader: &Reader<f64>) -> Result<Vec<f64>, Fault> {
+fn numbers(
+    arguments: &Mapping<'_>,
+    key: &str,
+    default: f64,
+    reader: &Reader<f64>,
+) -> Result<Vec<f64>, Diagnostic> {
     let what = format!("`{key}`");
     match arguments.get(key) {
         None => Ok(vec![default]),

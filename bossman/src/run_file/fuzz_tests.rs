@@ -54,5 +54,7 @@ fn a_run_file_of_any_content_is_read_or_refused() {
     let mut corpus = Vec::new();
     examples(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples"), &mut corpus);
     assert!(corpus.len() > 5);
-    fuzz("run-file", &corpus, &PIECES, |bytes| drop(parse(&String::from_utf8_lossy(bytes), Path::new(""))));
+    fuzz("run-file", &corpus, &PIECES, |bytes| {
+        drop(parse(&String::from_utf8_lossy(bytes), Path::new("")))
+    });
 }

@@ -2,15 +2,16 @@
 
 use crate::{Guards, NonFinite};
 use layerspec::yaml::{Mapping, Reader, COUNT, TEXT};
-use layerspec::Fault;
+use layerspec::Diagnostic;
 
-const NON_FINITE: Reader<NonFinite> = Reader::new("`stop` or `skip`", |node| match (TEXT.read)(node)?.as_str() {
-    "stop" => Some(NonFinite::Stop),
-    "skip" => Some(NonFinite::Skip),
-    _ => None,
-});
+const NON_FINITE: Reader<NonFinite> =
+    Reader::new("`stop` or `skip`", |node| match (TEXT.read)(node)?.as_str() {
+        "stop" => Some(NonFinite::Stop),
+        "skip" => Some(NonFinite::Skip),
+        _ => None,
+    });
 
-pub(super) fn guards(run: &Mapping<'_>) -> Result<Guards, Fault> {
+pub(super) fn guards(run: &Mapping<'_>) -> Result<Guards, Diagnostic> {
     let Some(node) = run.get("guards") else { return Ok(Guards::default()) };
     let keys = node.mapping("`guards`", "key", &["nonfinite", "layers_every", "chance_after"])?;
     let usual = Guards::default();

@@ -1,13 +1,15 @@
 //! The keys of learning in a run file: loss, optimizer, learning-rate schedule.
 
-use layerspec::yaml::{Choice, Mapping, COUNT, FLAG, INTEGER, NON_NEGATIVE, NUMBER, POSITIVE, PROBABILITY, SIZE, TEXT};
-use layerspec::Fault;
+use layerspec::yaml::{
+    Choice, Mapping, COUNT, FLAG, INTEGER, NON_NEGATIVE, NUMBER, POSITIVE, PROBABILITY, SIZE, TEXT,
+};
+use layerspec::Diagnostic;
 use pipeline::loss::Classes;
 use pipeline::lr_schedule::{LrDecay, LrSchedule, Warmup};
 use pipeline::optimizer::AdamArgs;
 use pipeline::{LossSpec, OptimizerSpec};
 
-pub(super) fn loss(choice: &Choice<'_>) -> Result<LossSpec, Fault> {
+pub(super) fn loss(choice: &Choice<'_>) -> Result<LossSpec, Diagnostic> {
     let keys: &[&str] = match choice.name {
         "MSELoss" | "L1Loss" | "BCELoss" => &[],
         "SmoothL1Loss" => &["beta"],
@@ -22,15 +24,21 @@ pub(super) fn loss(choice: &Choice<'_>) -> Result<LossSpec, Fault> {
     Ok(match choice.name {
         "MSELoss" => LossSpec::MSELoss,
         "L1Loss" => LossSpec::L1Loss,
-        "SmoothL1Loss" => LossSpec::SmoothL1Loss { beta: args.optional("beta", &NON_NEGATIVE)?.unwrap_or(1.0) },
-        "HuberLoss" => LossSpec::HuberLoss { delta: args.optional("delta", &POSITIVE)?.unwrap_or(1.0) },
+        "SmoothL1Loss" => {
+            LossSpec::SmoothL1Loss { beta: args.optional("beta", &NON_NEGATIVE)?.unwrap_or(1.0) }
+        }
+        "HuberLoss" => {
+            LossSpec::HuberLoss { delta: args.optional("delta", &POSITIVE)?.unwrap_or(1.0) }
+        }
         "CrossEntropyLoss" => {
             let label_smoothing = args.optional("label_smoothing", &PROBABILITY)?.unwrap_or(0.0);
             LossSpec::CrossEntropyLoss { classes: classes(&args)?, label_smoothing }
         }
         "NLLLoss" => LossSpec::NLLLoss { classes: classes(&args)? },
         "BCELoss" => LossSpec::BCELoss,
-        "BCEWithLogitsLoss" => LossSpec::BCEWithLogitsLoss { pos_weight: weights(&args, "pos_weight")? },
+        "BCEWithLogitsLoss" => {
+            LossSpec::BCEWithLogitsLoss { pos_weight: weights(&args, "pos_weight")? }
+        }
         _ => LossSpec::KLDivLoss {
             log_target: args.optional("log_target", &FLAG)?.unwrap_or(false),
             batchmean: batchmean(&args)?,
@@ -38,19 +46,24 @@ pub(super) fn loss(choice: &Choice<'_>) -> Result<LossSpec, Fault> {
     })
 }
 
-fn classes(args: &Mapping<'_>) -> Result<Classes, Fault> {
-    let ignore_index = args.optional("ignore_index", &INTEGER)?.unwrap_or(Classes::default().ignore_index);
+fn classes(args: &Mapping<'_>) -> Result<Classes, Diagnostic> {
+    let ignore_index =
+        args.optional("ignore_index", &INTEGER)?.unwrap_or(Classes::default().ignore_index);
     Ok(Classes { weight: weights(args, "weight")?, ignore_index })
 }
 
-fn weights(args: &Mapping<'_>, key: &str) -> Result<Vec<f64>, Fault> {
+fn weights(args: &Mapping<'_>, key: &str) -> Result<Vec<f64>, Diagnostic> {
     let Some(node) = args.get(key) else { return Ok(Vec::new()) };
     let expected = "a list of numbers, 0 or more, one for each class";
-    node.list(&format!("`{key}`"), expected)?.iter().map(|weight| weight.read("a weight", &NON_NEGATIVE)).collect()
+    node.list(&format!("`{key}`"), expected)?
+        .iter()
+        .map(|weight| weight.read("a weight", &NON_NEGATIVE))
+        .collect()
 }
 
-/// PyTorch's default is `mean`, over elements; the sum has no place where a batch is cut.
-fn batchmean(args: &Mapping<'_>) -> Result<bool, Fault> {
+/// PyTorch's default is `mean`, over elements. `sum` is refused, because a batch is cut into
+/// microbatches.
+fn batchmean(args: &Mapping<'_>) -> Result<bool, Diagnostic> {
     match args.optional("reduction", &TEXT)?.as_deref() {
         None | Some("mean") => Ok(false),
         Some("batchmean") => Ok(true),
@@ -58,7 +71,7 @@ fn batchmean(args: &Mapping<'_>) -> Result<bool, Fault> {
     }
 }
 
-pub(super) fn optimizer(choice: &Choice<'_>) -> Result<OptimizerSpec, Fault> {
+pub(super) fn optimizer(choice: &Choice<'_>) -> Result<OptimizerSpec, Diagnostic> {
     let adam = |default_decay: f64| {
         let args = choice.arguments(&["lr", "betas", "eps", "weight_decay"])?;
         Ok(AdamArgs {
@@ -70,7 +83,8 @@ pub(super) fn optimizer(choice: &Choice<'_>) -> Result<OptimizerSpec, Fault> {
     };
     match choice.name {
         "SGD" => {
-            let args = choice.arguments(&["lr", "momentum", "dampening", "weight_decay", "nesterov"])?;
+            let args =
+                choice.arguments(&["lr", "momentum", "dampening", "weight_decay", "nesterov"])?;
             Ok(OptimizerSpec::SGD {
                 lr: args.optional("lr", &NON_NEGATIVE)?.unwrap_or(1e-3),
                 momentum: args.optional("momentum", &NON_NEGATIVE)?.unwrap_or(0.0),
@@ -85,7 +99,7 @@ pub(super) fn optimizer(choice: &Choice<'_>) -> Result<OptimizerSpec, Fault> {
     }
 }
 
-fn betas(args: &Mapping<'_>) -> Result<(f64, f64), Fault> {
+fn betas(args: &Mapping<'_>) -> Result<(f64, f64), Diagnostic> {
     let Some(node) = args.get("betas") else { return Ok((0.9, 0.999)) };
     match node.list("`betas`", "two numbers")? {
         [first, second] => Ok((first.read("a beta", &NUMBER)?, second.read("a beta", &NUMBER)?)),
@@ -95,7 +109,7 @@ fn betas(args: &Mapping<'_>) -> Result<(f64, f64), Fault> {
 
 const LR_SCHEDULES: [&str; 5] = ["constant", "linear", "cosine", "inverse_sqrt", "step"];
 
-pub(super) fn lr_schedule(run: &Mapping<'_>) -> Result<LrSchedule, Fault> {
+pub(super) fn lr_schedule(run: &Mapping<'_>) -> Result<LrSchedule, Diagnostic> {
     let Some(node) = run.get("lr_schedule") else { return Ok(LrSchedule::default()) };
     let choice = node.choice("`lr_schedule`", "a learning-rate schedule")?;
     let keys: &[&str] = match choice.name {
@@ -120,6 +134,6 @@ pub(super) fn lr_schedule(run: &Mapping<'_>) -> Result<LrSchedule, Fault> {
     let steps = args.optional("warmup", &COUNT)?.unwrap_or(0);
     let start_factor = args.optional("start_factor", &PROBABILITY)?.unwrap_or(0.0);
     let schedule = LrSchedule { warmup: Warmup { steps, start_factor }, decay };
-    schedule.check().map_err(|why| Fault::new(node.place, why))?;
+    schedule.check().map_err(|why| Diagnostic::new(node.location, why))?;
     Ok(schedule)
 }

@@ -1,22 +1,31 @@
-//! The run file: what `bossman train` is told, as checked values.
+//! The run file as checked values. Each key is read once, with its place in the file for errors.
+//!
+//! ```text
+//! RunFile -> learning (loss, optimizer, lr_schedule)      data -> text (text, pairs, translate)
+//!         -> checkpoint, recovery (redundancy), guards    collective
+//! ```
 
 mod checkpoint;
-mod collective;
 mod data;
+pub mod data_parts;
 #[cfg(test)]
 mod fuzz_tests;
 mod guards;
 mod learning;
+mod parallel;
 mod recovery;
 mod string_map;
 mod text;
 
 use crate::checkpoint::Policy;
+use crate::settings::conflicts::{self, Facts, ReductionOrder, RunFacts};
 use crate::weights::rename_rules::RenameRules;
 use crate::{BossManError, Guards, RecoverySource, TranslationSettings};
 pub use data::{Data, Validation};
-use layerspec::yaml::{self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT};
-use layerspec::{Fault, Precision, Recompute};
+use layerspec::yaml::{
+    self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT,
+};
+use layerspec::{Diagnostic, Precision, Recompute};
 use learning::{loss, lr_schedule, optimizer};
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
@@ -44,25 +53,25 @@ pub struct RunFile {
     pub optimizer: OptimizerSpec,
     /// Samples in a step; the last batch of an epoch may be smaller.
     pub batch_size: u64,
-    /// Into how many microbatches a batch is cut; 0 for one a worker.
+    /// The number of microbatches of a batch. 0 is one for each worker.
     pub microbatches: u32,
-    /// When training ends.
+    /// The length of training.
     pub length: Length,
     /// The seed of weights, dropout and the order of samples.
     pub seed: u64,
-    /// The order of work; nothing where the fastest is to be found.
+    /// The schedule. `None` measures and takes the fastest.
     pub schedule: Option<ScheduleKind>,
     /// The number of stages on each worker, if the schedule leaves that open.
     pub chunks: Option<u32>,
-    /// Steps whose gradients one optimizer step takes.
+    /// The number of steps whose gradients one optimizer step uses.
     pub accumulate: u32,
     /// The limit of the gradients' norm.
     pub clip_grad_norm: Option<f64>,
-    /// How the learning rate changes.
+    /// The schedule of the learning rate.
     pub lr_schedule: LrSchedule,
     /// The activations to recompute in the backward pass, if the model file does not set it.
     pub recompute: Recompute,
-    /// In which type products are computed.
+    /// The type in which products are computed.
     pub precision: Precision,
     /// The cuts of the model.
     pub cuts: Cuts,
@@ -76,7 +85,7 @@ pub struct RunFile {
     pub collective: Collective,
     /// The form in which replicas exchange gradients, if not float32.
     pub compress: Option<Compress>,
-    /// What replicas shard.
+    /// The state that replicas shard, if any.
     pub sharding: Option<Sharding>,
     /// Weights to start from.
     pub weights: Option<Weights>,
@@ -88,7 +97,7 @@ pub struct RunFile {
     pub checkpoint: Option<Policy>,
     /// The source of the state from which the run resumes after a loss of workers.
     pub redundancy: RecoverySource,
-    /// What is watched in training, and the reaction if training fails silently.
+    /// The checks during training, and the reaction if training fails silently.
     pub guards: Guards,
 }
 
@@ -101,12 +110,12 @@ pub struct Weights {
     pub rename: RenameRules,
 }
 
-/// When training ends.
+/// The length of training.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Length {
-    /// After the data has been seen that often.
+    /// After this number of epochs.
     Epochs(u64),
-    /// After that many steps.
+    /// After this number of steps.
     Steps(u64),
 }
 
@@ -142,7 +151,7 @@ const KEYS: [&str; 28] = [
 ];
 
 impl RunFile {
-    /// The same, for what only the boss knows the samples of: predictions and texts.
+    /// The same run, but the boss reads all data. Predictions and texts need this.
     #[must_use]
     pub fn with_data_at_boss(mut self) -> Self {
         self.data.on_workers = None;
@@ -161,201 +170,96 @@ impl RunFile {
     }
 }
 
-fn parse(text: &str, folder: &Path) -> Result<RunFile, Fault> {
+fn parse(text: &str, folder: &Path) -> Result<RunFile, Diagnostic> {
     let root = yaml::parse(text)?;
     let run = root.mapping("the run file", "key", &KEYS)?;
+    let facts = check_conflicts(&run)?;
     let optimizer_node = run.need("optimizer")?;
     let optimizer = optimizer(&optimizer_node.choice("`optimizer`", "an optimizer")?)?;
-    optimizer.check().map_err(|why| Fault::new(optimizer_node.place, why))?;
+    optimizer.check().map_err(|why| Diagnostic::new(optimizer_node.location, why))?;
     Ok(RunFile {
         model: folder.join(run.required("model", &TEXT)?),
         data: data::data(run.need("data")?, folder)?,
         loss: loss(&run.need("loss")?.choice("`loss`", "a loss")?)?,
         optimizer,
         batch_size: run.required("batch_size", &SIZE)?,
-        microbatches: small_count(&run, "microbatches")?.unwrap_or(0),
-        accumulate: small_count(&run, "accumulate")?.unwrap_or(1),
+        microbatches: parallel::small_count(&run, "microbatches")?.unwrap_or(0),
+        accumulate: facts.accumulate,
         clip_grad_norm: run.optional("clip_grad_norm", &NON_NEGATIVE)?,
         lr_schedule: lr_schedule(&run)?,
         recompute: recompute(&run)?,
         precision: run.optional("precision", &PRECISION)?.unwrap_or_default(),
         length: length(&run, &root)?,
         seed: run.optional("seed", &COUNT)?.unwrap_or(0),
-        schedule: schedule(&run)?,
-        chunks: chunks(&run)?,
-        cuts: cuts(&run)?,
-        replicas: replicas(&run)?,
-        fast_reduction: fast_reduction(&run)?,
-        collective: collective::collective(&run)?,
-        compress: compress(&run)?,
-        sharding: sharding(&run)?,
+        schedule: facts.schedule,
+        chunks: facts.chunks.map(|chunks| chunks as u32),
+        cuts: parallel::cuts(&run)?,
+        replicas: facts.replicas,
+        fast_reduction: facts.reduction == ReductionOrder::Fast,
+        collective: facts.collective,
+        compress: facts.compress,
+        sharding: facts.sharding,
         weights: weights(&run, folder)?,
-        group_by_length: group_by_length(&run)?,
-        translate: translate(&run)?,
+        group_by_length: facts.run.groups_by_length,
+        translate: run.get("translate").map(text::translate).transpose()?,
         checkpoint: checkpoint::checkpoint(&run, folder)?,
         redundancy: recovery::redundancy(&run)?,
         guards: guards::guards(&run)?,
     })
 }
 
-fn small_count(run: &Mapping<'_>, key: &str) -> Result<Option<u32>, Fault> {
-    let Some(count) = run.optional(key, &SIZE)? else { return Ok(None) };
-    let node = run.need(key)?;
-    u32::try_from(count).map(Some).map_err(|_| node.unexpected(&format!("`{key}`"), "a smaller number"))
-}
-
-/// Only pairs of texts have lengths of their own.
-fn group_by_length(run: &Mapping<'_>) -> Result<bool, Fault> {
-    let grouped = run.optional("group_by_length", &FLAG)?.unwrap_or(false);
-    match grouped && !trains_on_pairs(run)? {
-        true => {
-            Err(Fault::new(run.need("group_by_length")?.place, "`group_by_length` goes with `pairs` to train on only"))
+/// Reads the settings that may exclude each other, and checks them.
+fn check_conflicts(run: &Mapping<'_>) -> Result<Facts, Diagnostic> {
+    let mut facts = parallel::facts(run)?;
+    facts.accumulate = parallel::small_count(run, "accumulate")?.unwrap_or(1);
+    facts.run = RunFacts {
+        groups_by_length: run.optional("group_by_length", &FLAG)?.unwrap_or(false),
+        translates: run.get("translate").is_some(),
+        trains_on_pairs: trains_on_pairs(run),
+        has_checkpoints: run.get("checkpoint").is_some(),
+        recovers_from_checkpoint: run
+            .get("redundancy")
+            .is_some_and(|node| node.as_text() == Some("checkpoint")),
+        ..RunFacts::default()
+    };
+    match conflicts::check(&facts) {
+        Ok(()) => Ok(facts),
+        Err(violation) => {
+            Err(Diagnostic::new(run.need(violation.key)?.location, violation.to_string()))
         }
-        false => Ok(grouped),
     }
 }
 
-fn translate(run: &Mapping<'_>) -> Result<Option<TranslationSettings>, Fault> {
-    let Some(node) = run.get("translate") else { return Ok(None) };
-    if !trains_on_pairs(run)? {
-        return Err(Fault::new(node.place, "`translate` goes with `pairs` to train on only"));
-    }
-    text::translate(node).map(Some)
+/// Whether the run trains on pairs of texts. Errors of its data are found later.
+fn trains_on_pairs(run: &Mapping<'_>) -> bool {
+    let entries = run.get("data").and_then(|data| data.entries("`data`", "key").ok());
+    let train = entries.into_iter().flatten().find(|(key, _)| *key == "train");
+    let format = train.and_then(|(_, train)| train.choice("`train`", "a format").ok());
+    format.is_some_and(|format| format.name == "pairs")
 }
 
-fn trains_on_pairs(run: &Mapping<'_>) -> Result<bool, Fault> {
-    let data = run.need("data")?.entries("`data`", "key")?;
-    let train = data.into_iter().find(|(key, _)| *key == "train").map(|(_, train)| train);
-    let choice = train.map(|train| train.choice("`train`", "a format"));
-    Ok(matches!(choice, Some(Ok(choice)) if choice.name == "pairs"))
-}
-
-fn recompute(run: &Mapping<'_>) -> Result<Recompute, Fault> {
+fn recompute(run: &Mapping<'_>) -> Result<Recompute, Diagnostic> {
     match run.get("recompute") {
         None => Ok(Recompute::None),
         Some(node) => node.read("`recompute`", &RECOMPUTE),
     }
 }
 
-fn length(run: &Mapping<'_>, root: &Node) -> Result<Length, Fault> {
+fn length(run: &Mapping<'_>, root: &Node) -> Result<Length, Diagnostic> {
     match (run.optional("epochs", &SIZE)?, run.optional("steps", &SIZE)?) {
         (Some(epochs), None) => Ok(Length::Epochs(epochs)),
         (None, Some(steps)) => Ok(Length::Steps(steps)),
-        (Some(_), Some(_)) => Err(Fault::new(run.need("steps")?.place, "give `epochs` or `steps`, not both")),
-        (None, None) => Err(Fault::new(root.place, "`epochs` or `steps` is missing: when does training end?")),
-    }
-}
-
-fn schedule(run: &Mapping<'_>) -> Result<Option<ScheduleKind>, Fault> {
-    let Some(name) = run.optional("schedule", &TEXT)?.filter(|name| name != "auto") else { return Ok(None) };
-    let place = run.need("schedule")?.place;
-    let names = ScheduleKind::NAMES.map(|(name, _)| name).into_iter().chain(["auto"]);
-    let kind = name.parse().map(Some);
-    kind.map_err(|why: String| Fault::new(place, format!("{why}, auto")).suggesting(layerspec::nearest(&name, names)))
-}
-
-/// Only these leave it open how many stages a worker has.
-fn chunks(run: &Mapping<'_>) -> Result<Option<u32>, Fault> {
-    let Some(chunks) = small_count(run, "chunks")? else { return Ok(None) };
-    let gathers = sharding(run)?.is_some_and(Sharding::shards_parameters);
-    match (chunks, schedule(run)?) {
-        (1, None | Some(ScheduleKind::GPipe)) if gathers => Ok(Some(chunks)),
-        (2.., None) if gathers => Ok(Some(chunks)),
-        (2.., Some(ScheduleKind::Interleaved | ScheduleKind::GPipe)) => Ok(Some(chunks)),
-        (..2, _) => Err(run.need("chunks")?.unexpected("`chunks`", "2 or more stages a worker")),
-        _ => {
-            let problem =
-                "`chunks` goes with `schedule: interleaved` or `schedule: gpipe` only, or with `shard: parameters` \
-                           where no schedule is named";
-            Err(Fault::new(run.need("chunks")?.place, problem))
+        (Some(_), Some(_)) => {
+            Err(Diagnostic::new(run.need("steps")?.location, "give `epochs` or `steps`, not both"))
         }
+        (None, None) => Err(Diagnostic::new(
+            root.location,
+            "`epochs` or `steps` is missing: when does training end?",
+        )),
     }
 }
 
-fn cuts(run: &Mapping<'_>) -> Result<Cuts, Fault> {
-    let Some(node) = run.get("cuts") else { return Ok(Cuts::Auto) };
-    if node.as_text() == Some("auto") {
-        return Ok(Cuts::Auto);
-    }
-    let expected = "`auto` or a list of layer names";
-    let names = node.list("`cuts`", expected)?.iter().map(|name| name.read("a cut", &TEXT));
-    Ok(Cuts::At(names.collect::<Result<_, _>>()?))
-}
-
-fn replicas(run: &Mapping<'_>) -> Result<Option<Replicas>, Fault> {
-    let Some(node) = run.get("replicas") else { return Ok(None) };
-    let expected = "`auto`, a number of workers for each stage, or a list of such numbers";
-    let number = |node: &Node| {
-        let number = node.read("`replicas`", &SIZE)?;
-        u16::try_from(number).map_err(|_| node.unexpected("`replicas`", "a smaller number"))
-    };
-    match (node.as_text(), node.list("`replicas`", expected)) {
-        (Some("auto"), _) => Ok(Some(Replicas::Auto)),
-        (_, Ok([])) => Err(node.unexpected("`replicas`", expected)),
-        (_, Ok(list)) => Ok(Some(Replicas::Of(list.iter().map(number).collect::<Result<_, _>>()?))),
-        (_, Err(_)) => number(node).map(Replicas::Each).map(Some).map_err(|_| node.unexpected("`replicas`", expected)),
-    }
-}
-
-/// Only replicas exchange gradients.
-fn compress(run: &Mapping<'_>) -> Result<Option<Compress>, Fault> {
-    let Some(node) = run.get("compress") else { return Ok(None) };
-    let name = node.as_text();
-    let form = Compress::NAMES.iter().find(|(form, _)| name == Some(form)).map(|(_, form)| *form);
-    match (form, name, run.get("replicas")) {
-        (None, Some("f32"), _) => Ok(None),
-        (None, ..) => Err(node.unexpected("`compress`", "`f32`, `bf16`, `int8` or `int4`")),
-        (Some(_), _, None) => Err(Fault::new(node.place, "`compress` goes with `replicas` only")),
-        (form, ..) => Ok(form),
-    }
-}
-
-/// Whether replicas add their gradients up before they send.
-fn fast_reduction(run: &Mapping<'_>) -> Result<bool, Fault> {
-    let Some(node) = run.get("reduction") else { return Ok(false) };
-    match (node.as_text(), run.get("replicas")) {
-        (Some("exact"), _) => Ok(false),
-        (Some("fast"), Some(_)) => Ok(true),
-        (Some("fast"), None) => Err(Fault::new(node.place, "`reduction: fast` goes with `replicas` only")),
-        _ => Err(node.unexpected("`reduction`", "`exact` or `fast`")),
-    }
-}
-
-/// Only replicas share something out.
-fn sharding(run: &Mapping<'_>) -> Result<Option<Sharding>, Fault> {
-    let Some(node) = run.get("shard") else { return Ok(None) };
-    let name = node.as_text();
-    let choice = Sharding::NAMES.iter().find(|(choice, _)| name == Some(choice)).map(|(_, choice)| *choice);
-    match (choice, name, run.get("replicas")) {
-        (None, Some("none"), _) => Ok(None),
-        (None, ..) => Err(node.unexpected("`shard`", "`none`, `optimizer`, `gradients` or `parameters`")),
-        (Some(_), _, None) => Err(Fault::new(node.place, "`shard` goes with `replicas` only")),
-        (Some(choice), ..) if choice.shards_gradients() && (fast_reduction(run)? || compress(run)?.is_some()) => {
-            let problem = format!(
-                "`shard: {choice}` goes neither with `compress` nor with `reduction: fast`, for which a replica adds up its \
-                 gradients before any leave; take `shard: optimizer`"
-            );
-            Err(Fault::new(node.place, problem))
-        }
-        (Some(choice), ..) if choice.shards_parameters() => match (schedule(run)?, replicas(run)?) {
-            (_, Some(Replicas::Auto)) => {
-                let problem = format!("`shard: {choice}` does not go with `replicas: auto`; give `replicas` a number");
-                Err(Fault::new(node.place, problem))
-            }
-            (Some(kind), _) if !kind.takes_stages_in_order() => {
-                let problem = format!(
-                    "`shard: {choice}` does not go with `schedule: {kind}`: replicas must take their stages in the same order; \
-                     take `schedule: gpipe`"
-                );
-                Err(Fault::new(node.place, problem))
-            }
-            _ => Ok(Some(choice)),
-        },
-        (choice, ..) => Ok(choice),
-    }
-}
-
-fn weights(run: &Mapping<'_>, folder: &Path) -> Result<Option<Weights>, Fault> {
+fn weights(run: &Mapping<'_>, folder: &Path) -> Result<Option<Weights>, Diagnostic> {
     let Some(node) = run.get("weights") else { return Ok(None) };
     if let Some(path) = node.as_text() {
         return Ok(Some(Weights { path: folder.join(path), rename: RenameRules::default() }));
@@ -372,19 +276,19 @@ fn weights(run: &Mapping<'_>, folder: &Path) -> Result<Option<Weights>, Fault> {
                     .map(|source| source.read("a name in the file", &TEXT))
                     .collect::<Result<_, _>>()?,
             };
-            rename.rule(name, &sources).map_err(|why| Fault::new(source.place, why))?;
+            rename.rule(name, &sources).map_err(|why| Diagnostic::new(source.location, why))?;
         }
     }
     if let Some(node) = weights.get("ignore") {
         for name in node.list("`ignore`", "a list of names in the file")? {
             let text = name.read("a name in the file", &TEXT)?;
-            rename.ignore(&text).map_err(|why| Fault::new(name.place, why))?;
+            rename.ignore(&text).map_err(|why| Diagnostic::new(name.location, why))?;
         }
     }
     if let Some(node) = weights.get("fresh") {
         for name in node.list("`fresh`", "a list of names in the model")? {
             let text = name.read("a name in the model", &TEXT)?;
-            rename.fresh(&text).map_err(|why| Fault::new(name.place, why))?;
+            rename.fresh(&text).map_err(|why| Diagnostic::new(name.location, why))?;
         }
     }
     Ok(Some(Weights { path: folder.join(weights.required("path", &TEXT)?), rename }))

@@ -4,27 +4,26 @@ use super::checkpoint::every;
 use crate::checkpoint::Every;
 use crate::RecoverySource;
 use layerspec::yaml::{Kind, Mapping, Node};
-use layerspec::Fault;
+use layerspec::Diagnostic;
 
-/// Steps between two copies, where nothing is said.
+/// The default number of steps between two snapshots.
 const STEPS: u64 = 10;
 const EXPECTED: &str = "`none`, `checkpoint`, `neighbour` or `{neighbour: STEPS}`";
 
-pub(super) fn redundancy(run: &Mapping<'_>) -> Result<RecoverySource, Fault> {
+pub(super) fn redundancy(run: &Mapping<'_>) -> Result<RecoverySource, Diagnostic> {
     let checkpoints = run.get("checkpoint").is_some();
     let Some(node) = run.get("redundancy") else {
         return Ok(if checkpoints { RecoverySource::Checkpoint } else { RecoverySource::None });
     };
     match node.as_text() {
         Some("none") => Ok(RecoverySource::None),
-        Some("checkpoint") if checkpoints => Ok(RecoverySource::Checkpoint),
-        Some("checkpoint") => Err(Fault::new(node.place, "`redundancy: checkpoint` goes with `checkpoint` only")),
+        Some("checkpoint") => Ok(RecoverySource::Checkpoint),
         Some("neighbour") => Ok(RecoverySource::PeerSnapshot(Every::Steps(STEPS))),
         _ => neighbour(node),
     }
 }
 
-fn neighbour(node: &Node) -> Result<RecoverySource, Fault> {
+fn neighbour(node: &Node) -> Result<RecoverySource, Diagnostic> {
     if !matches!(node.kind, Kind::Map(_)) {
         return Err(node.unexpected("`redundancy`", EXPECTED));
     }

@@ -4,16 +4,16 @@ use super::string_map::string_map;
 use crate::data::{Text, TextPairs, Tokenizer};
 use crate::{Search, TranslationSettings};
 use layerspec::yaml::{Choice, Kind, Mapping, Node, Reader, COUNT, NON_NEGATIVE, SIZE, TEXT};
-use layerspec::Fault;
+use layerspec::Diagnostic;
 use std::path::Path;
 
-/// With one token beside the mark at its begin or end.
+/// One token and its begin or end token need two positions.
 const LENGTH: Reader<u64> = Reader::new("a whole number, 2 or more", |node| match node.kind {
     Kind::Int(number) => u64::try_from(number).ok().filter(|number| *number > 1),
     _ => None,
 });
 
-pub(super) fn text(choice: &Choice<'_>, folder: &Path) -> Result<Text, Fault> {
+pub(super) fn text(choice: &Choice<'_>, folder: &Path) -> Result<Text, Diagnostic> {
     let arguments = choice.arguments(&["path", "tokenizer", "sequence_length", "eos"])?;
     let node = arguments.need("path")?;
     let one = [node.clone()];
@@ -23,14 +23,14 @@ pub(super) fn text(choice: &Choice<'_>, folder: &Path) -> Result<Text, Fault> {
     };
     let path = |node: &Node| Ok(folder.join(node.read("`path`", &TEXT)?));
     Ok(Text {
-        paths: nodes.iter().map(path).collect::<Result<_, Fault>>()?,
+        paths: nodes.iter().map(path).collect::<Result<_, Diagnostic>>()?,
         tokenizer: tokenizer(&arguments, "tokenizer", folder)?.unwrap_or(Tokenizer::Bytes),
         sequence_length: arguments.required("sequence_length", &SIZE)?,
         eos: arguments.optional("eos", &TEXT)?,
     })
 }
 
-pub(super) fn pairs(choice: &Choice<'_>, folder: &Path) -> Result<TextPairs, Fault> {
+pub(super) fn pairs(choice: &Choice<'_>, folder: &Path) -> Result<TextPairs, Diagnostic> {
     let arguments = choice.arguments(&[
         "path",
         "keys",
@@ -43,10 +43,13 @@ pub(super) fn pairs(choice: &Choice<'_>, folder: &Path) -> Result<TextPairs, Fau
         "max_length",
         "inputs",
     ])?;
-    let mark = |key: &str| Ok::<_, Fault>(arguments.optional(key, &TEXT)?.unwrap_or_else(|| format!("<{key}>")));
-    let (fixed, most) = (arguments.optional("length", &LENGTH)?, arguments.optional("max_length", &LENGTH)?);
+    let mark = |key: &str| {
+        Ok::<_, Diagnostic>(arguments.optional(key, &TEXT)?.unwrap_or_else(|| format!("<{key}>")))
+    };
+    let (fixed, most) =
+        (arguments.optional("length", &LENGTH)?, arguments.optional("max_length", &LENGTH)?);
     if let (Some(_), Some(node)) = (fixed, arguments.get("max_length")) {
-        return Err(Fault::new(node.place, "give `length` or `max_length`, not both"));
+        return Err(Diagnostic::new(node.location, "give `length` or `max_length`, not both"));
     }
     let inputs = arguments.get("inputs").map(|node| {
         // Only these names mean something.
@@ -67,25 +70,33 @@ pub(super) fn pairs(choice: &Choice<'_>, folder: &Path) -> Result<TextPairs, Fau
 
 /// Each is a row of a batch.
 const BEAMS: Reader<u32> = Reader::new("a whole number from 1 to 256", |node| match node.kind {
-    Kind::Int(number) => u32::try_from(number).ok().filter(|beams| (1..=Search::MAX_BEAMS).contains(beams)),
+    Kind::Int(number) => {
+        u32::try_from(number).ok().filter(|beams| (1..=Search::MAX_BEAMS).contains(beams))
+    }
     _ => None,
 });
 
 /// The pairs to translate after each epoch.
-pub(super) fn translate(node: &Node) -> Result<TranslationSettings, Fault> {
+pub(super) fn translate(node: &Node) -> Result<TranslationSettings, Diagnostic> {
     let keys = ["beams", "length_penalty", "max_length", "pairs", "samples"];
     let arguments = node.mapping("`translate`", "key", &keys)?;
     let usual = Search::default();
     let search = Search {
         beams: arguments.optional("beams", &BEAMS)?.unwrap_or(1),
-        length_penalty: arguments.optional("length_penalty", &NON_NEGATIVE)?.unwrap_or(usual.length_penalty),
+        length_penalty: arguments
+            .optional("length_penalty", &NON_NEGATIVE)?
+            .unwrap_or(usual.length_penalty),
         max_length: arguments.optional("max_length", &SIZE)?.unwrap_or(usual.max_length),
     };
     let pairs = arguments.optional("pairs", &SIZE)?.unwrap_or(u64::MAX);
-    Ok(TranslationSettings { search, pairs, samples: arguments.optional("samples", &COUNT)?.unwrap_or(0) })
+    Ok(TranslationSettings {
+        search,
+        pairs,
+        samples: arguments.optional("samples", &COUNT)?.unwrap_or(0),
+    })
 }
 
-fn keys(arguments: &Mapping<'_>) -> Result<Option<[String; 2]>, Fault> {
+fn keys(arguments: &Mapping<'_>) -> Result<Option<[String; 2]>, Diagnostic> {
     let Some(node) = arguments.get("keys") else { return Ok(None) };
     match node.list("`keys`", "two keys")? {
         [source, target] => Ok(Some([source.read("a key", &TEXT)?, target.read("a key", &TEXT)?])),
@@ -93,7 +104,11 @@ fn keys(arguments: &Mapping<'_>) -> Result<Option<[String; 2]>, Fault> {
     }
 }
 
-fn tokenizer(arguments: &Mapping<'_>, key: &str, folder: &Path) -> Result<Option<Tokenizer>, Fault> {
+fn tokenizer(
+    arguments: &Mapping<'_>,
+    key: &str,
+    folder: &Path,
+) -> Result<Option<Tokenizer>, Diagnostic> {
     let name = arguments.optional(key, &TEXT)?;
     Ok(name.map(|name| match name.as_str() {
         "bytes" => Tokenizer::Bytes,

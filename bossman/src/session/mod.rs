@@ -1,18 +1,21 @@
-//! The `BossMan` object and its calls: steps by hand, whole steps, and what they need of a batch.
+//! A session with the workers: the trainer, the calls that it runs, and the values that it owns.
 //!
 //! ```text
-//! boss (BossMan, Builder) -> settings
-//!   +-> train_step   a whole step   +-> manual_step   forward, backward, optimizer step by hand
-//!   |     +-> guards, replica_check                   +-> batches_in_flight
-//!   +-> accumulated_gradients, worker_data
+//! call (TrainingCall) <- manual_step   forward, backward, optimizer step
+//!   |                 <- train_step    a whole step      evaluate   without training
+//!   v
+//! trainer (Trainer)   <- scheduling    measures workers, moves stages
+//!   +-> position, learning_monitor, nccl_link            replica_check, weight_transfer
 //! ```
 
-pub(crate) mod accumulated_gradients;
-pub(crate) mod batches_in_flight;
-pub(crate) mod boss;
-pub(crate) mod guards;
+pub(crate) mod call;
+pub(crate) mod evaluate;
+pub(crate) mod learning_monitor;
 pub(crate) mod manual_step;
+pub(crate) mod nccl_link;
+pub(crate) mod position;
 pub(crate) mod replica_check;
-pub(crate) mod settings;
+pub(crate) mod scheduling;
 pub(crate) mod train_step;
-pub(crate) mod worker_data;
+pub(crate) mod trainer;
+pub(crate) mod weight_transfer;

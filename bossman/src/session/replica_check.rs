@@ -1,54 +1,53 @@
-//! Whether all replicas of a stage still have the same weights.
+//! Compares the weights of the replicas of a stage.
 
-use crate::session::boss::BossMan;
+use super::trainer::Trainer;
 use crate::BossManError;
-use pipeline::boss::Request;
+use pipeline::boss::Digest;
 use pipeline::ids::{StageId, WorkerId};
 use std::collections::BTreeMap;
 
-/// The default interval, in optimizer steps, of the comparison of replicas.
-pub(crate) const COMPARE_EVERY: u64 = 100;
+/// The interval, in optimizer steps, of the comparison of replicas.
+const COMPARE_EVERY: u64 = 100;
 
-impl BossMan {
-    /// Compares the trained parameters of all replicas, by their SHA-256. It is done every 100 optimizer steps of
-    /// [`BossMan::train_step`], and before [`BossMan::state_dict`].
-    ///
-    /// # Errors
-    /// Two replicas of a stage differ: a machine computes wrongly, or not as the others do. The error names both, and the
-    /// first parameter that differs.
-    pub async fn compare_replicas(&self) -> Result<(), BossManError> {
-        let digests = self.call(Request::Digest).await?.digests;
-        let mut replicas: BTreeMap<StageId, BTreeMap<WorkerId, BTreeMap<&str, &[u8; 32]>>> = BTreeMap::new();
-        for (worker, stage, name, digest) in &digests {
-            replicas.entry(*stage).or_default().entry(*worker).or_default().insert(name, digest);
-        }
-        for (stage, workers) in replicas {
-            let mut workers = workers.into_iter();
-            let Some((first, expected)) = workers.next() else { continue };
-            for (worker, found) in workers {
-                let names = expected.keys().chain(found.keys());
-                let differs = names.copied().filter(|name| expected.get(name) != found.get(name)).min();
-                if let Some(name) = differs {
-                    let (parameter, updates) = (name.to_string(), self.updates);
-                    return Err(BossManError::ReplicasDiffer { stage, parameter, workers: (first, worker), updates });
-                }
+/// The digests of a worker's parameters, by name.
+type Digests<'a> = BTreeMap<&'a str, &'a [u8; 32]>;
+
+/// Compares the trained parameters of all replicas, by their SHA-256.
+///
+/// # Errors
+/// Two replicas of a stage differ. The error names both, and the first parameter that differs.
+pub(crate) async fn compare_replicas(trainer: &Trainer) -> Result<(), BossManError> {
+    let digests = trainer.call(Digest).await?;
+    let mut replicas: BTreeMap<StageId, BTreeMap<WorkerId, Digests<'_>>> = BTreeMap::new();
+    for (worker, stage, name, digest) in &digests {
+        replicas.entry(*stage).or_default().entry(*worker).or_default().insert(name, digest);
+    }
+    for (stage, workers) in replicas {
+        let mut workers = workers.into_iter();
+        let Some((first, expected)) = workers.next() else { continue };
+        for (worker, found) in workers {
+            if let Some(parameter) = first_difference(&expected, &found) {
+                return Err(BossManError::ReplicasDiffer {
+                    stage,
+                    parameter,
+                    workers: (first, worker),
+                    updates: trainer.position.counters.updates,
+                });
             }
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// The same after every so many optimizer steps, where there are replicas.
-    pub(crate) async fn compare_periodically(&mut self) -> Result<(), BossManError> {
-        if !self.plan.stage_placement.is_replicated()
-            || self.updates == 0
-            || !self.updates.is_multiple_of(COMPARE_EVERY)
-        {
-            return Ok(());
-        }
-        match self.compare_replicas().await {
-            // A worker that left in the meantime is removed before the next step.
-            Err(error) if self.recover(&error) => Ok(()),
-            other => other,
-        }
-    }
+/// Whether replicas are to be compared after this update.
+pub(crate) fn is_due(trainer: &Trainer) -> bool {
+    let updates = trainer.position.counters.updates;
+    trainer.plan.stage_placement.is_replicated()
+        && updates > 0
+        && updates.is_multiple_of(COMPARE_EVERY)
+}
+
+fn first_difference(expected: &Digests<'_>, found: &Digests<'_>) -> Option<String> {
+    let names = expected.keys().chain(found.keys()).copied();
+    names.filter(|name| expected.get(name) != found.get(name)).min().map(String::from)
 }

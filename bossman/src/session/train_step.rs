@@ -1,43 +1,43 @@
 //! A whole training step in one call.
 
+use super::call::{LoggedCall, PayloadCopier, TrainingCall};
+use super::learning_monitor::{chance_loss, StepHealth};
+use super::trainer::Trainer;
 use crate::data::batch_inputs::Inputs;
 use crate::data::loss_weights::{count_targets, loss_weights};
-use crate::recovery::replay::TrainingCall;
-use crate::session::accumulated_gradients::AccumulatedGradients;
-use crate::session::boss::BossMan;
-use crate::session::settings::Settings;
+use crate::tuning::batch_shape::{BatchShape, MicrobatchSizes};
 use crate::tuning::layer_probes::first_target_bytes;
-use crate::tuning::schedule_state::{LastStep, MicrobatchSizes};
+use crate::tuning::schedule_state::LastStep;
 use crate::Batch;
 use crate::BossManError;
 use layerspec::ValueId;
 use link::Payload;
-use pipeline::boss::RunRequest;
-use pipeline::effect::Answer;
-use pipeline::ids::{Slot, StageId, WorkerId};
-use pipeline::message::{Mode, RoundLoss, RoundUpdate};
-use pipeline::plan::PlanError;
-use pipeline::replicas::MicrobatchAssignment;
+use pipeline::boss::{Instruction, RoundResults};
+use pipeline::ids::WorkerId;
+use pipeline::message::{Failure, FailureKind, Mode, RoundLoss, RoundUpdate};
+use pipeline::replicas::Speed;
 use pipeline::samples::Samples;
-use pipeline::schedule::{Action, Schedule};
-use pipeline::watch::LayerHealth;
-use std::future::Future;
+use pipeline::schedule::Schedule;
+use pipeline::watch::FiniteCheck;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Below this part of the optimizer's learning rate, unchanged weights are no fault.
+const MIN_LR_FRACTION: f64 = 0.01;
 
 /// The report of a training step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepReport {
-    /// The number of the call of [`BossMan::train_step`], from 1.
+    /// The number of the call of [`crate::BossMan::train_step`], from 1.
     pub step: u64,
     /// The mean loss over the batch, before the update.
     pub loss: f32,
     /// Samples in the batch.
     pub samples: u64,
-    /// The targets in the batch that are not ignored, if a sample has a class for each position, as
-    /// text has tokens.
+    /// The targets in the batch that are not ignored, if a sample has a class for each position,
+    /// such as the tokens of a text.
     pub tokens: Option<u64>,
-    /// The time from call to answer.
+    /// The time from call to results.
     pub time: Duration,
     /// The learning rate of the update. `None` if gradients were only accumulated
     /// ([`crate::Builder::accumulate`]), overflowed ([`crate::Builder::precision`]), or were not
@@ -48,185 +48,98 @@ pub struct StepReport {
     pub grad_norm: Option<f64>,
 }
 
-impl BossMan {
-    /// Runs a whole training step: cuts the batch into microbatches, runs forward and backward in
-    /// the order of the schedule, computes the loss on the last stage's worker, and updates the
-    /// parameters.
-    ///
-    /// The loss is the mean over the batch for every cut into microbatches: each microbatch is
-    /// weighted by its samples, or by its targets that are not ignored. With
-    /// [`crate::Builder::accumulate`] every n-th call runs the optimizer step, over the mean of the
-    /// gradients of all samples since the last.
-    ///
-    /// The first call measures the layers on the workers if the schedule is chosen automatically
-    /// (see [`crate::Builder::schedule`]).
-    ///
-    /// # Errors
-    /// No loss was set, a tensor does not fit the model, or a worker failed. The step is then void
-    /// on every worker. Also if the loss is not finite ([`crate::Guards`]), with the layer where
-    /// that began.
-    pub fn train_step<'a>(
-        &'a mut self,
-        batch: &Batch,
-    ) -> impl Future<Output = Result<StepReport, BossManError>> + Send + 'a {
+/// A whole training step.
+pub(crate) struct TrainStep {
+    batch: PreparedBatch,
+    /// The time of the preparation.
+    preparing: Duration,
+}
+
+/// The result of a [`TrainStep`].
+pub(crate) struct TrainedStep {
+    pub(crate) report: StepReport,
+    /// Whether the step ended with an update.
+    pub(crate) updated: bool,
+    /// The workers that follow the pool, with the number of commands that each has still to run.
+    pub(crate) behind: Vec<(WorkerId, usize)>,
+}
+
+/// A batch cut into microbatches.
+pub(crate) struct PreparedBatch {
+    pub(crate) microbatches: u32,
+    pub(crate) samples: u64,
+    pub(crate) tokens: Option<u64>,
+    /// The weight of each microbatch in the mean of the loss.
+    pub(crate) loss_weights: Vec<f64>,
+    /// The sizes of the model's named dimensions in the first microbatch, which is the largest.
+    pub(crate) sizes: layerspec::Bindings,
+    pub(crate) inputs: Vec<(u32, ValueId, Payload)>,
+    pub(crate) targets: Vec<(u32, Payload)>,
+    /// The bytes of the first microbatch's targets. `None` if workers read inputs and targets.
+    pub(crate) target_bytes: Option<u64>,
+    /// The samples that workers read themselves.
+    pub(crate) samples_to_read: Option<Samples>,
+}
+
+/// A completed round of a step.
+struct FinishedRound {
+    schedule: Arc<Schedule>,
+    results: RoundResults,
+    update: Option<RoundUpdate>,
+    /// The divisor of the losses, and the weight of this batch.
+    divisor: f64,
+    counted: f64,
+}
+
+impl TrainStep {
+    /// Checks a batch and cuts it into microbatches.
+    pub(crate) fn prepare(trainer: &mut Trainer, batch: &Batch) -> Result<Self, BossManError> {
         let started = Instant::now();
-        let prepared = self.prepare(batch, self.settings.microbatches);
-        let data = self.register_data_of(batch);
-        let preparing = started.elapsed();
-        async move {
-            let prepared = Arc::new(prepared?);
-            data?;
-            let done = self.with_recovery(TrainingCall::TrainStep { prepared, preparing }).await?;
-            let report =
-                done.report.ok_or_else(|| BossManError::Usage("the step has no report; please report it".into()))?;
-            Ok(StepReport { time: started.elapsed(), ..report })
-        }
+        let prepared = PreparedBatch::new(trainer, batch, trainer.strategy.microbatches)?;
+        trainer.register_data_of(batch)?;
+        Ok(TrainStep { batch: prepared, preparing: started.elapsed() })
     }
+}
 
-    pub(crate) async fn train_step_once(
-        &mut self,
-        prepared: &PreparedBatch,
-        preparing: Duration,
-    ) -> Result<StepReport, BossManError> {
-        self.discard_implicit_batch().await?;
-        self.choose_schedule(&prepared.sizes_of_microbatch(), prepared.microbatches).await?;
-        self.open_registered_data().await?;
-        self.train_prepared_batch(prepared, preparing).await
-    }
+impl TrainingCall for TrainStep {
+    type Answer = TrainedStep;
 
-    /// Chooses the schedule as the first step with this batch would, unless the user chose it.
-    pub(crate) async fn choose_schedule_for(&mut self, batch: &Batch) -> Result<(), BossManError> {
-        let prepared = self.prepare(batch, self.settings.microbatches)?;
-        self.choose_schedule(&prepared.sizes_of_microbatch(), prepared.microbatches).await
-    }
-
-    async fn train_prepared_batch(
-        &mut self,
-        prepared: &PreparedBatch,
-        preparing: Duration,
-    ) -> Result<StepReport, BossManError> {
+    async fn run(&self, trainer: &mut Trainer) -> Result<TrainedStep, BossManError> {
+        trainer.discard_implicit_batch().await?;
+        trainer.choose_schedule(&self.batch.shape()).await?;
+        trainer.data.open(&trainer.handle).await?;
         let began = Instant::now();
-        let PreparedBatch { samples, tokens, .. } = *prepared;
-        let FinishedStep { schedule, answer, update, divisor, counted } =
-            self.step_with_current_members(prepared).await?;
-        let loss = answer.losses.iter().map(|(_, loss)| *loss).reduce(|sum, loss| sum + loss).unwrap_or(0.0);
-        let skipped = update.is_some() && self.adapt_loss_scale(answer.grad_norm)?;
-        let health = answer.health;
-        let loss = match self.settings {
-            Settings { accumulate: 1, loss_scale: None, .. } => loss,
-            _ => (f64::from(loss) * divisor / counted) as f32,
-        };
-        let time = preparing + began.elapsed();
-        self.scheduling.observed.record_step(&answer.spans, time);
-        self.last_step = Some(LastStep { schedule, spans: answer.spans });
-        self.record_shares(loss, samples, answer.behind);
-        if update.is_some() {
-            self.compare_periodically().await?;
-        }
-        let grad_norm = answer.grad_norm.filter(|_| self.settings.max_norm.is_some());
-        let lr = update.filter(|_| !skipped).map(|u| u.lr);
-        self.check_learning(&StepHealth { loss: Some(loss), lr, health })?;
-        Ok(StepReport { step: self.step, loss, samples, tokens, time, lr, grad_norm })
-    }
-
-    /// Runs the step. If workers of a pool leave during the step, repeats it with the remaining
-    /// ones.
-    async fn step_with_current_members(&mut self, prepared: &PreparedBatch) -> Result<FinishedStep, BossManError> {
-        loop {
-            self.update_membership().await?;
-            let step = self.step;
-            match self.run_step(prepared).await {
-                // The samples or the weights are at fault, and not the worker that noticed it.
-                Err(BossManError::Worker(failure)) if failure.not_finite => {
-                    return Err(self.locate_non_finite(failure, prepared).await);
-                }
-                Err(error) if self.recover(&error) => self.step = step,
-                other => return other,
+        match trainer.train_batch(&self.batch).await {
+            Ok(done) => trainer.finish_step(&self.batch, done, self.preparing + began.elapsed()),
+            // The samples or the weights are at fault, and not the worker that noticed it.
+            Err(BossManError::Worker(failure)) if failure.kind == FailureKind::NotFinite => {
+                Err(trainer.locate_non_finite(failure, &self.batch).await)
             }
+            Err(error) => Err(error),
         }
     }
 
-    async fn run_step(&mut self, prepared: &PreparedBatch) -> Result<FinishedStep, BossManError> {
-        let PreparedBatch { loss_weights, inputs, targets, microbatches, samples_to_read, .. } = prepared;
-        let spec = self.required_loss()?.clone();
-        let counted: f64 = loss_weights.iter().sum();
-        let before = self.accumulated;
-        let mut accumulated = before;
-        if accumulated.steps == 0 {
-            let scale = self.settings.loss_scale.map_or(1.0, |scale| scale.get());
-            accumulated.divisor = counted * f64::from(self.settings.accumulate) / scale;
-        }
-        accumulated.steps += 1;
-        accumulated.counted += counted;
-        let updates = accumulated.steps == self.settings.accumulate;
-
-        let schedule = self.schedule_of_step(*microbatches, updates)?;
-        let update = updates.then(|| self.next_update(accumulated.divisor / accumulated.counted)).transpose()?;
-        self.batch += 1;
-        self.step += 1;
-        let mut run = self.single_microbatch_round(|_| None);
-        run.mode = Mode::Train;
-        run.actions = schedule.workers.clone();
-        run.order = schedule.order.clone();
-        run.microbatch_assignment = schedule.microbatch_assignment.clone();
-        run.microbatches = *microbatches;
-        run.update = update;
-        run.watch =
-            self.monitor.checks_of_step(updates.then_some(self.updates + 1), self.settings.loss_scale.is_some());
-        let weights = loss_weights.iter().map(|count| count / accumulated.divisor).collect();
-        run.loss = Some(RoundLoss { spec, weights });
-        run.samples = samples_to_read.clone();
-        run.inputs = self.insert_slots(inputs.clone());
-        let hold = |(index, payload): &(u32, Payload)| (*index, self.handle.slots.insert(payload.clone()));
-        run.targets = targets.iter().map(hold).collect();
-        // Counted before the wait: if this future is dropped, the workers continue.
-        self.accumulated = if updates { AccumulatedGradients::default() } else { accumulated };
-        self.updates += u64::from(updates);
-        match self.run_round(run).await {
-            Ok(answer) => Ok(FinishedStep { schedule, answer, update, divisor: accumulated.divisor, counted }),
-            Err(error) => {
-                self.updates -= u64::from(updates);
-                if error.was_refused() {
-                    self.accumulated = before;
-                }
-                Err(error)
-            }
-        }
+    fn logged(&self) -> LoggedCall {
+        let (batch, bytes) = self.batch.deep_copy();
+        LoggedCall { call: Box::new(TrainStep { batch, preparing: self.preparing }), bytes }
     }
 
-    /// Adapts the loss scale, if any, to the norm of the gradients. Returns whether the step was
-    /// skipped, so that no parameter changed.
-    ///
-    /// # Errors
-    /// Gradients overflowed in many steps in a row at every scale, so nothing would be learned any
-    /// more.
-    pub(crate) fn adapt_loss_scale(&mut self, norm: Option<f64>) -> Result<bool, BossManError> {
-        let finite = norm.is_some_and(f64::is_finite);
-        let scale = match &mut self.settings.loss_scale {
-            Some(scale) => scale,
-            // Without a norm nothing was skipped.
-            None if norm.is_none() => return Ok(false),
-            None => {
-                self.updates -= u64::from(!finite);
-                let said = self.monitor.check_gradient_norm(self.step, finite)?;
-                said.iter().for_each(|text| self.warn(text));
-                return Ok(!finite);
-            }
-        };
-        self.updates -= u64::from(!finite);
-        scale.after(finite).map_err(|why| BossManError::Usage(why.to_string()))?;
-        Ok(!finite)
+    fn batch_shape(&self) -> Option<BatchShape> {
+        Some(self.batch.shape())
     }
 
-    pub(crate) fn required_loss(&self) -> Result<&pipeline::LossSpec, BossManError> {
-        let missing = || BossManError::Usage("train_step needs a loss: Builder::loss or BossMan::set_loss".into());
-        self.settings.loss.as_ref().ok_or_else(missing)
-    }
+    const FOLLOWS_MEMBERS: bool = true;
+}
 
-    /// Checks a batch and cuts it.
-    pub(crate) fn prepare(&self, batch: &Batch, microbatches: u32) -> Result<PreparedBatch, BossManError> {
-        let loss = self.required_loss()?;
-        let inputs = Inputs::of(self.model.graph(), batch)?;
+impl PreparedBatch {
+    /// Checks a batch and cuts it into `microbatches`.
+    pub(crate) fn new(
+        trainer: &Trainer,
+        batch: &Batch,
+        microbatches: u32,
+    ) -> Result<Self, BossManError> {
+        let loss = trainer.required_loss()?;
+        let inputs = Inputs::of(trainer.model.graph(), batch)?;
         let ranges = inputs.microbatches(microbatches)?;
         let targets = inputs.targets(batch, &ranges)?;
         Ok(PreparedBatch {
@@ -242,86 +155,219 @@ impl BossMan {
         })
     }
 
-    /// The next update of parameters, with gradients multiplied by `scale`.
-    pub(crate) fn next_update(&self, scale: f64) -> Result<RoundUpdate, BossManError> {
-        let missing = || BossManError::Usage("there is no optimizer yet: call send_optimizer() first".into());
-        let optimizer = self.optimizer.ok_or_else(missing)?;
-        let lr = optimizer.lr() * self.settings.lr_schedule.factor(self.updates);
-        // In a pool the norm also proves that every worker has all gradients, so it is always
-        // computed.
-        let max_norm = self.settings.max_norm.or(self.pool.as_ref().map(|_| f64::INFINITY));
-        // Gradients that are not finite never improve a model.
-        Ok(RoundUpdate { lr, scale, max_norm, skip_infinite: max_norm.is_some() })
+    /// The properties of the batch on which costs depend.
+    pub(crate) fn shape(&self) -> BatchShape {
+        BatchShape {
+            microbatch: MicrobatchSizes {
+                sizes: self.sizes.clone(),
+                target_bytes: self.target_bytes,
+            },
+            microbatches: self.microbatches,
+        }
     }
 
-    /// Adds the all-gathers of parameters to a round, if replicas shard them.
-    pub(crate) fn with_parameter_gathers(&self, run: RunRequest) -> Result<RunRequest, BossManError> {
-        let actions = self.plan.layout().gathered(run.actions).map_err(PlanError::from)?;
-        Ok(RunRequest { actions, ..run })
-    }
-
-    /// A round over one microbatch in which every stage runs at most one action, on its first
-    /// replica.
-    pub(crate) fn single_microbatch_round(&self, action: impl Fn(StageId) -> Option<Action>) -> RunRequest {
-        let microbatch_assignment = MicrobatchAssignment::default();
-        let each = |worker| {
-            let worker = WorkerId(worker);
-            let takes = |action: &Action| match action.microbatch() {
-                Some(m) => microbatch_assignment.worker(&self.plan.stage_placement, action.stage(), m) == Some(worker),
-                None => true,
-            };
-            let stages = self.plan.stage_placement.stages_of(worker);
-            stages.filter_map(&action).filter(takes).collect()
+    /// A copy with memory of its own, and the bytes of its payloads.
+    fn deep_copy(&self) -> (Self, usize) {
+        let mut copier = PayloadCopier::default();
+        let inputs = self.inputs.iter();
+        let inputs =
+            inputs.map(|(index, value, payload)| (*index, *value, copier.copy(payload))).collect();
+        let targets = self.targets.iter();
+        let targets = targets.map(|(index, payload)| (*index, copier.copy(payload))).collect();
+        let copy = PreparedBatch {
+            inputs,
+            targets,
+            loss_weights: self.loss_weights.clone(),
+            sizes: self.sizes.clone(),
+            samples_to_read: self.samples_to_read.clone(),
+            ..*self
         };
-        let actions = (0..self.plan.workers() as u16).map(each).collect();
-        let run = RunRequest::of(self.batch, actions, self.settings.reduction());
-        RunRequest { step: self.step, mode: self.mode, ..run }
-    }
-
-    pub(crate) fn insert_slots(&self, payloads: Vec<(u32, ValueId, Payload)>) -> Vec<(u32, ValueId, Slot)> {
-        payloads.into_iter().map(|(index, value, payload)| (index, value, self.handle.slots.insert(payload))).collect()
+        (copy, copier.bytes)
     }
 }
 
-/// A completed step.
-struct FinishedStep {
-    schedule: Arc<Schedule>,
-    answer: Answer,
-    update: Option<RoundUpdate>,
-    /// The divisor of the losses, and the counts of this batch.
-    divisor: f64,
-    counted: f64,
-}
+impl Trainer {
+    async fn train_batch(&mut self, batch: &PreparedBatch) -> Result<FinishedRound, BossManError> {
+        let spec = self.required_loss()?.clone();
+        let counted: f64 = batch.loss_weights.iter().sum();
+        let before = self.position.accumulated;
+        let (accumulate, scale) = (self.settings.accumulate, self.position.counters.loss_scale);
+        let accumulated = before.with_step(counted, accumulate, scale);
+        let updates = accumulated.steps == accumulate;
 
-/// The figures of a completed step that the guards check.
-pub(crate) struct StepHealth {
-    /// `None` if the loss was computed by hand.
-    pub(crate) loss: Option<f32>,
-    pub(crate) lr: Option<f64>,
-    pub(crate) health: Vec<LayerHealth>,
-}
+        let schedule = self.schedule_of_step(batch.microbatches, self.strategy.ending(updates))?;
+        let update = updates.then(|| self.next_update(accumulated.gradient_scale())).transpose()?;
+        self.position.next_batch();
+        self.position.counters.step += 1;
+        let mut run = self.single_microbatch_round(|_| None);
+        run.mode = Mode::Train;
+        run.actions = schedule.workers.clone();
+        run.order = schedule.order.clone();
+        run.microbatch_assignment = schedule.microbatch_assignment.clone();
+        run.microbatches = batch.microbatches;
+        run.update = update;
+        let next_update = self.position.counters.updates + 1;
+        run.watch = self.monitor.checks_of_step(updates.then_some(next_update), scale.is_some());
+        let weights = batch.loss_weights.iter().map(|count| count / accumulated.divisor).collect();
+        run.loss = Some(RoundLoss { spec, weights });
+        run.samples = batch.samples_to_read.clone();
+        run.inputs = self.insert_slots(batch.inputs.clone());
+        let hold =
+            |(index, payload): &(u32, Payload)| (*index, self.handle.slots.insert(payload.clone()));
+        run.targets = batch.targets.iter().map(hold).collect();
+        // Counted before the wait: if this future is dropped, the workers continue.
+        self.position.accumulated = if updates { Default::default() } else { accumulated };
+        self.position.counters.updates += u64::from(updates);
+        match self.run_round(run).await {
+            Ok(results) => Ok(FinishedRound {
+                schedule,
+                results,
+                update,
+                divisor: accumulated.divisor,
+                counted,
+            }),
+            Err(error) => {
+                self.position.counters.updates -= u64::from(updates);
+                if error.was_refused() {
+                    self.position.accumulated = before;
+                }
+                Err(error)
+            }
+        }
+    }
 
-/// A batch cut into microbatches.
-#[derive(Clone)]
-pub(crate) struct PreparedBatch {
-    pub(crate) microbatches: u32,
-    pub(crate) samples: u64,
-    pub(crate) tokens: Option<u64>,
-    /// The weight of each microbatch in the mean of the loss.
-    pub(crate) loss_weights: Vec<f64>,
-    /// The sizes of the model's named dimensions in the first microbatch, which is the largest.
-    pub(crate) sizes: layerspec::Bindings,
-    pub(crate) inputs: Vec<(u32, ValueId, Payload)>,
-    pub(crate) targets: Vec<(u32, Payload)>,
-    /// The inputs of the first microbatch. `None` if workers read inputs and targets.
-    pub(crate) target_bytes: Option<u64>,
-    /// Where workers read both.
-    pub(crate) samples_to_read: Option<Samples>,
-}
+    /// Records a completed step and checks its figures.
+    fn finish_step(
+        &mut self,
+        batch: &PreparedBatch,
+        done: FinishedRound,
+        time: Duration,
+    ) -> Result<TrainedStep, BossManError> {
+        let FinishedRound { schedule, results, update, divisor, counted } = done;
+        let losses = results.losses.iter().map(|(_, loss)| *loss);
+        let sum = losses.reduce(|sum, loss| sum + loss).unwrap_or(0.0);
+        let is_mean = self.settings.accumulate == 1 && self.position.counters.loss_scale.is_none();
+        let loss = if is_mean { sum } else { (f64::from(sum) * divisor / counted) as f32 };
+        let skipped = update.is_some() && self.adapt_loss_scale(results.grad_norm)?;
+        self.schedules.record_step(LastStep { schedule, spans: results.spans }, time);
+        let lr = update.filter(|_| !skipped).map(|update| update.lr);
+        self.check_learning(&StepHealth { loss: Some(loss), lr, layers: results.health })?;
+        let report = StepReport {
+            step: self.position.counters.step,
+            loss,
+            samples: batch.samples,
+            tokens: batch.tokens,
+            time,
+            lr,
+            grad_norm: results.grad_norm.filter(|_| self.strategy.max_norm.is_some()),
+        };
+        Ok(TrainedStep { report, updated: update.is_some(), behind: results.behind })
+    }
 
-impl PreparedBatch {
-    /// The properties of a microbatch on which costs depend.
-    pub(crate) fn sizes_of_microbatch(&self) -> MicrobatchSizes {
-        MicrobatchSizes { sizes: self.sizes.clone(), target_bytes: self.target_bytes }
+    /// The next update of parameters, with gradients multiplied by `scale`.
+    pub(super) fn next_update(&self, scale: f64) -> Result<RoundUpdate, BossManError> {
+        let missing =
+            || BossManError::Usage("there is no optimizer yet: call send_optimizer() first".into());
+        let optimizer = self.optimizer.ok_or_else(missing)?;
+        let factor = self.settings.lr_schedule.factor(self.position.counters.updates);
+        let max_norm = self.strategy.applied_max_norm();
+        // Gradients that are not finite never improve a model.
+        let skip_infinite = max_norm.is_some();
+        Ok(RoundUpdate { lr: optimizer.lr() * factor, scale, max_norm, skip_infinite })
+    }
+
+    /// Adapts the loss scale, if any, to the norm of the gradients. Returns whether the step was
+    /// skipped, so that no parameter changed.
+    ///
+    /// # Errors
+    /// Gradients overflowed in many steps in a row at every scale, so nothing would be learned any
+    /// more.
+    pub(super) fn adapt_loss_scale(&mut self, norm: Option<f64>) -> Result<bool, BossManError> {
+        let counters = &mut self.position.counters;
+        let finite = norm.is_some_and(f64::is_finite);
+        match &mut counters.loss_scale {
+            Some(scale) => {
+                counters.updates -= u64::from(!finite);
+                scale.after(finite).map_err(|why| BossManError::Usage(why.to_string()))?;
+            }
+            // Without a norm nothing was skipped.
+            None if norm.is_none() => return Ok(false),
+            None => {
+                counters.updates -= u64::from(!finite);
+                let warning = self.monitor.check_gradient_norm(counters.step, finite)?;
+                warning.iter().for_each(|text| self.warn(text));
+            }
+        }
+        Ok(!finite)
+    }
+
+    /// Checks a completed step and prints warnings.
+    ///
+    /// # Errors
+    /// Layers were updated with gradients that are not finite.
+    pub(super) fn check_learning(&mut self, health: &StepHealth) -> Result<(), BossManError> {
+        let (step, graph) = (self.position.counters.step, self.model.graph());
+        let chance = || chance_loss(self.loss.as_ref()?, graph);
+        let of_loss = health.loss.and_then(|loss| self.monitor.loss_warning(step, loss, chance));
+        // A schedule may make the rate as small as it needs.
+        let usual = self.optimizer.map_or(0.0, |optimizer| optimizer.lr());
+        let lr = health.lr.filter(|lr| *lr >= MIN_LR_FRACTION * usual).unwrap_or(0.0);
+        let of_layers = self.monitor.layer_warnings(graph, step, lr, &health.layers);
+        let of_layers = of_layers.map_err(BossManError::Usage)?;
+        of_layers.iter().chain(&of_loss).for_each(|text| self.warn(text));
+        Ok(())
+    }
+
+    /// Finds the layer at fault for a loss that is not finite: runs the samples forward once more,
+    /// with every number checked.
+    async fn locate_non_finite(&mut self, failure: Failure, batch: &PreparedBatch) -> BossManError {
+        let began = match self.forward_with_checks(batch, failure.microbatch).await {
+            Err(BossManError::Worker(found)) if found.kind == FailureKind::NotFinite => {
+                format!("it began here: {}", Failure { step: None, ..found })
+            }
+            Err(other) => format!("the layer at fault is unknown: {other}"),
+            Ok(()) => "when the samples went forward once more every number was finite".into(),
+        };
+        let message = format!(
+            "{}; {began}. The step changed no weights; look at the data, lower the learning rate \
+             or set `clip_grad_norm`, or skip such steps with `guards: {{nonfinite: skip}}`",
+            failure.message
+        );
+        BossManError::Worker(Failure { message, ..failure })
+    }
+
+    async fn forward_with_checks(
+        &mut self,
+        prepared: &PreparedBatch,
+        only: Option<u32>,
+    ) -> Result<(), BossManError> {
+        let batch = self.position.next_batch();
+        // Workers would store the activations of all microbatches at once.
+        let taken = |microbatch: u32| only.is_none_or(|only| only == microbatch);
+        let mut run = self.single_microbatch_round(|_| None);
+        // The mode of the step, with the same dropout.
+        run.mode = Mode::Train;
+        run.microbatches = prepared.microbatches;
+        run.microbatch_assignment =
+            self.plan.assign_batches(run.microbatches, |_, _| Speed::default());
+        run.actions = self.plan.forwards(&run.microbatch_assignment, run.microbatches);
+        run.actions
+            .iter_mut()
+            .for_each(|list| list.retain(|action| action.microbatch().is_none_or(taken)));
+        run.watch.finite = FiniteCheck::All;
+        run.loss = Some(RoundLoss {
+            spec: self.required_loss()?.clone(),
+            weights: vec![1.0; run.microbatches as usize],
+        });
+        run.samples = prepared.samples_to_read.clone();
+        run.inputs = self.insert_slots(
+            prepared.inputs.iter().filter(|(index, ..)| taken(*index)).cloned().collect(),
+        );
+        let targets = prepared.targets.iter().filter(|(index, _)| taken(*index));
+        run.targets = targets
+            .map(|(index, payload)| (*index, self.handle.slots.insert(payload.clone())))
+            .collect();
+        self.run_round(self.with_parameter_gathers(run)?).await?;
+        self.call(Instruction::Discard { batch }).await
     }
 }

@@ -9,15 +9,16 @@ use crate::train::validation::{validate, ValidationResult};
 use crate::{BossMan, BossManError};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use tracing::debug;
 
 /// The epochs of a run so far.
 pub(crate) struct Epochs<'a> {
     file: &'a RunFile,
     validation: Option<Dataset>,
     save: Option<&'a Path>,
-    /// The look whose loss was the lowest, and after which step.
+    /// The validation with the lowest loss, and its step.
     pub(crate) best: Option<(u64, ValidationResult)>,
-    /// The last look, and after which step.
+    /// The last validation, and its step.
     pub(crate) last: Option<(u64, Score)>,
 }
 
@@ -42,7 +43,8 @@ impl<'a> Epochs<'a> {
         progress: &Progress,
         metrics: Option<&mut Metrics>,
     ) -> Result<(), BossManError> {
-        // Saved before anything can fail that is not training.
+        debug!(epoch, step, "epoch ends");
+        // Weights are saved before validation, which may fail.
         let weights = match self.save {
             Some(path) => {
                 let weights = loop {
@@ -57,7 +59,9 @@ impl<'a> Epochs<'a> {
             None => None,
         };
         let looked = match &self.validation {
-            Some(data) => Some(validate_with_current_members(boss, self.file, Part::Validation, data).await?),
+            Some(data) => {
+                Some(validate_with_current_members(boss, self.file, Part::Validation, data).await?)
+            }
             None => None,
         };
         let best = looked.as_ref().is_some_and(|validation| match &self.best {
@@ -81,7 +85,7 @@ impl<'a> Epochs<'a> {
     }
 }
 
-/// A look at the model; if a worker leaves meanwhile, the remaining ones repeat it.
+/// Validates the model. If a worker leaves during validation, the remaining workers repeat it.
 pub(crate) async fn validate_with_current_members(
     boss: &mut BossMan,
     file: &RunFile,
@@ -98,7 +102,8 @@ pub(crate) async fn validate_with_current_members(
 
 /// The file for the weights of the best epoch: `w.best.safetensors` beside `w.safetensors`.
 pub fn best_path(last: &Path) -> PathBuf {
-    let ending = last.extension().map(|ending| format!(".{}", ending.to_string_lossy())).unwrap_or_default();
+    let ending =
+        last.extension().map(|ending| format!(".{}", ending.to_string_lossy())).unwrap_or_default();
     let stem = last.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     last.with_file_name(format!("{stem}.best{ending}"))
 }
@@ -115,7 +120,11 @@ fn describe(validation: &ValidationResult, step: u64, epoch: u64, best: bool) ->
     for [source, reference, translation] in
         validation.translations.iter().flat_map(|translations| &translations.samples)
     {
-        write!(text, "\n  text         {source}\n  translation  {translation}\n  reference    {reference}").ok();
+        write!(
+            text,
+            "\n  text         {source}\n  translation  {translation}\n  reference    {reference}"
+        )
+        .ok();
     }
     text
 }

@@ -1,12 +1,16 @@
 //! A training run: steps, epochs, validation, metrics, progress and checkpoints.
 //!
 //! ```text
-//! run -> epochs -> validation
-//!  +---> metrics, progress, trace
+//! run (Attempts) -> prepared (Prepared)   what needs no workers
+//!  +-> attempt (Attempt) -> epochs -> validation
+//!       +-> metrics, progress, trace, checkpoint_writer
 //! ```
 
+mod attempt;
+pub(crate) mod checkpoint_writer;
 pub(crate) mod epochs;
 pub mod metrics;
+mod prepared;
 pub(crate) mod progress;
 pub(crate) mod run;
 pub(crate) mod settings;

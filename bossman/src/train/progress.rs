@@ -1,4 +1,4 @@
-//! How training is going: a bar on a terminal, plain lines elsewhere.
+//! The progress of training: a bar on a terminal, plain lines elsewhere.
 
 use crate::output;
 use crate::session::train_step::StepReport;
@@ -6,9 +6,9 @@ use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// Without a terminal a line is printed this often.
+/// The interval of lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
-/// Weight of the newest step in the loss that is shown.
+/// The weight of the newest step in the shown loss.
 const NEWEST: f64 = 0.1;
 
 pub(crate) struct Progress {
@@ -16,21 +16,22 @@ pub(crate) struct Progress {
     started: Instant,
     last_line: Instant,
     steps: u64,
-    /// Done before it started.
+    /// The steps that were done before.
     done: u64,
-    /// Samples so far, or tokens where a sample has several.
+    /// Samples so far, or tokens if a sample has several.
     items: u64,
     quiet: bool,
     loss: Option<f64>,
 }
 
 impl Progress {
-    /// `quiet`: nothing goes to standard output.
-    /// Of so many steps, of which some are done already.
+    /// Starts the display of a run of `steps` steps, of which `done` are done. With `quiet`,
+    /// nothing goes to standard output.
     pub(crate) fn start(steps: u64, done: u64, quiet: bool) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(steps);
-            let style = ProgressStyle::with_template("{bar:30} step {pos}/{len}  {msg}  {eta} left");
+            let style =
+                ProgressStyle::with_template("{bar:30} step {pos}/{len}  {msg}  {eta} left");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });
@@ -41,7 +42,7 @@ impl Progress {
     pub(crate) fn step(&mut self, report: &StepReport) {
         self.items += report.tokens.unwrap_or(report.samples);
         let newest = f64::from(report.loss);
-        // One that is no number, of a step that was skipped, would stay.
+        // A mean that includes NaN, for example of a skipped step, would stay NaN.
         let loss = match self.loss {
             Some(loss) if !newest.is_finite() => loss,
             Some(loss) => loss + NEWEST * (newest - loss),
@@ -64,7 +65,10 @@ impl Progress {
             {
                 self.last_line = Instant::now();
                 let left = {
-                    let (left, here) = (self.steps.saturating_sub(report.step), report.step.saturating_sub(self.done));
+                    let (left, here) = (
+                        self.steps.saturating_sub(report.step),
+                        report.step.saturating_sub(self.done),
+                    );
                     elapsed.mul_f64(left as f64 / here.max(1) as f64)
                 };
                 let left = HumanDuration(left);
@@ -74,7 +78,7 @@ impl Progress {
         }
     }
 
-    /// A line of its own.
+    /// Prints a line of its own.
     pub(crate) fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| self.say(text)),
@@ -90,7 +94,7 @@ impl Progress {
         }
     }
 
-    /// All steps are done.
+    /// Ends the display after the last step. Returns the time of the run.
     pub(crate) fn end(&self) -> Duration {
         if let Some(bar) = &self.bar {
             bar.finish();
@@ -98,7 +102,7 @@ impl Progress {
         self.started.elapsed()
     }
 
-    /// Something failed.
+    /// Ends the display after a failure. Returns the time of the run.
     pub(crate) fn abandon(&self) -> Duration {
         if let Some(bar) = &self.bar {
             bar.abandon();

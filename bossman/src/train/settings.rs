@@ -18,11 +18,11 @@ pub struct TrainOptions {
     /// [`crate::best_path`].
     pub save: Option<PathBuf>,
     /// Resume from the last checkpoint, or from the one of this name. With `if-any`, resume from
-    /// the last checkpoint, or begin if there is none.
+    /// the last checkpoint, or begin without one.
     pub resume: Option<Option<String>>,
     /// Take samples in the order of the file.
     pub no_shuffle: bool,
-    /// Whether progress goes to standard error, which no program parses.
+    /// Whether progress goes to standard error, so that standard output is for programs.
     pub quiet: bool,
     /// Whether ticket holders may join and leave during the run (`bossman serve`).
     pub pool: bool,

@@ -1,5 +1,5 @@
-//! Timelines of a step as a trace file for Perfetto (ui.perfetto.dev) or chrome://tracing: what each worker did and
-//! when, and what was predicted, one above the other.
+//! Timelines of a step as a trace file for Perfetto (ui.perfetto.dev) or chrome://tracing: the
+//! measured actions of each worker above the predicted ones.
 //!
 //! The format is Chrome's trace events: <https://perfetto.dev/docs/getting-started/other-formats>.
 
@@ -52,7 +52,7 @@ struct Details {
 }
 
 impl Trace {
-    /// These steps one after the other.
+    /// The trace of these steps, one after the other.
     pub fn of(steps: &[(u64, Timelines)]) -> Self {
         let mut trace = Trace::default();
         let mut from = 0;
@@ -66,7 +66,7 @@ impl Trace {
         trace
     }
 
-    /// Adds the timeline of a step, its times in microseconds, moved so that it starts at `from`.
+    /// Adds the timeline of a step, moved so that it starts at `from`. Times are in microseconds.
     pub fn add(&mut self, side: TraceSource, step: u64, from: u64, timeline: &Timeline) {
         if !self.events.iter().any(|event| event.pid == side as u8) {
             self.add_metadata(side, timeline.workers.len());
@@ -110,21 +110,24 @@ impl Trace {
             args: Details { name: Some(name), ..Details::default() },
         };
         self.events.push(metadata("process_name", 0, name.into()));
-        self.events.extend((0..workers).map(|worker| metadata("thread_name", worker, format!("worker {worker}"))));
+        self.events.extend(
+            (0..workers).map(|worker| metadata("thread_name", worker, format!("worker {worker}"))),
+        );
     }
 
-    /// Whether the file can be written; to be known before the run.
+    /// Checks that the file can be written. Called before the run.
     pub(crate) fn can_save(path: &Path) -> Result<(), BossManError> {
         atomic_file::check_writable(path)
     }
 
-    /// Writes the file; it appears whole under its name or not at all.
+    /// Writes the file, as a whole or not at all.
     ///
     /// # Errors
     /// It cannot be written.
     pub fn save(&self, path: &Path) -> Result<(), BossManError> {
         let mut file = atomic_file::create(path)?;
-        serde_json::to_writer(&mut file, &self.events).map_err(|e| BossManError::io(path, &e.into()))?;
+        serde_json::to_writer(&mut file, &self.events)
+            .map_err(|e| BossManError::io(path, &e.into()))?;
         atomic_file::commit(path, file)
     }
 }

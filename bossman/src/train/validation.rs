@@ -1,4 +1,4 @@
-//! How well a model does on a part of a run's data.
+//! The validation of a model on a part of a run's data.
 
 use crate::data::fixed_batch::FixedBatch;
 use crate::data::{Dataset, Order, Part, Source};
@@ -7,13 +7,13 @@ use crate::inference::translation_score::Translations;
 use crate::run_file::RunFile;
 use crate::{BossMan, BossManError};
 
-/// Samples in a batch where nothing is kept for backward.
+/// The samples of a batch in evaluation, which saves nothing for backward.
 const EVALUATION_BATCH: u64 = 256;
 
-/// A look at a model that learns.
+/// The result of a validation.
 #[derive(Clone, Debug)]
 pub struct ValidationResult {
-    /// How well it does.
+    /// Its loss and accuracy.
     pub score: Score,
     /// The translations, if the run file asks for them.
     pub translations: Option<Translations>,
@@ -37,7 +37,8 @@ impl ValidationResult {
 /// asks for it.
 ///
 /// # Errors
-/// A worker failed, a file cannot be read, or the samples do not go up in the model's one batch size.
+/// A worker failed, a file cannot be read, or the model's fixed batch size does not divide the
+/// samples.
 pub async fn validate(
     boss: &mut BossMan,
     file: &RunFile,
@@ -59,7 +60,7 @@ pub async fn validate(
     Ok(ValidationResult { score, translations })
 }
 
-/// Samples that go through the model together where nothing is kept for backward.
+/// The samples of a batch in evaluation, which saves nothing for backward.
 pub(crate) fn batch_size(boss: &BossMan, file: &RunFile) -> u64 {
     match (FixedBatch::of(boss.model().graph()), &file.data.train) {
         (Some(fixed), _) => fixed.samples,

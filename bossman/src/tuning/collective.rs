@@ -1,17 +1,14 @@
-//! How replicas sum their gradients: NCCL or frames, as asked for and as far as their machines
-//! allow; and how those that sum with NCCL find each other.
+//! Chooses how replicas sum their gradients: with NCCL or over QUIC, as requested and as far as
+//! their machines allow.
 
-use crate::session::boss::BossMan;
-use crate::session::settings::Settings;
+use crate::settings::user_settings::ParallelSettings;
 use crate::{output, BossManError};
 use link::{Nccl, NcclInfo, WorkerInfo};
-use pipeline::boss::{Request, RunRequest};
 use pipeline::ids::WorkerId;
-use pipeline::replicas::{Collective, Replicas};
-use pipeline::schedule::Action;
+use pipeline::replicas::Collective;
 use pipeline::Plan;
 
-/// The most characters of a worker's reason to have no NCCL.
+/// The most characters of the reason why a worker has no NCCL.
 const MAX_REASON: usize = 300;
 
 /// The choice.
@@ -19,7 +16,7 @@ const MAX_REASON: usize = 300;
 pub(crate) enum CollectiveChoice {
     /// NCCL of this version; whether its connections can be reached from other machines.
     Nccl { version: u32, leaves_machine: bool },
-    /// Frames, and why.
+    /// Frames, and the reason.
     Quic { why: String },
 }
 
@@ -27,33 +24,23 @@ impl std::fmt::Display for CollectiveChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             CollectiveChoice::Nccl { version, leaves_machine } => {
-                write!(f, "replicas sum their gradients with NCCL {}", tensor::nccl::version_name(*version))?;
+                write!(
+                    f,
+                    "replicas sum their gradients with NCCL {}",
+                    tensor::nccl::version_name(*version)
+                )?;
                 match leaves_machine {
-                    true => f.write_str(", over connections that are neither encrypted nor authenticated"),
+                    true => f.write_str(
+                        ", over connections that are neither encrypted nor authenticated",
+                    ),
                     false => Ok(()),
                 }
             }
-            CollectiveChoice::Quic { why } => write!(f, "replicas sum their gradients over QUIC: {why}"),
+            CollectiveChoice::Quic { why } => {
+                write!(f, "replicas sum their gradients over QUIC: {why}")
+            }
         }
     }
-}
-
-/// Refuses what does not go with NCCL, before any worker is asked.
-pub(crate) fn check_settings(settings: &Settings) -> Result<(), BossManError> {
-    if settings.collective != Collective::Nccl {
-        return Ok(());
-    }
-    let problem = match (&settings.replicas, settings.compress, settings.sharding) {
-        (None, ..) => "without replicas no gradients are exchanged; set `replicas`".to_string(),
-        (_, Some(compress), _) => format!("it does not go with compress({compress}): NCCL sums float32"),
-        (.., Some(sharding)) => format!("it does not go with shard({sharding}): with NCCL each replica gets all sums"),
-        (Some(Replicas::Each(1)), ..) => "with one replica no gradients are exchanged".to_string(),
-        (Some(Replicas::Of(of)), ..) if of.iter().all(|replicas| *replicas <= 1) => {
-            "with one replica at each place no gradients are exchanged".to_string()
-        }
-        _ => return Ok(()),
-    };
-    Err(BossManError::Usage(format!("collective(nccl): {problem}")))
 }
 
 /// The workers that sum gradients together, for each stage that several have.
@@ -64,14 +51,22 @@ fn groups(plan: &Plan) -> Vec<Vec<WorkerId>> {
 /// Chooses for these groups of workers.
 ///
 /// # Errors
-/// NCCL is asked for, and cannot be.
-fn choose(requested: Collective, groups: &[Vec<WorkerId>], workers: &[WorkerInfo]) -> Result<CollectiveChoice, String> {
+/// NCCL was requested, and these workers cannot use it.
+fn choose(
+    requested: Collective,
+    groups: &[Vec<WorkerId>],
+    workers: &[WorkerInfo],
+) -> Result<CollectiveChoice, String> {
     if requested == Collective::Quic {
         return Ok(CollectiveChoice::Quic { why: "as asked for".into() });
     }
-    let found = groups.iter().map(|group| of_group(requested, group, workers)).collect::<Result<Vec<_>, String>>();
-    let found =
-        found.and_then(|found| found.into_iter().reduce(less_private).ok_or_else(|| "there are no replicas".into()));
+    let found = groups
+        .iter()
+        .map(|group| of_group(requested, group, workers))
+        .collect::<Result<Vec<_>, String>>();
+    let found = found.and_then(|found| {
+        found.into_iter().reduce(less_private).ok_or_else(|| "there are no replicas".into())
+    });
     match found {
         Ok(CollectiveChoice::Quic { why }) | Err(why) if requested == Collective::Auto => {
             Ok(CollectiveChoice::Quic { why })
@@ -88,8 +83,12 @@ fn less_private(one: CollectiveChoice, other: CollectiveChoice) -> CollectiveCho
     }
 }
 
-/// Whether these workers can sum with NCCL, and if not, why.
-fn of_group(requested: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -> Result<CollectiveChoice, String> {
+/// Chooses for one group of replicas. The error states why it cannot sum with NCCL.
+fn of_group(
+    requested: Collective,
+    group: &[WorkerId],
+    workers: &[WorkerInfo],
+) -> Result<CollectiveChoice, String> {
     let mut here: Vec<(WorkerId, &NcclInfo)> = Vec::new();
     for worker in group {
         match workers.get(usize::from(worker.0)).map(|info| &info.nccl) {
@@ -100,7 +99,9 @@ fn of_group(requested: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -
             None => return Err(format!("nothing is known of {worker}'s NCCL")),
         }
     }
-    let Some((first, like)) = here.first().copied() else { return Err("there are no replicas".into()) };
+    let Some((first, like)) = here.first().copied() else {
+        return Err("there are no replicas".into());
+    };
     let version = like.version;
     if let Some((other, info)) = here.iter().find(|(_, info)| info.version != version) {
         let [one, two] = [version, info.version].map(tensor::nccl::version_name);
@@ -110,102 +111,81 @@ fn of_group(requested: Collective, group: &[WorkerId], workers: &[WorkerInfo]) -
         if info.gpu.is_empty() {
             return Err(format!("it is not known which GPU {worker} has"));
         }
-        let same = |(_, other): &&(WorkerId, &NcclInfo)| (&other.machine, &other.gpu) == (&info.machine, &info.gpu);
+        let same = |(_, other): &&(WorkerId, &NcclInfo)| {
+            (&other.machine, &other.gpu) == (&info.machine, &info.gpu)
+        };
         if let Some((other, _)) = here[..number].iter().find(same) {
             return Err(format!("{other} and {worker} share a GPU, which NCCL does not allow"));
         }
     }
-    let between_machines = like.machine.is_empty() || here.iter().any(|(_, info)| info.machine != like.machine);
+    let between_machines =
+        like.machine.is_empty() || here.iter().any(|(_, info)| info.machine != like.machine);
     let open = here.iter().find(|(_, info)| info.beyond_machine);
     match open {
         Some((worker, _)) if !between_machines && requested == Collective::Auto => {
             return Err(format!(
-                "{worker}'s NCCL_SOCKET_IFNAME opens NCCL to more than its machine, and its connections are neither encrypted nor \
-                 authenticated; `collective: nccl` takes it where the network is trusted"
+                "{worker}'s NCCL_SOCKET_IFNAME opens NCCL to more than its machine, and its \
+                 connections are neither encrypted nor authenticated; `collective: nccl` takes it \
+                 where the network is trusted"
             ));
         }
-        open if !between_machines => return Ok(CollectiveChoice::Nccl { version, leaves_machine: open.is_some() }),
+        open if !between_machines => {
+            return Ok(CollectiveChoice::Nccl { version, leaves_machine: open.is_some() })
+        }
         _ => {}
     }
     if requested == Collective::Auto {
         return Err(format!(
-            "the replicas of a stage are not all on {first}'s machine, and NCCL's connections are neither encrypted nor \
-             authenticated; `collective: nccl` takes it where the network is trusted"
+            "the replicas of a stage are not all on {first}'s machine, and NCCL's connections are \
+             neither encrypted nor authenticated; `collective: nccl` takes it where the network \
+             is trusted"
         ));
     }
     match here.iter().find(|(_, info)| !info.beyond_machine) {
         Some((worker, _)) => Err(format!(
-            "the replicas of a stage are not all on one machine, and {worker} keeps NCCL to its own; start every worker with \
-             NCCL_SOCKET_IFNAME, which names the interfaces of a network that is trusted"
+            "the replicas of a stage are not all on one machine, and {worker} keeps NCCL to its \
+             own; start every worker with NCCL_SOCKET_IFNAME, which names the interfaces of a \
+             network that is trusted"
         )),
         None => Ok(CollectiveChoice::Nccl { version, leaves_machine: true }),
     }
 }
 
-impl BossMan {
-    /// Chooses how replicas sum their gradients in this plan, and reports it if there was a choice.
-    pub(crate) fn choose_collective(&mut self) -> Result<(), BossManError> {
-        let Settings { collective, compress, sharding, .. } = self.settings;
-        let (groups, workers) = (groups(&self.plan), self.handle.workers());
-        (self.settings.uses_nccl, self.nccl_connected) = (false, false);
-        // Combinations that NCCL excludes were refused before. How workers are grouped may not be
-        // found yet.
-        let must = collective == Collective::Nccl && self.settings.replicas != Some(Replicas::Auto);
-        if compress.is_some() || sharding.is_some() || (groups.is_empty() && !must) {
-            return Ok(());
-        }
-        let usage = |why| BossManError::Usage(format!("collective(nccl): {why}"));
-        let choice = choose(collective, &groups, workers).map_err(usage)?;
-        let is_here = |worker: &WorkerId| {
-            workers.get(usize::from(worker.0)).is_some_and(|info| matches!(info.nccl, Nccl::Here(_)))
-        };
-        let could = collective != Collective::Quic && groups.iter().flatten().any(is_here);
-        self.settings.uses_nccl = matches!(choice, CollectiveChoice::Nccl { .. });
-        self.scheduling.collective = could.then(|| choice.to_string());
-        if let Some(told) = self.scheduling.collective.as_ref().filter(|_| !self.quiet) {
-            output::warn(told);
-        }
-        Ok(())
-    }
+/// The way in which the replicas of a session sum their gradients.
+#[derive(Debug, Default)]
+pub(crate) struct CollectiveDecision {
+    pub(crate) uses_nccl: bool,
+    /// The choice and its reason, if there was a choice.
+    pub(crate) description: Option<String>,
+}
 
-    /// Has replicas find each other before the first round in which they sum gradients, and again
-    /// after one that failed. If they cannot, and NCCL was not requested, they sum over QUIC from
-    /// then on.
-    pub(crate) async fn connect_nccl(&mut self, run: &mut RunRequest) -> Result<(), BossManError> {
-        let sums = run.actions.iter().flatten().any(|action| matches!(action, Action::Reduce { .. }));
-        if !run.reduction.is_collective() || !sums || self.nccl_connected {
-            return Ok(());
-        }
-        match self.create_communicators().await {
-            Err(error) if self.settings.collective == Collective::Auto && !error.workers_were_lost() => {
-                if error.was_refused() {
-                    return Err(error);
-                }
-                let why = format!("replicas cannot sum with NCCL, and sum over QUIC from now on: {error}");
-                output::warn(&format!("warning: {why}"));
-                self.settings.uses_nccl = false;
-                self.scheduling.collective = Some(why);
-                run.reduction = self.settings.reduction();
-                Ok(())
-            }
-            found => found,
-        }
+/// Decides how replicas sum their gradients in this plan.
+///
+/// # Errors
+/// NCCL was requested, and these workers cannot use it.
+pub(crate) fn decide(
+    settings: &ParallelSettings,
+    plan: &Plan,
+    workers: &[WorkerInfo],
+) -> Result<CollectiveDecision, BossManError> {
+    let groups = groups(plan);
+    // Combinations that NCCL excludes were refused before. The groups of workers may not be chosen
+    // yet.
+    let must = settings.collective == Collective::Nccl && !settings.chooses_replicas();
+    let excludes_nccl = settings.compress.is_some() || settings.sharding.is_some();
+    if excludes_nccl || (groups.is_empty() && !must) {
+        return Ok(CollectiveDecision::default());
     }
-
-    async fn create_communicators(&mut self) -> Result<(), BossManError> {
-        let ids = self.call(Request::MakeIds).await?.unique_ids;
-        self.call(Request::Communicate(ids)).await?;
-        self.nccl_connected = true;
-        Ok(())
-    }
-
-    /// Frees the tensors of a round that is not carried out.
-    pub(crate) fn free_slots(&self, run: RunRequest) {
-        let grads = run.grads.into_iter().flatten().flat_map(|(.., slots)| slots);
-        let inputs = run.inputs.into_iter().map(|(.., slot)| slot);
-        let all = inputs.chain(run.targets.into_iter().map(|(_, slot)| slot)).chain(grads);
-        all.for_each(|slot| drop(self.handle.slots.remove(slot)));
-    }
+    let usage = |why| BossManError::Usage(format!("collective(nccl): {why}"));
+    let choice = choose(settings.collective, &groups, workers).map_err(usage)?;
+    let has_nccl = |worker: &WorkerId| {
+        workers.get(usize::from(worker.0)).is_some_and(|info| matches!(info.nccl, Nccl::Here(_)))
+    };
+    let could = settings.collective != Collective::Quic && groups.iter().flatten().any(has_nccl);
+    Ok(CollectiveDecision {
+        uses_nccl: matches!(choice, CollectiveChoice::Nccl { .. }),
+        description: could.then(|| choice.to_string()),
+    })
 }
 
 #[cfg(test)]
@@ -228,7 +208,8 @@ mod tests {
 
     /// The choices of `auto` and `nccl` for two replicas.
     fn both(workers: &[WorkerInfo]) -> [Result<CollectiveChoice, String>; 2] {
-        [Collective::Auto, Collective::Nccl].map(|requested| choose(requested, &[TWO.to_vec()], workers))
+        [Collective::Auto, Collective::Nccl]
+            .map(|requested| choose(requested, &[TWO.to_vec()], workers))
     }
 
     #[test]
@@ -255,7 +236,10 @@ mod tests {
         for (second, why) in cases {
             let workers = [worker(gpu(22703, "a", "0")), worker(second)];
             let [auto, requested] = both(&workers);
-            assert!(matches!(&auto, Ok(CollectiveChoice::Quic { why: found }) if found.contains(why)), "{auto:?}");
+            assert!(
+                matches!(&auto, Ok(CollectiveChoice::Quic { why: found }) if found.contains(why)),
+                "{auto:?}"
+            );
             assert!(requested.as_ref().unwrap_err().contains(why), "{requested:?}");
         }
         let [auto, requested] = both(&fleet(&[nccl(22703, "a", "0")]));
@@ -272,9 +256,11 @@ mod tests {
         let trusted = |info| NcclInfo { beyond_machine: true, ..info };
         let (one, other) = (nccl(22703, "a", "0"), nccl(22703, "b", "0"));
         let [auto, requested] = both(&fleet(&[trusted(one.clone()), trusted(other.clone())]));
-        assert!(
-            matches!(&auto, Ok(CollectiveChoice::Quic { why }) if why.contains("neither encrypted nor authenticated"))
-        );
+        assert!(matches!(
+            &auto,
+            Ok(CollectiveChoice::Quic { why })
+                if why.contains("neither encrypted nor authenticated")
+        ));
         let taken = requested.unwrap();
         assert_eq!(taken, CollectiveChoice::Nccl { version: 22703, leaves_machine: true });
         assert!(taken.to_string().ends_with("neither encrypted nor authenticated"));
@@ -282,10 +268,16 @@ mod tests {
         let beside = nccl(22703, "a", "1");
         let [auto, requested] = both(&fleet(&[trusted(one.clone()), beside]));
         assert!(
-            matches!(&auto, Ok(CollectiveChoice::Quic { why }) if why.contains("worker 0's NCCL_SOCKET_IFNAME")),
+            matches!(
+                &auto,
+                Ok(CollectiveChoice::Quic { why }) if why.contains("worker 0's NCCL_SOCKET_IFNAME")
+            ),
             "{auto:?}"
         );
-        assert_eq!(requested.unwrap(), CollectiveChoice::Nccl { version: 22703, leaves_machine: true });
+        assert_eq!(
+            requested.unwrap(),
+            CollectiveChoice::Nccl { version: 22703, leaves_machine: true }
+        );
         let [_, requested] = both(&fleet(&[trusted(one), other]));
         assert!(requested.unwrap_err().contains("worker 1 keeps NCCL to its own"));
     }
@@ -295,10 +287,14 @@ mod tests {
         let missing = worker(Nccl::Missing("it computes on cpu".into()));
         let gpu = |number: &str| worker(Nccl::Here(nccl(22703, "a", number)));
         let workers = [gpu("0"), missing, gpu("1"), gpu("2")];
-        let of =
-            |pairs: &[[u16; 2]]| -> Vec<Vec<WorkerId>> { pairs.iter().map(|p| p.map(WorkerId).to_vec()).collect() };
+        let of = |pairs: &[[u16; 2]]| -> Vec<Vec<WorkerId>> {
+            pairs.iter().map(|p| p.map(WorkerId).to_vec()).collect()
+        };
         let taken = |groups: &[[u16; 2]]| choose(Collective::Auto, &of(groups), &workers).unwrap();
-        assert!(matches!(taken(&[[0, 2]]), CollectiveChoice::Nccl { .. }), "worker 1 is no replica");
+        assert!(
+            matches!(taken(&[[0, 2]]), CollectiveChoice::Nccl { .. }),
+            "worker 1 is no replica"
+        );
         assert!(matches!(taken(&[[0, 2], [1, 3]]), CollectiveChoice::Quic { .. }));
         assert!(matches!(taken(&[]), CollectiveChoice::Quic { .. }));
     }

@@ -10,20 +10,28 @@ use pipeline::task::LayerProbe;
 use pipeline::TensorMeta;
 use std::collections::BTreeMap;
 
-/// Which machine each process is on, by any numbers: those are on one whose links say so.
-pub(crate) fn machines(workers: usize, links: &[(WorkerId, Option<WorkerId>, LinkReport)]) -> BTreeMap<Process, u32> {
-    let processes = (0..workers as u16).map(|w| Process::Worker(WorkerId(w))).chain([Process::Boss]);
+/// The machine of each process, by arbitrary numbers. Two processes are on one machine if their
+/// link says so.
+pub(crate) fn machines(
+    workers: usize,
+    links: &[(WorkerId, Option<WorkerId>, LinkReport)],
+) -> BTreeMap<Process, u32> {
+    let processes =
+        (0..workers as u16).map(|w| Process::Worker(WorkerId(w))).chain([Process::Boss]);
     let mut machines: BTreeMap<Process, u32> = processes.zip(0..).collect();
     for (from, to, _) in links.iter().filter(|(.., report)| report.same_machine) {
         let ends = [Process::Worker(*from), to.map_or(Process::Boss, Process::Worker)];
         if let [Some(one), Some(other)] = ends.map(|end| machines.get(&end).copied()) {
-            machines.values_mut().filter(|machine| **machine == other).for_each(|machine| *machine = one);
+            machines
+                .values_mut()
+                .filter(|machine| **machine == other)
+                .for_each(|machine| *machine = one);
         }
     }
     machines
 }
 
-/// A probe for each kind of layer with its sizes, and for each layer which of them is its own.
+/// A probe for each kind of layer with its sizes, and for each layer the index of its probe.
 pub(crate) fn probes(graph: &LayerGraph, sizes: &Bindings) -> (Vec<LayerProbe>, Vec<usize>) {
     let mut probes: Vec<LayerProbe> = Vec::new();
     let mut of_layer = Vec::with_capacity(graph.layers().len());
@@ -36,8 +44,19 @@ pub(crate) fn probes(graph: &LayerGraph, sizes: &Bindings) -> (Vec<LayerProbe>, 
         let input_grads = layer.inputs.iter().any(|value| graph.requires_grad(*value));
         let probe = LayerProbe { layer: layer.clone(), inputs, input_grads };
         let alike = |other: &LayerProbe| {
-            (&other.layer.kind, other.layer.frozen, other.layer.recompute, &other.inputs, other.input_grads)
-                == (&probe.layer.kind, probe.layer.frozen, probe.layer.recompute, &probe.inputs, probe.input_grads)
+            (
+                &other.layer.kind,
+                other.layer.frozen,
+                other.layer.recompute,
+                &other.inputs,
+                other.input_grads,
+            ) == (
+                &probe.layer.kind,
+                probe.layer.frozen,
+                probe.layer.recompute,
+                &probe.inputs,
+                probe.input_grads,
+            )
         };
         of_layer.push(probes.iter().position(alike).unwrap_or(probes.len()));
         if of_layer.last() == Some(&probes.len()) {
@@ -47,7 +66,7 @@ pub(crate) fn probes(graph: &LayerGraph, sizes: &Bindings) -> (Vec<LayerProbe>, 
     (probes, of_layer)
 }
 
-/// The size of the first microbatch's targets; nothing where inputs and targets do not come from the boss.
+/// The bytes of the first microbatch's targets. `None` if workers read inputs and targets.
 pub(crate) fn first_target_bytes(inputs: &Inputs, targets: &[(u32, Payload)]) -> Option<u64> {
     let first = targets.iter().filter(|(index, _)| *index == 0);
     let bytes = first.map(|(_, payload)| payload.bytes.len() as u64).sum();

@@ -1,14 +1,18 @@
-//! Measures layers and links, and chooses the schedule, the assignment of microbatches and the collective.
+//! Measures layers and links, and chooses the schedule, the assignment of microbatches and the
+//! collective.
 //!
 //! ```text
-//! choose_schedule -> layer_probes (measured), observed_times (seen in steps)
-//!   +-> schedule_state, microbatch_assignment, collective
-//! plan_command     prints what each schedule would take
+//! choose_schedule, microbatch_assignment -> schedule_state -> observed_times (seen in steps)
+//!                                             +-> measured_fleet -> layer_probes (measured)
+//! collective       NCCL or QUIC
+//! plan_command     prints the predicted time of each schedule
 //! ```
 
+pub(crate) mod batch_shape;
 pub(crate) mod choose_schedule;
 pub(crate) mod collective;
 pub(crate) mod layer_probes;
+pub(crate) mod measured_fleet;
 pub(crate) mod microbatch_assignment;
 pub(crate) mod observed_times;
 pub mod plan_command;

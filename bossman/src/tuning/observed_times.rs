@@ -1,4 +1,4 @@
-//! The times of the last steps: predictions are corrected by it, since layers measured alone do not
+//! The times of the last steps. They correct predictions, because layers measured alone do not
 //! share caches and memory with their neighbours, nor the machine with other workers.
 
 use pipeline::effect::WorkerSpan;
@@ -18,8 +18,7 @@ const MAX_ACTION_MICROS: u64 = 3_600_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct ObservedTimes {
     actions: BTreeMap<(StageId, WorkerId, Kind), VecDeque<u64>>,
-    /// The time of a step beside its actions: the batch's way to the workers and the answers' way
-    /// back.
+    /// The time of a step outside its actions: sending the batch and receiving the answers.
     overheads: VecDeque<u64>,
 }
 
@@ -34,7 +33,7 @@ enum Kind {
 }
 
 impl ObservedTimes {
-    /// Takes a step in: when its actions ran, and what it took from call to answer.
+    /// Records the times of a step: its actions, and the time from call to answer.
     pub(crate) fn record_step(&mut self, spans: &[WorkerSpan], time: Duration) {
         let begin = spans.iter().map(|span| span.start.0).min().unwrap_or(0);
         let end = spans.iter().map(|span| span.end.0).max().unwrap_or(0);
@@ -54,19 +53,24 @@ impl ObservedTimes {
                 Action::OptimStep { .. } => Kind::OptimStep,
                 _ => continue,
             };
-            let durations = self.actions.entry((span.action.stage(), span.worker, kind)).or_default();
+            let durations =
+                self.actions.entry((span.action.stage(), span.worker, kind)).or_default();
             let micros = span.end.0.saturating_sub(span.start.0).min(MAX_ACTION_MICROS);
             push_bounded(durations, micros * 1000, ACTION_WINDOW);
         }
     }
 
-    /// Forgets what a worker took.
+    /// Forgets the times of a worker.
     pub(crate) fn forget_worker(&mut self, worker: WorkerId) {
         self.actions.retain(|(_, of, _), _| *of != worker);
     }
 
-    /// The costs with what was observed in place of what was measured or not known.
-    pub(crate) fn replace_costs(&self, mut costs: Costs, stage_placement: &StagePlacement) -> Costs {
+    /// The costs with observed times in place of measured or unknown ones.
+    pub(crate) fn replace_costs(
+        &self,
+        mut costs: Costs,
+        stage_placement: &StagePlacement,
+    ) -> Costs {
         for ((stage, worker, kind), durations) in &self.actions {
             let times = match stage_placement.first(*stage) == Some(*worker) {
                 true => costs.stages.get_mut(stage.0 as usize),
@@ -91,7 +95,8 @@ impl ObservedTimes {
     /// `None` if it had none yet.
     pub(crate) fn microbatch_time(&self, stage: StageId, worker: WorkerId) -> Option<u64> {
         let of = |kind| self.actions.get(&(stage, worker, kind)).map(mean);
-        let halves = of(Kind::BackwardInput).map(|input| input + of(Kind::BackwardWeight).unwrap_or(0));
+        let halves =
+            of(Kind::BackwardInput).map(|input| input + of(Kind::BackwardWeight).unwrap_or(0));
         Some(of(Kind::Forward)? + of(Kind::Backward).or(halves)?)
     }
 
@@ -138,13 +143,19 @@ mod tests {
     #[test]
     fn what_was_observed_takes_the_place_of_what_was_measured() {
         let stage = StageId(0);
-        let measured = StageTimes { forward: 1, backward: 2, backward_input: 3, backward_weight: 4, optim_step: 5 };
+        let measured = StageTimes {
+            forward: 1,
+            backward: 2,
+            backward_input: 3,
+            backward_weight: 4,
+            optim_step: 5,
+        };
         let mut observed = ObservedTimes::default();
         let stage_placement = StagePlacement::single([WorkerId(0)]);
         let costs = Costs::of_stages(vec![measured]);
         assert_eq!(observed.replace_costs(costs.clone(), &stage_placement), costs);
-        let forwards =
-            [(10, 20), (20, 40)].map(|(start, end)| span(Action::Forward { stage, microbatch: 0 }, start, end));
+        let forwards = [(10, 20), (20, 40)]
+            .map(|(start, end)| span(Action::Forward { stage, microbatch: 0 }, start, end));
         observed.record_step(&forwards, Duration::from_micros(50));
         let corrected = observed.replace_costs(costs, &stage_placement);
         assert_eq!(corrected.stages[0], StageTimes { forward: 15_000, ..measured });
@@ -156,9 +167,13 @@ mod tests {
         let mut observed = ObservedTimes::default();
         for step in 0..100 {
             let action = Action::OptimStep { stage: StageId(0) };
-            observed.record_step(&[span(action, 0, if step < 36 { 1000 } else { 2 })], Duration::from_micros(1000));
+            observed.record_step(
+                &[span(action, 0, if step < 36 { 1000 } else { 2 })],
+                Duration::from_micros(1000),
+            );
         }
-        let corrected = observed.replace_costs(Costs::unit(1), &StagePlacement::single([WorkerId(0)]));
+        let corrected =
+            observed.replace_costs(Costs::unit(1), &StagePlacement::single([WorkerId(0)]));
         assert_eq!(corrected.stages[0].optim_step, 2000);
     }
 }

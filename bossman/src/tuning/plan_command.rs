@@ -1,5 +1,5 @@
-//! The command `bossman plan`: measures a run's layers on its workers and tells what each schedule
-//! would take.
+//! The command `bossman plan`: measures a run's layers on its workers and predicts the time of each
+//! schedule.
 
 use crate::data::fixed_batch::FixedBatch;
 use crate::data::{Order, Part};
@@ -7,7 +7,8 @@ use crate::run_file::RunFile;
 use crate::workers::fleet_settings::FleetSettings;
 use crate::{BossManError, Candidates, Model};
 
-/// Measures the layers of a run on its workers, with the sizes of its first batch. Nothing is trained.
+/// Measures the layers of a run on its workers, with the sizes of its first batch. Nothing is
+/// trained.
 ///
 /// # Errors
 /// Anything in the files, the workers or the network; see [`BossManError`].
@@ -15,12 +16,13 @@ pub async fn run(file: &RunFile, settings: &FleetSettings) -> Result<Candidates,
     let model = Model::from_file(&file.model)?;
     let data = file.part(Part::Train, &model)?;
     // One step is measured.
-    FixedBatch::of(model.graph()).map_or(Ok(()), |fixed| fixed.check_run(file, data.samples(), 1))?;
+    FixedBatch::of(model.graph())
+        .map_or(Ok(()), |fixed| fixed.check_run(file, data.samples(), 1))?;
     let workers = settings.worker_count(file)?;
     let builder = file.builder(model);
     builder.check(workers)?;
     // With no line to paste elsewhere, the table is all that is printed.
-    let host = settings.host(workers).on_stderr(true);
+    let host = settings.host(workers).on_stderr();
     let host = if settings.local == workers { host.quiet() } else { host };
     let mut boss = builder.build(host.wait().await?)?;
     boss.distribute_model().await?;

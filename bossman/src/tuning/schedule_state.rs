@@ -1,56 +1,59 @@
-//! The figures for choosing a schedule, and the choice.
+//! The state of the choice of a schedule, and the schedules of steps.
 
+use crate::settings::user_settings::ParallelSettings;
+use crate::tuning::batch_shape::MicrobatchSizes;
+use crate::tuning::measured_fleet::MeasuredFleet;
 use crate::tuning::observed_times::ObservedTimes;
-use layerspec::Bindings;
+use crate::BossManError;
+use layerspec::LayerGraph;
 use pipeline::auto::Choice;
 use pipeline::effect::WorkerSpan;
-use pipeline::fleet::Fleet;
 use pipeline::ids::WorkerId;
-use pipeline::message::LinkReport;
-use pipeline::schedule::{picture, Ending, Schedule, Timeline};
-use pipeline::{Cuts, ScheduleKind};
+use pipeline::message::{LinkReport, Reduction};
+use pipeline::replicas::MicrobatchAssignment;
+use pipeline::schedule::{picture, timeline, Costs, Ending, Interval, Schedule, Terms, Timeline};
+use pipeline::{OptimizerSpec, Plan, ScheduleKind};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Columns of a drawn timeline.
 const COLUMNS: u64 = 100;
 
-/// The request, and the findings.
+/// The choice of a schedule, the measurements and the last steps.
+#[derive(Default)]
 pub(crate) struct ScheduleState {
-    pub(crate) requested: Option<ScheduleKind>,
-    pub(crate) cuts: Cuts,
     pub(crate) chosen: Option<ScheduleKind>,
-    /// A plan was taken whose stages are not yet at the workers.
+    /// A plan was chosen whose stages are not yet at the workers.
     pub(crate) redistributing: bool,
     pub(crate) measured: Option<MeasuredFleet>,
     /// The times of the last steps.
     pub(crate) observed: ObservedTimes,
     /// Schedules by microbatches and ending.
-    pub(crate) schedule_cache: BTreeMap<(u32, Ending), Arc<Schedule>>,
-    /// How replicas sum gradients, and why, if there was a choice.
-    pub(crate) collective: Option<String>,
+    pub(crate) cache: BTreeMap<(u32, Ending), Arc<Schedule>>,
+    /// The last complete step.
+    pub(crate) last_step: Option<LastStep>,
 }
 
-/// The measurements of the workers, and the sizes of their microbatch.
-pub(crate) struct MeasuredFleet {
-    pub(crate) fleet: Fleet,
-    pub(crate) work: MicrobatchSizes,
+/// The values of a session on which its schedules depend.
+pub(crate) struct ScheduleContext<'a> {
+    pub(crate) graph: &'a LayerGraph,
+    pub(crate) plan: &'a Plan,
+    pub(crate) settings: &'a ParallelSettings,
+    /// The schedule that was requested or is implied.
+    pub(crate) requested: Option<ScheduleKind>,
+    pub(crate) reduction: Reduction,
+    pub(crate) optimizer: OptimizerSpec,
 }
 
-/// A microbatch, as far as costs depend on it.
-#[derive(Clone, Debug)]
-pub(crate) struct MicrobatchSizes {
-    pub(crate) sizes: Bindings,
-    pub(crate) target_bytes: Option<u64>,
-}
-
-/// A step's timeline as it was and as it was predicted, times in microseconds from its first action.
+/// A step's timeline as it was and as it was predicted, times in microseconds from its first
+/// action.
 #[derive(Clone, Debug)]
 pub struct Timelines {
     /// The timelines of the workers.
     pub measured: Timeline,
-    /// What was predicted; nothing where the workers were not measured.
+    /// The predicted timeline. `None` if the workers were not measured.
     pub predicted: Option<Timeline>,
 }
 
@@ -60,7 +63,7 @@ pub(crate) struct LastStep {
     pub(crate) spans: Vec<WorkerSpan>,
 }
 
-/// The schedules that could run, and the connections; prints as two tables.
+/// The possible schedules, and the connections. It prints as two tables.
 #[derive(Debug)]
 pub struct Candidates {
     /// Schedules with their predicted step times, waits and memory.
@@ -88,29 +91,95 @@ impl fmt::Display for Candidates {
 }
 
 impl Candidates {
-    /// The timeline of the one to take, as a picture.
+    /// The timeline of the best schedule, as a picture.
     pub fn timeline(&self) -> String {
         let Some(best) = self.choice.best(|_| true) else { return String::new() };
         let unit = (best.timeline.end() / COLUMNS).max(1);
-        format!("{}, one column for {:.1} ms\n{}", best.kind, unit as f64 / 1e6, picture(&best.timeline.in_units(unit)))
+        format!(
+            "{}, one column for {:.1} ms\n{}",
+            best.kind,
+            unit as f64 / 1e6,
+            picture(&best.timeline.in_units(unit))
+        )
     }
 }
 
 impl ScheduleState {
-    pub(crate) fn new(requested: Option<ScheduleKind>, cuts: Cuts) -> Self {
-        ScheduleState {
-            requested,
-            cuts,
-            chosen: None,
-            redistributing: false,
-            measured: None,
-            observed: ObservedTimes::default(),
-            schedule_cache: BTreeMap::new(),
-            collective: None,
-        }
+    /// Records a completed step.
+    pub(crate) fn record_step(&mut self, last: LastStep, time: Duration) {
+        self.observed.record_step(&last.spans, time);
+        self.last_step = Some(last);
     }
 
-    pub(crate) fn kind(&self) -> ScheduleKind {
-        self.requested.or(self.chosen).unwrap_or_default()
+    /// The timelines of the last step.
+    pub(crate) fn timelines(&self, context: &ScheduleContext<'_>) -> Option<Timelines> {
+        let LastStep { schedule, spans } = self.last_step.as_ref()?;
+        let begin = spans.iter().map(|span| span.start.0).min()?;
+        let mut workers = vec![Vec::new(); context.plan.workers()];
+        for span in spans {
+            let (start, end) = (span.start.0 - begin, span.end.0.max(span.start.0) - begin);
+            if let Some(list) = workers.get_mut(span.worker.0 as usize) {
+                list.push(Interval { action: span.action, start, end });
+            }
+        }
+        workers.iter_mut().for_each(|list| list.sort_by_key(|interval| interval.start));
+        let mut measured = Timeline { workers, step_time: 0 };
+        measured.step_time = measured.end();
+        let costs = self.costs(context)?;
+        let costs = self.observed.replace_costs(costs, &context.plan.stage_placement);
+        let overhead = self.observed.step_overhead();
+        let predicted = timeline(schedule, &costs).ok().map(|predicted| {
+            let span = predicted.end() - predicted.begin();
+            let step_time = overhead.map_or(predicted.step_time, |overhead| span + overhead);
+            Timeline { step_time, ..predicted.from_begin() }.in_units(1000)
+        });
+        Some(Timelines { measured, predicted })
+    }
+
+    /// The costs of the current plan, if its workers were measured.
+    pub(crate) fn costs(&self, context: &ScheduleContext<'_>) -> Option<Costs> {
+        let MeasuredFleet { fleet, microbatch } = self.measured.as_ref()?;
+        let MicrobatchSizes { sizes, target_bytes } = microbatch;
+        Some(fleet.costs(context.graph, context.plan, sizes, *target_bytes))
+    }
+
+    /// The schedule of a step with this ending. The assignment of microbatches follows the
+    /// observed times.
+    pub(crate) fn schedule_of_step(
+        &mut self,
+        context: &ScheduleContext<'_>,
+        microbatches: u32,
+        ending: Ending,
+    ) -> Result<Arc<Schedule>, BossManError> {
+        let cached = self.cache.get(&(microbatches, ending));
+        let now = cached.map(|schedule| &schedule.microbatch_assignment);
+        let microbatch_assignment = self.microbatch_assignment(context, microbatches, now);
+        let is_current = |cached: &&Arc<Schedule>| {
+            let same =
+                |assignment: &MicrobatchAssignment| *assignment == cached.microbatch_assignment;
+            microbatch_assignment.as_ref().is_none_or(same)
+        };
+        if let Some(cached) = cached.filter(is_current) {
+            return Ok(cached.clone());
+        }
+        let plan = context.plan;
+        let (costs, room) = match &self.measured {
+            Some(MeasuredFleet { fleet, .. }) if !fleet.times.is_empty() => {
+                let bytes = fleet.bytes(plan, &context.optimizer);
+                (self.costs(context), fleet.room(plan, &bytes))
+            }
+            _ => (None, None),
+        };
+        let schedule = Arc::new(plan.schedule_for(&Terms {
+            kind: context.requested.or(self.chosen).unwrap_or_default(),
+            microbatches,
+            ending,
+            reduction: context.reduction,
+            microbatch_assignment,
+            costs,
+            room,
+        })?);
+        self.cache.insert((microbatches, ending), schedule.clone());
+        Ok(schedule)
     }
 }

@@ -1,21 +1,22 @@
-//! Weights for elsewhere: in one file or several, as another floating-point type.
+//! Writes weights for other programs: in one file or several, as another floating-point type.
 
 use crate::{BossManError, Model, StateDict};
 use std::path::Path;
 use tch::Kind;
 use tensor::TensorError;
 
-/// As what weights are written.
+/// The form in which weights are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportSettings {
-    /// The type of floating-point tensors; nothing for what they are.
+    /// The type of floating-point tensors. `None` leaves them as they are.
     pub dtype: Option<Kind>,
-    /// The most bytes of tensors in a file; nothing for one file.
+    /// The most bytes of tensors in a file. `None` is one file.
     pub max_shard_bytes: Option<u64>,
 }
 
-/// Writes a model's weights to a safetensors file, or with `max_shard_bytes` to a folder of several and their index, as
-/// Hugging Face's libraries read it. The weights are checked against the model first.
+/// Writes a model's weights to a safetensors file, or with `max_shard_bytes` to a folder of several
+/// and their index, as Hugging Face's libraries read it. The weights are checked against the model
+/// first.
 ///
 /// # Errors
 /// The weights do not fit the model (every difference is listed), or a file cannot be written.

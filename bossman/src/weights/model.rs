@@ -10,12 +10,12 @@ use std::path::Path;
 #[derive(Clone)]
 pub struct Model {
     graph: LayerGraph,
-    /// The contents of files that layers are made from, by SHA-256.
+    /// The contents of files that layers are built from, by SHA-256.
     files: BTreeMap<String, Bytes>,
 }
 
 impl Model {
-    /// Reads a model file; `docs/model-file.md` says what it holds.
+    /// Reads a model file; `docs/reference/model-file.md` says what it holds.
     ///
     /// ```
     /// let model = bossman::Model::from_file("../examples/models/residual.yaml")?;
@@ -24,13 +24,17 @@ impl Model {
     /// ```
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, BossManError> {
         let path = path.as_ref();
-        Self::with_files(LayerGraph::from_file(path)?, path.parent().unwrap_or_else(|| Path::new(".")))
+        Self::with_files(
+            LayerGraph::from_file(path)?,
+            path.parent().unwrap_or_else(|| Path::new(".")),
+        )
     }
 
     /// Reads a model from text. Paths in it are relative to the working folder.
     ///
     /// ```
-    /// let model = bossman::Model::from_yaml("{model: m, inputs: {x: [batch, 2]}, layers: [ReLU]}")?;
+    /// let text = "{model: m, inputs: {x: [batch, 2]}, layers: [ReLU]}";
+    /// let model = bossman::Model::from_yaml(text)?;
     /// # Ok::<(), bossman::BossManError>(())
     /// ```
     pub fn from_yaml(text: &str) -> Result<Self, BossManError> {
@@ -40,11 +44,14 @@ impl Model {
     /// Reads the files that layers are made from.
     fn with_files(mut graph: LayerGraph, folder: &Path) -> Result<Self, BossManError> {
         let mut files = BTreeMap::new();
-        for script in graph.scripts_mut() {
+        for script in graph.torchscripts_mut() {
             let path = folder.join(&script.path);
             let (hash, contents) = script_file::read(&path)?;
             if script.sha256.as_ref().is_some_and(|expected| *expected != hash) {
-                return Err(BossManError::file(&path, format!("its SHA-256 is {hash}, not what the model file says")));
+                return Err(BossManError::file(
+                    &path,
+                    format!("its SHA-256 is {hash}, not what the model file says"),
+                ));
             }
             script.sha256 = Some(hash.clone());
             files.insert(hash, contents);
@@ -52,7 +59,7 @@ impl Model {
         Ok(Model { graph, files })
     }
 
-    /// The contents of files that layers are made from, by SHA-256.
+    /// The contents of files that layers are built from, by SHA-256.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&String, &Bytes)> {
         self.files.iter()
     }

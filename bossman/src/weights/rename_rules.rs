@@ -1,15 +1,15 @@
-//! Weights that were saved under other names: which of a file's tensors become which of the model's.
+//! Renames tensors of a file that was saved under other names than the model's.
 
 use crate::weights::model::Model;
 use crate::{BossManError, StateDict};
 use std::collections::{BTreeMap, BTreeSet};
 use tch::Tensor;
 
-/// A table of names.
+/// A table of renames.
 ///
 /// A name may have words in braces, which stand for whole numbers: `blocks.{i}.norm.weight`. The
-/// first rule that matches a parameter of the model names its source; one that no rule fits comes
-/// from its own name.
+/// first rule that matches a parameter of the model names its source. A parameter without a rule
+/// comes from the tensor of its own name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RenameRules {
     rules: Vec<(Pattern, Vec<String>)>,
@@ -28,10 +28,11 @@ enum NamePart {
 }
 
 impl RenameRules {
-    /// The model's parameters of this name are the file's of that name; of several names, one below the other.
+    /// The model's parameters of this name are the file's tensors of the source name. Several
+    /// sources are concatenated along the first dimension.
     ///
     /// # Errors
-    /// Braces that do not close, or a word in the sources that the name has not.
+    /// Braces do not close, or a source has a word that the name does not have.
     pub fn rule(&mut self, name: &str, sources: &[String]) -> Result<(), String> {
         let pattern = Pattern::parse(name)?;
         for source in sources {
@@ -68,10 +69,13 @@ impl RenameRules {
     /// The model's parameters that are drawn.
     pub(crate) fn fresh_parameters(&self, model: &Model) -> Vec<String> {
         let names = StateDict::names(model.graph()).into_iter();
-        names.filter(|name| self.fresh.iter().any(|pattern| pattern.captures(name).is_some())).collect()
+        names
+            .filter(|name| self.fresh.iter().any(|pattern| pattern.captures(name).is_some()))
+            .collect()
     }
 
-    /// A file's tensors under the model's names. What nothing of the model comes from keeps its name, so that it is noticed.
+    /// A file's tensors under the model's names. A tensor that the model does not use
+    /// keeps its name, so that it is noticed.
     ///
     /// # Errors
     /// Tensors that are to become one do not fit together.
@@ -79,24 +83,34 @@ impl RenameRules {
         let (mut named, mut used) = (StateDict::default(), BTreeSet::new());
         for name in StateDict::names(model.graph()) {
             let sources = self.sources(&name);
-            let tensors: Option<Vec<&Tensor>> = sources.iter().map(|source| file.get(source)).collect();
+            let tensors: Option<Vec<&Tensor>> =
+                sources.iter().map(|source| file.get(source)).collect();
             let Some(tensors) = tensors else { continue };
             match tensors[..] {
                 [one] => named.insert(&name, one),
                 _ => {
                     let joined = Tensor::f_cat(&tensors, 0);
-                    let problem = |e| format!("`{name}`: `{}` do not fit together: {e}", sources.join("`, `"));
-                    named.insert(&name, &joined.map_err(|e| BossManError::StateDict(vec![problem(e)]))?);
+                    let problem = |e| {
+                        format!("`{name}`: `{}` do not fit together: {e}", sources.join("`, `"))
+                    };
+                    named.insert(
+                        &name,
+                        &joined.map_err(|e| BossManError::StateDict(vec![problem(e)]))?,
+                    );
                 }
             }
             used.extend(sources);
         }
-        let ignored = |name: &str| self.ignored.iter().any(|pattern| pattern.captures(name).is_some());
-        for (name, tensor) in file.iter().filter(|(name, _)| !used.contains(*name) && !ignored(name)) {
+        let ignored =
+            |name: &str| self.ignored.iter().any(|pattern| pattern.captures(name).is_some());
+        for (name, tensor) in
+            file.iter().filter(|(name, _)| !used.contains(*name) && !ignored(name))
+        {
             if named.get(name).is_some() {
                 let sources = self.sources(name).join("`, `");
                 let problem = format!(
-                    "`{name}`: `rename` takes `{sources}` for it, but it is in the file, too; put it in `ignore`"
+                    "`{name}`: `rename` takes `{sources}` for it, but it is in the file, too; put \
+                     it in `ignore`"
                 );
                 return Err(BossManError::StateDict(vec![problem]));
             }
@@ -109,9 +123,9 @@ impl RenameRules {
         for (pattern, sources) in &self.rules {
             if let Some(numbers) = pattern.captures(name) {
                 let fill = |source: &String| {
-                    numbers
-                        .iter()
-                        .fold(source.clone(), |text, (word, number)| text.replace(&format!("{{{word}}}"), number))
+                    numbers.iter().fold(source.clone(), |text, (word, number)| {
+                        text.replace(&format!("{{{word}}}"), number)
+                    })
                 };
                 return sources.iter().map(fill).collect();
             }
@@ -125,8 +139,9 @@ impl Pattern {
         let mut parts = Vec::new();
         let mut rest = text;
         while let Some((before, after)) = rest.split_once('{') {
-            let (word, after) =
-                after.split_once('}').ok_or_else(|| format!("`{text}`: a brace that does not close"))?;
+            let (word, after) = after
+                .split_once('}')
+                .ok_or_else(|| format!("`{text}`: a brace that does not close"))?;
             parts.push(NamePart::Text(before.to_string()));
             parts.push(NamePart::Number(word.to_string()));
             rest = after;
@@ -135,7 +150,7 @@ impl Pattern {
         Ok(Pattern(parts))
     }
 
-    /// The numbers that its words stand for in this name; nothing where it does not fit.
+    /// The numbers for which its words stand in this name. `None` if the name does not match.
     fn captures<'a>(&self, name: &'a str) -> Option<BTreeMap<&str, &'a str>> {
         let (mut numbers, mut rest) = (BTreeMap::new(), name);
         for part in &self.0 {
@@ -144,7 +159,9 @@ impl Pattern {
                 NamePart::Number(word) => {
                     let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
                     let (number, after) = rest.split_at(end);
-                    if number.is_empty() || *numbers.entry(word.as_str()).or_insert(number) != number {
+                    if number.is_empty()
+                        || *numbers.entry(word.as_str()).or_insert(number) != number
+                    {
                         return None;
                     }
                     rest = after;
@@ -178,7 +195,15 @@ layers:
     fn numbers_are_carried_over_and_parts_joined() {
         let model = Model::from_yaml(MODEL).unwrap();
         let names: Vec<String> = StateDict::names(model.graph());
-        assert_eq!(names, ["blocks.0.lin.bias", "blocks.0.lin.weight", "blocks.1.lin.bias", "blocks.1.lin.weight"]);
+        assert_eq!(
+            names,
+            [
+                "blocks.0.lin.bias",
+                "blocks.0.lin.weight",
+                "blocks.1.lin.bias",
+                "blocks.1.lin.weight"
+            ]
+        );
         let mut rename = RenameRules::default();
         rename.rule("blocks.{i}.lin.weight", &["h.{i}.top".into(), "h.{i}.bottom".into()]).unwrap();
         rename.rule("blocks.{i}.lin.bias", &["h.{i}.b".into()]).unwrap();
@@ -193,8 +218,12 @@ layers:
         file.insert("h.x.unused", &full(0, &[1]));
         let named = rename.apply(&file, &model).unwrap();
         let found: Vec<&str> = named.iter().map(|(name, _)| name).collect();
-        assert_eq!(found, [&names.iter().map(String::as_str).collect::<Vec<_>>()[..], &["h.x.unused"]].concat());
-        let weight = Vec::<f64>::try_from(named.get("blocks.1.lin.weight").unwrap().flatten(0, -1)).unwrap();
+        assert_eq!(
+            found,
+            [&names.iter().map(String::as_str).collect::<Vec<_>>()[..], &["h.x.unused"]].concat()
+        );
+        let weight =
+            Vec::<f64>::try_from(named.get("blocks.1.lin.weight").unwrap().flatten(0, -1)).unwrap();
         assert_eq!(weight, [1.0, 1.0, 11.0, 11.0]);
     }
 
@@ -204,22 +233,32 @@ layers:
         let mut rename = RenameRules::default();
         rename.rule("blocks.{i}.lin.bias", &["b.{i}".into()]).unwrap();
         let mut file = StateDict::default();
-        ["b.0", "b.1", "blocks.0.lin.bias"].iter().for_each(|name| file.insert(name, &full(1, &[2])));
+        ["b.0", "b.1", "blocks.0.lin.bias"]
+            .iter()
+            .for_each(|name| file.insert(name, &full(1, &[2])));
         let error = rename.apply(&file, &model).unwrap_err().to_string();
         assert!(
-            error.contains("`blocks.0.lin.bias`: `rename` takes `b.0` for it, but it is in the file, too"),
+            error.contains(
+                "`blocks.0.lin.bias`: `rename` takes `b.0` for it, but it is in the file, too"
+            ),
             "{error}"
         );
         rename.rule("blocks.{i}.lin.weight", &["b.{i}".into(), "w.{i}".into()]).unwrap();
         file.insert("w.0", &full(1, &[3, 3]));
         let error = rename.apply(&file, &model).unwrap_err().to_string();
-        assert!(error.contains("`blocks.0.lin.weight`: `b.0`, `w.0` do not fit together"), "{error}");
+        assert!(
+            error.contains("`blocks.0.lin.weight`: `b.0`, `w.0` do not fit together"),
+            "{error}"
+        );
     }
 
     #[test]
     fn mistakes_are_named() {
         let mut rename = RenameRules::default();
-        assert_eq!(rename.rule("a.{i", &["b".into()]), Err("`a.{i`: a brace that does not close".into()));
+        assert_eq!(
+            rename.rule("a.{i", &["b".into()]),
+            Err("`a.{i`: a brace that does not close".into())
+        );
         let error = rename.rule("a.{i}", &["b.{j}".into()]);
         assert_eq!(error, Err("`b.{j}` has {j}, which `a.{i}` has not".into()));
     }

@@ -1,4 +1,5 @@
-//! Weights in files: one safetensors file, or several with an index, as Hugging Face's libraries write them.
+//! Weights in files: one safetensors file, or several with an index, as Hugging Face's libraries
+//! write them.
 
 use crate::checkpoint;
 use crate::data::atomic_file;
@@ -17,13 +18,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use tch::Tensor;
 
-/// What an index is called beside its files, and what it ends in.
+/// The name of an index beside its files, and its ending.
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const INDEX_ENDING: &str = ".safetensors.index.json";
 /// The file of weights that are in one.
 const SINGLE_FILE: &str = "model.safetensors";
 
-/// Which file holds which tensor.
+/// The index: the file of each tensor.
 #[derive(Serialize, Deserialize)]
 struct Index {
     #[serde(default)]
@@ -32,12 +33,12 @@ struct Index {
 }
 
 impl StateDict {
-    /// Reads a safetensors file; or all files that an index (`.safetensors.index.json`) names; or a folder with
-    /// `model.safetensors` or `model.safetensors.index.json`; or a checkpoint's folder.
+    /// Reads a safetensors file; or all files that an index (`.safetensors.index.json`) names; or a
+    /// folder with `model.safetensors` or `model.safetensors.index.json`; or a checkpoint's folder.
     ///
     /// # Errors
-    /// A file cannot be read, is no safetensors file, holds a dtype that BossMan has not, or lacks a tensor that the index
-    /// looks for in it.
+    /// A file cannot be read, is not a safetensors file, has an unsupported dtype, or lacks a
+    /// tensor that the index names.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, BossManError> {
         let path = path.as_ref();
         if path.is_dir() {
@@ -49,7 +50,10 @@ impl StateDict {
                     return Self::load(file);
                 }
             }
-            return Err(BossManError::file(path, format!("holds neither {SINGLE_FILE} nor {INDEX_FILE}")));
+            return Err(BossManError::file(
+                path,
+                format!("holds neither {SINGLE_FILE} nor {INDEX_FILE}"),
+            ));
         }
         match path.to_string_lossy().ends_with(INDEX_ENDING) {
             true => load_sharded(path),
@@ -57,7 +61,7 @@ impl StateDict {
         }
     }
 
-    /// Whether a file can be written there; to be known before the work that makes it.
+    /// Checks that a file can be written there. Called before the work that makes it.
     pub fn can_save(path: &Path) -> Result<(), BossManError> {
         atomic_file::check_writable(path)
     }
@@ -68,9 +72,14 @@ impl StateDict {
         write(path.as_ref(), self.iter())
     }
 
-    /// Writes safetensors files of at most so many bytes of tensors each (a larger tensor has a file of its own), and the
-    /// index, last, which says which tensor is where. The folder is made where it is missing.
-    pub fn save_sharded(&self, folder: impl AsRef<Path>, most_bytes: u64) -> Result<(), BossManError> {
+    /// Writes safetensors files with at most this many bytes of tensors each. A larger tensor gets
+    /// a file of its own. Writes the index last, which names the file of each tensor. Creates a
+    /// missing folder.
+    pub fn save_sharded(
+        &self,
+        folder: impl AsRef<Path>,
+        most_bytes: u64,
+    ) -> Result<(), BossManError> {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(|e| BossManError::io(folder, &e))?;
         let (mut shards, mut filled) = (vec![Vec::new()], 0u64);
@@ -94,7 +103,8 @@ impl StateDict {
             write(&folder.join(&file), shard.iter().copied())?;
             weight_map.extend(shard.iter().map(|(name, _)| (name.to_string(), file.clone())));
         }
-        let index = Index { metadata: [("total_size".to_string(), total.into())].into(), weight_map };
+        let index =
+            Index { metadata: [("total_size".to_string(), total.into())].into(), weight_map };
         let path = folder.join(INDEX_FILE);
         let text = serde_json::to_vec_pretty(&index).map_err(|e| BossManError::file(&path, e))?;
         let mut file = atomic_file::create(&path)?;
@@ -108,20 +118,24 @@ fn load_file(path: &Path) -> Result<StateDict, BossManError> {
 }
 
 /// The content of a safetensors file.
-pub(crate) fn encode<'a>(tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Result<Vec<u8>, BossManError> {
+pub(crate) fn encode<'a>(
+    tensors: impl Iterator<Item = (&'a str, &'a Tensor)>,
+) -> Result<Vec<u8>, BossManError> {
     let views = tensors.map(|(name, tensor)| Ok((name.to_string(), TensorView::new(tensor)?)));
     let views: Vec<(String, TensorView)> = views.collect::<Result<_, BossManError>>()?;
-    safetensors::serialize(views, None).map_err(|e| BossManError::Usage(format!("tensors that cannot be written: {e}")))
+    safetensors::serialize(views, None)
+        .map_err(|e| BossManError::Usage(format!("tensors that cannot be written: {e}")))
 }
 
-/// What the content of a safetensors file holds; errors name the file.
+/// The tensors of a safetensors file. Errors name the file.
 pub(crate) fn decode(bytes: &Bytes, path: &Path) -> Result<StateDict, BossManError> {
     let file = SafeTensors::deserialize(bytes)
         .map_err(|e| BossManError::file(path, format!("not a safetensors file: {e}")))?;
     let mut state = StateDict::default();
     for (name, view) in file.iter() {
         let dtype = dtype(view.dtype()).ok_or_else(|| {
-            let problem = format!("tensor `{name}` has dtype {:?}, which BossMan cannot use", view.dtype());
+            let problem =
+                format!("tensor `{name}` has dtype {:?}, which BossMan cannot use", view.dtype());
             BossManError::file(path, problem)
         })?;
         let meta = TensorMeta { dtype, shape: view.shape().iter().map(|d| *d as u64).collect() };
@@ -133,27 +147,37 @@ pub(crate) fn decode(bytes: &Bytes, path: &Path) -> Result<StateDict, BossManErr
 
 fn load_sharded(path: &Path) -> Result<StateDict, BossManError> {
     let text = std::fs::read(path).map_err(|e| BossManError::io(path, &e))?;
-    let index: Index =
-        serde_json::from_slice(&text).map_err(|e| BossManError::file(path, format!("not an index of weights: {e}")))?;
+    let index: Index = serde_json::from_slice(&text)
+        .map_err(|e| BossManError::file(path, format!("not an index of weights: {e}")))?;
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
     let mut state = StateDict::default();
     for file in index.weight_map.values().collect::<BTreeSet<_>>() {
         // An index names its neighbours, and nothing elsewhere.
         if Path::new(file).file_name() != Some(file.as_ref()) {
-            return Err(BossManError::file(path, format!("names `{file}`, which is not a file beside it")));
+            return Err(BossManError::file(
+                path,
+                format!("names `{file}`, which is not a file beside it"),
+            ));
         }
         let shard: PathBuf = folder.join(file);
         let found = load_file(&shard)?;
         for (name, _) in index.weight_map.iter().filter(|(_, of)| *of == file) {
-            let missing =
-                || BossManError::file(&shard, format!("lacks `{name}`, which {} looks for in it", path.display()));
+            let missing = || {
+                BossManError::file(
+                    &shard,
+                    format!("lacks `{name}`, which {} looks for in it", path.display()),
+                )
+            };
             state.insert(name, found.get(name).ok_or_else(missing)?);
         }
     }
     Ok(state)
 }
 
-fn write<'a>(path: &Path, tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) -> Result<(), BossManError> {
+fn write<'a>(
+    path: &Path,
+    tensors: impl Iterator<Item = (&'a str, &'a Tensor)>,
+) -> Result<(), BossManError> {
     let views = tensors.map(|(name, tensor)| Ok((name.to_string(), TensorView::new(tensor)?)));
     let views: Vec<(String, TensorView)> = views.collect::<Result<_, BossManError>>()?;
     atomic_file::check_writable(path)?;
@@ -241,7 +265,8 @@ mod tests {
     }
 
     fn same(left: &StateDict, right: &StateDict) {
-        let names = |state: &StateDict| state.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>();
+        let names =
+            |state: &StateDict| state.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>();
         assert_eq!(names(left), names(right));
         assert!(left.iter().all(|(name, tensor)| tensor.equal(right.get(name).unwrap())));
     }
@@ -280,20 +305,27 @@ mod tests {
         };
         assert!(refused("[]").contains("not an index of weights"));
         let elsewhere = refused(r#"{"weight_map": {"0.bias": "../a.safetensors"}}"#);
-        assert!(elsewhere.contains("names `../a.safetensors`, which is not a file beside it"), "{elsewhere}");
+        assert!(
+            elsewhere.contains("names `../a.safetensors`, which is not a file beside it"),
+            "{elsewhere}"
+        );
         let lacking = refused(r#"{"weight_map": {"2.bias": "a.safetensors"}}"#);
         assert!(lacking.contains("lacks `2.bias`"), "{lacking}");
-        assert!(refused(r#"{"weight_map": {"0.bias": "b.safetensors"}}"#).contains("b.safetensors"));
+        let missing = r#"{"weight_map": {"0.bias": "b.safetensors"}}"#;
+        assert!(refused(missing).contains("b.safetensors"));
         let empty = place.path().join("empty");
         std::fs::create_dir(&empty).unwrap();
         let error = StateDict::load(&empty).unwrap_err().to_string();
-        assert!(error.contains("holds neither model.safetensors nor model.safetensors.index.json"), "{error}");
+        assert!(
+            error.contains("holds neither model.safetensors nor model.safetensors.index.json"),
+            "{error}"
+        );
     }
 
     #[test]
     fn other_floating_point_types_are_converted_and_nothing_else() {
-        let text = "inputs: {x: [batch, 3]}\nlayers:\n  - Linear: {in_features: 3, out_features: 4}\n  - Linear: \
-                    {in_features: 4, out_features: 1}\n";
+        let text = "inputs: {x: [batch, 3]}\nlayers:\n  - Linear: {in_features: 3, out_features: \
+                    4}\n  - Linear: {in_features: 4, out_features: 1}\n";
         let model = Model::from_yaml(text).unwrap();
         for kind in [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Double] {
             same(&state(kind).fit_to(model.graph()).unwrap(), &state(Kind::Float));
@@ -303,7 +335,11 @@ mod tests {
         wrong.insert("1.bias", &Tensor::zeros([2], (Kind::Float, Device::Cpu)));
         wrong.insert("2.bias", &Tensor::zeros([2], (Kind::Float, Device::Cpu)));
         let error = wrong.fit_to(model.graph()).unwrap_err().to_string();
-        for part in ["`0.bias`: expected float32", "`1.bias`: expected", "`2.bias`: the model has no such parameter"] {
+        for part in [
+            "`0.bias`: expected float32",
+            "`1.bias`: expected",
+            "`2.bias`: the model has no such parameter",
+        ] {
             assert!(error.contains(part), "{error}");
         }
     }

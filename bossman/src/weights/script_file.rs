@@ -1,4 +1,4 @@
-//! Files that layers are made from.
+//! Files that layers are built from.
 
 use crate::BossManError;
 use bytes::Bytes;
@@ -14,10 +14,14 @@ const MAX_BYTES: u64 = 256 << 20;
 pub(crate) fn read(path: &Path) -> Result<(String, Bytes), BossManError> {
     let mut contents = Vec::new();
     // One byte more than allowed tells a file that is too large, whatever its length claims to be.
-    let read = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut contents));
+    let read =
+        File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut contents));
     read.map_err(|error| BossManError::io(path, &error))?;
     if contents.len() as u64 > MAX_BYTES {
-        return Err(BossManError::file(path, "is larger than 256 MiB, more than a layer's file may be"));
+        return Err(BossManError::file(
+            path,
+            "is larger than 256 MiB, more than a layer's file may be",
+        ));
     }
     let hash = Sha256::digest(&contents).iter().map(|byte| format!("{byte:02x}")).collect();
     Ok((hash, contents.into()))

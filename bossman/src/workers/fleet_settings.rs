@@ -1,4 +1,4 @@
-//! Which workers a run has, as its command line says.
+//! The workers of a run, from its command line.
 
 use crate::run_file::RunFile;
 use crate::{BossMan, BossManError, Builder, Host, Model, Transport};
@@ -8,13 +8,14 @@ use pipeline::{Cuts, Placement, ScheduleKind};
 /// Workers, and how they are reached.
 #[derive(Clone, Debug, Default)]
 pub struct FleetSettings {
-    /// Workers in all; by default as many as there are local ones, or as the cuts ask for.
+    /// All workers. The default is the number of local ones, or the number that the cuts require.
     pub workers: Option<usize>,
     /// Workers to start on this machine.
     pub local: usize,
-    /// Compute threads of each local worker; by default the cores are shared out.
+    /// Compute threads of each local worker. By default the workers share the cores.
     pub threads: Option<usize>,
-    /// UDP port; by default `MODEL_PORT`, else 1024, or any where all workers are local.
+    /// The UDP port. The default is `MODEL_PORT`, else 1024, or any free port if all workers are
+    /// local.
     pub port: Option<u16>,
     /// How tensors travel between processes of one machine.
     pub transport: Transport,
@@ -33,9 +34,12 @@ impl FleetSettings {
             _ => 1,
         };
         match (self.workers, self.local, &file.cuts) {
-            (Some(workers), local, _) if workers == 0 || local > workers => Err(BossManError::Usage(format!(
-                "--workers {workers} --local {local}: --workers counts all workers, the local ones among them"
-            ))),
+            (Some(workers), local, _) if workers == 0 || local > workers => {
+                Err(BossManError::Usage(format!(
+                    "--workers {workers} --local {local}: --workers counts all workers, the local \
+                     ones among them"
+                )))
+            }
             (Some(workers), ..) => Ok(workers),
             (None, local, _) if local > 0 => Ok(local),
             (None, _, Cuts::At(names)) => {
@@ -46,13 +50,14 @@ impl FleetSettings {
                 Ok((names.len() + 1).div_ceil(stages_a_worker) * each)
             }
             (None, _, Cuts::Auto) => Err(BossManError::Usage(
-                "how many workers? --local N starts N on this machine, --workers N waits for N on other machines"
+                "how many workers? --local N starts N on this machine, --workers N waits for N on \
+                 other machines"
                     .into(),
             )),
         }
     }
 
-    /// The number of workers that a pool begins with: one, where nothing is said.
+    /// The initial number of workers of a pool. The default is one.
     pub(crate) fn initial_worker_count(&self, file: &RunFile) -> usize {
         let each = match &file.replicas {
             Some(Replicas::Of(of)) => of.iter().map(|replicas| usize::from(*replicas)).sum(),
@@ -73,7 +78,9 @@ impl FleetSettings {
     /// The host that waits for them.
     pub(crate) fn host(&self, workers: usize) -> Host {
         let mut host = Host::new(workers).local(self.local).transport(self.transport);
-        host = host.allow_torchscript(self.allow_torchscript);
+        if self.allow_torchscript {
+            host = host.allow_torchscript();
+        }
         if let Some(port) = self.port {
             host = host.port(port);
         }
@@ -90,7 +97,6 @@ impl RunFile {
         let builder = BossMan::builder(model)
             .cuts(self.cuts.clone())
             .replicas(self.replicas.clone())
-            .fast_reduction(self.fast_reduction)
             .collective(self.collective)
             .compress(self.compress)
             .shard(self.sharding)
@@ -105,6 +111,7 @@ impl RunFile {
             .guards(self.guards)
             .seed(self.seed)
             .for_run_file();
+        let builder = if self.fast_reduction { builder.fast_reduction() } else { builder };
         match self.clip_grad_norm {
             Some(max_norm) => builder.clip_grad_norm(max_norm),
             None => builder,

@@ -1,9 +1,8 @@
 //! Waits for workers, at first and after a loss.
 
 use crate::output::{self, printable};
-use crate::session::boss::Builder;
 use crate::workers::local_processes::{LocalWorkers, WorkerFlags};
-use crate::{BossMan, BossManError};
+use crate::BossManError;
 use link::{Identity, LinkError, Listener, ListenerEvent, Ticket, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -30,7 +29,7 @@ const REJOIN_TIMEOUT: Duration = Duration::from_secs(15);
 const PORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The workers to wait for after a loss.
-pub(crate) struct RejoinWait {
+struct RejoinWait {
     /// The number of workers that may remain.
     survivors: usize,
     /// Whether the run can continue with 0, 1, 2, ... workers.
@@ -38,12 +37,6 @@ pub(crate) struct RejoinWait {
 }
 
 impl RejoinWait {
-    /// The wait of a run from `builder` that has at most `workers` workers, of which `left` remain.
-    pub(crate) fn new(builder: &Builder, workers: usize, survivors: usize) -> Self {
-        let fits = |workers| workers > 0 && builder.check(workers).is_ok();
-        RejoinWait { survivors, fits: (0..=workers).map(fits).collect() }
-    }
-
     /// The largest number of the workers `here` with which the run can continue.
     fn most_usable(&self, here: usize) -> Option<usize> {
         (1..=here).rev().find(|workers| self.fits.get(*workers) == Some(&true))
@@ -80,26 +73,6 @@ impl Workers {
     /// The UDP port on which they joined.
     pub(crate) fn port(&self) -> u16 {
         self.listener.address().port()
-    }
-}
-
-impl BossMan {
-    /// Listens on `MODEL_PORT` (default 1024) and waits for `workers` workers, printing for each
-    /// missing one the line to paste on its machine.
-    ///
-    /// # Errors
-    /// The port is in use, or the boss's key cannot be read or made.
-    pub async fn setup_host(workers: usize) -> Result<Workers, BossManError> {
-        Host::new(workers).wait().await
-    }
-
-    /// Starts `workers` worker processes on this machine and waits for them. They always end with
-    /// this process.
-    ///
-    /// # Errors
-    /// The worker program is not found, or ends before it joined.
-    pub async fn setup_local(workers: usize) -> Result<Workers, BossManError> {
-        Host::new(workers).local(workers).wait().await
     }
 }
 
@@ -143,11 +116,11 @@ impl Host {
         self
     }
 
-    /// Sets whether local workers run TorchScript layers, which are programs. The default is false.
+    /// Lets local workers run TorchScript layers, which are programs. By default they refuse them.
     /// Other workers have a flag for it.
     #[must_use]
-    pub fn allow_torchscript(mut self, allow: bool) -> Self {
-        self.allow_torchscript = allow;
+    pub fn allow_torchscript(mut self) -> Self {
+        self.allow_torchscript = true;
         self
     }
 
@@ -168,16 +141,16 @@ impl Host {
 
     /// Prints on standard error, to keep standard output for results.
     #[must_use]
-    pub fn on_stderr(mut self, on_stderr: bool) -> Self {
-        self.on_stderr = on_stderr;
+    pub fn on_stderr(mut self) -> Self {
+        self.on_stderr = true;
         self
     }
 
-    /// Sets whether workers may join after the run has begun ([`BossMan::open_pool`]). The boss
-    /// then prints how, and accepts workers from other machines.
+    /// Lets workers join after the run has begun ([`crate::BossMan::open_pool`]). The boss then
+    /// prints how, and accepts workers from other machines.
     #[must_use]
-    pub fn open_to_joins(mut self, open: bool) -> Self {
-        self.open_to_joins = open;
+    pub fn open_to_joins(mut self) -> Self {
+        self.open_to_joins = true;
         self
     }
 
@@ -191,15 +164,23 @@ impl Host {
     /// Listens and waits until every worker is there.
     ///
     /// # Errors
-    /// As for [`BossMan::setup_host`] and [`BossMan::setup_local`].
+    /// As for [`crate::BossMan::setup_host`] and [`crate::BossMan::setup_local`].
     pub async fn wait(self) -> Result<Workers, BossManError> {
         self.wait_for(None).await
     }
 
     /// Waits again after a loss. Starts local workers afresh. Waits for the remaining other
-    /// workers, and briefly for spares. Fewer workers than before may suffice.
-    pub(crate) async fn wait_for_rejoin(self, again: RejoinWait) -> Result<Workers, BossManError> {
-        self.wait_for(Some(again)).await
+    /// workers, and briefly for spares. Fewer workers than the `before` of the last session may
+    /// suffice: `fits` tells whether the run can continue with a number of workers.
+    pub(crate) async fn wait_for_rejoin(
+        self,
+        before: usize,
+        fits: impl Fn(usize) -> bool,
+    ) -> Result<Workers, BossManError> {
+        // One was lost. Local workers are started afresh.
+        let survivors = self.local + before.saturating_sub(self.local).saturating_sub(1);
+        let fits = (0..=self.workers).map(move |workers| workers > 0 && fits(workers)).collect();
+        self.wait_for(Some(RejoinWait { survivors, fits })).await
     }
 
     /// Whether the boss starts workers itself.
@@ -207,111 +188,95 @@ impl Host {
         self.local > 0
     }
 
-    /// The number of workers after the loss of one of `here`. Local workers are started afresh.
-    pub(crate) fn survivors_of(&self, here: usize) -> usize {
-        self.local + here.saturating_sub(self.local).saturating_sub(1)
-    }
-
     /// The lines that tell the user how other machines join.
     fn invitation(&self, port: u16, ticket: &Ticket) -> Vec<String> {
-        let host = link::own_address().map_or("<this machine's address>".into(), |ip| ip.to_string());
+        let host =
+            link::own_address().map_or("<this machine's address>".into(), |ip| ip.to_string());
         let missing = self.workers - self.local;
         let wait = match missing {
-            0 => format!("listening on port {port}; to join or leave at any moment, on each machine run"),
+            0 => format!(
+                "listening on port {port}; to join or leave at any moment, on each machine run"
+            ),
             _ if self.open_to_joins => format!(
-                "waiting for {missing} worker(s) on port {port}, and for more at any moment; on each machine run"
+                "waiting for {missing} worker(s) on port {port}, and for more at any moment; on \
+                 each machine run"
             ),
             _ => format!("waiting for {missing} worker(s) on port {port}; on each machine run"),
         };
-        let line = format!("  MODEL_HOST={host} MODEL_PORT={port} MODEL_TICKET={ticket} target/release/worker");
+        let line = format!(
+            "  MODEL_HOST={host} MODEL_PORT={port} MODEL_TICKET={ticket} target/release/worker"
+        );
         let Some(here) = &self.data else { return vec![wait, line] };
-        let here = if here.as_os_str().is_empty() { "this folder".into() } else { here.display().to_string() };
-        vec![wait, format!("{line} --data FOLDER"), format!("  where FOLDER holds there what {here} holds here")]
+        let here = if here.as_os_str().is_empty() {
+            "this folder".into()
+        } else {
+            here.display().to_string()
+        };
+        vec![
+            wait,
+            format!("{line} --data FOLDER"),
+            format!("  where FOLDER holds there what {here} holds here"),
+        ]
     }
 
     async fn wait_for(self, again: Option<RejoinWait>) -> Result<Workers, BossManError> {
         if self.workers == 0 || self.workers > usize::from(u16::MAX) || self.local > self.workers {
-            let message = format!("{} workers with {} local ones make no run", self.workers, self.local);
+            let message =
+                format!("{} workers with {} local ones make no run", self.workers, self.local);
             return Err(BossManError::Usage(message));
         }
         let identity = Identity::load_or_create()?;
-        let all_local = self.local == self.workers;
-        let address = self.address(all_local && !self.open_to_joins)?;
-        let mut listener = self.listener(&identity, address).await?.transport(self.transport);
-        let listening = listener.address();
-        let dial = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), listening.port());
-        let mut local = match self.local {
-            0 => None,
-            count => {
-                let flags = WorkerFlags {
-                    threads: self.threads,
-                    transport: self.transport,
-                    allow_torchscript: self.allow_torchscript,
-                    data: self.data.clone(),
-                };
-                Some(LocalWorkers::start(count, &flags, dial, identity.ticket())?)
-            }
-        };
-        let say = |text: String| {
-            if self.on_stderr && !self.quiet {
-                output::warn(&printable(&text, MAX_LINE));
-            } else if !self.quiet {
-                output::print_progress(&printable(&text, MAX_LINE));
-            }
-        };
-        if again.is_none() && (!all_local || self.open_to_joins) {
-            self.invitation(listening.port(), identity.ticket()).into_iter().for_each(say);
+        let only_local = self.local == self.workers && !self.open_to_joins;
+        let address = self.address(only_local)?;
+        let listener = self.listener(&identity, address).await?.transport(self.transport);
+        let port = listener.address().port();
+        let local = self.start_local(port, identity.ticket())?;
+        if again.is_none() && !only_local {
+            self.invitation(port, identity.ticket()).into_iter().for_each(|line| self.say(&line));
         }
-        let (mut rejections, mut asked) = (0, false);
-        let mut count = self.workers;
-        let (began, mut last_came, mut here_local) = (Instant::now(), Instant::now(), 0);
-        while listener.missing() > 0 {
-            let here = self.workers - listener.missing();
-            let mut next_check = None;
-            // A local worker that does not join ends, which the wait below notices.
-            if let Some(again) = again.as_ref().filter(|_| here_local == self.local) {
-                let until = if here >= again.survivors { last_came + SPARE_TIMEOUT } else { began + REJOIN_TIMEOUT };
-                match again.most_usable(here).filter(|_| listener.is_contiguous()) {
-                    _ if Instant::now() < until => next_check = Some(until),
-                    Some(enough) => {
-                        count = enough;
-                        break;
-                    }
-                    None if !asked && listener.is_contiguous() => {
-                        asked = true;
-                        let all = self.workers;
-                        say(format!("recovery: {here} of {all} workers are left, which is too few; waiting for more"));
-                    }
-                    None => {}
-                }
-            }
-            let event = tokio::select! {
-                event = listener.next() => event,
-                () = wait_until(next_check) => continue,
-                how = wait_for_exit(&mut local) => {
-                    return Err(BossManError::LocalWorkers(format!("a local worker never joined; {how}")));
-                }
-            };
-            match &event {
-                ListenerEvent::Joined { info, .. } => {
-                    last_came = Instant::now();
-                    here_local += usize::from(local.as_ref().is_some_and(|local| local.contains(info)));
-                }
-                ListenerEvent::Left { .. } if again.is_some() => listener.ask_to_rejoin(),
-                ListenerEvent::Left { .. } => {}
-                ListenerEvent::Rejected { .. } if rejections == MAX_REJECTIONS_SHOWN => continue,
-                ListenerEvent::Rejected { .. } => rejections += 1,
-            }
-            say(describe(event, listener.missing()));
-        }
+        let mut wait = JoinWait::new(&self, listener, local, again);
+        let count = wait.run().await?;
+        let JoinWait { listener, local, .. } = wait;
         // Only local workers learn a new port. Others return to the port that they know.
-        let port = if all_local && !self.open_to_joins { self.port } else { Some(listening.port()) };
-        let quiet = self.quiet;
-        Ok(Workers { listener, local, runtime: Runtime::current(), count, quiet, host: Host { port, ..self } })
+        let port = if only_local { self.port } else { Some(port) };
+        let (runtime, quiet) = (Runtime::current(), self.quiet);
+        Ok(Workers { listener, local, runtime, count, quiet, host: Host { port, ..self } })
+    }
+
+    fn start_local(
+        &self,
+        port: u16,
+        ticket: &Ticket,
+    ) -> Result<Option<LocalWorkers>, BossManError> {
+        if self.local == 0 {
+            return Ok(None);
+        }
+        let flags = WorkerFlags {
+            threads: self.threads,
+            transport: self.transport,
+            allow_torchscript: self.allow_torchscript,
+            data: self.data.clone(),
+        };
+        let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+        LocalWorkers::start(self.local, &flags, address, ticket).map(Some)
+    }
+
+    /// Prints a line, which may hold text of workers.
+    fn say(&self, text: &str) {
+        let text = printable(text, MAX_LINE);
+        match (self.quiet, self.on_stderr) {
+            (true, _) => {}
+            (false, true) => output::warn(&text),
+            (false, false) => output::print_progress(&text),
+        }
     }
 
     /// Listens as soon as the port is free.
-    async fn listener(&self, identity: &Identity, address: SocketAddr) -> Result<Listener, BossManError> {
+    async fn listener(
+        &self,
+        identity: &Identity,
+        address: SocketAddr,
+    ) -> Result<Listener, BossManError> {
         let began = Instant::now();
         loop {
             match Listener::open(identity, address, self.workers) {
@@ -329,15 +294,132 @@ impl Host {
         let port = match (self.port, std::env::var("MODEL_PORT")) {
             (Some(port), _) => Some(port),
             (None, Ok(text)) if !text.trim().is_empty() => {
-                let wrong = || BossManError::Usage(format!("MODEL_PORT={text}: expected a number from 0 to 65535"));
+                let wrong = || {
+                    BossManError::Usage(format!(
+                        "MODEL_PORT={text}: expected a number from 0 to 65535"
+                    ))
+                };
                 Some(text.trim().parse().map_err(|_| wrong())?)
             }
             (None, _) => None,
         };
         Ok(match all_local {
             true => SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port.unwrap_or(0)),
-            false => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port.unwrap_or(DEFAULT_PORT)),
+            false => {
+                SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port.unwrap_or(DEFAULT_PORT))
+            }
         })
+    }
+}
+
+/// A wait in progress.
+struct JoinWait<'a> {
+    host: &'a Host,
+    listener: Listener,
+    local: Option<LocalWorkers>,
+    /// Set after a loss.
+    again: Option<RejoinWait>,
+    began: Instant,
+    last_joined: Instant,
+    /// The local workers that have joined.
+    local_joined: usize,
+    rejections: u32,
+    /// Whether the user was told that too few workers remain.
+    asked_for_more: bool,
+}
+
+/// Whether the workers that have joined suffice.
+enum Sufficiency {
+    /// The run can continue with this number.
+    Enough(usize),
+    /// It is decided at this time.
+    OpenUntil(Instant),
+    TooFew,
+}
+
+impl<'a> JoinWait<'a> {
+    fn new(
+        host: &'a Host,
+        listener: Listener,
+        local: Option<LocalWorkers>,
+        again: Option<RejoinWait>,
+    ) -> Self {
+        let now = Instant::now();
+        JoinWait {
+            host,
+            listener,
+            local,
+            again,
+            began: now,
+            last_joined: now,
+            local_joined: 0,
+            rejections: 0,
+            asked_for_more: false,
+        }
+    }
+
+    /// Waits, and returns the number of workers.
+    async fn run(&mut self) -> Result<usize, BossManError> {
+        while self.listener.missing() > 0 {
+            let next_check = match self.sufficiency() {
+                Sufficiency::Enough(workers) => return Ok(workers),
+                Sufficiency::OpenUntil(time) => Some(time),
+                Sufficiency::TooFew => None,
+            };
+            let event = tokio::select! {
+                event = self.listener.next() => event,
+                () = wait_until(next_check) => continue,
+                how = wait_for_exit(&mut self.local) => {
+                    let message = format!("a local worker never joined; {how}");
+                    return Err(BossManError::LocalWorkers(message));
+                }
+            };
+            self.on_event(event);
+        }
+        Ok(self.host.workers)
+    }
+
+    /// Whether a run can continue after a loss. A local worker that does not join ends, which
+    /// [`JoinWait::run`] notices.
+    fn sufficiency(&mut self) -> Sufficiency {
+        let joined = self.host.workers - self.listener.missing();
+        let Some(again) = self.again.as_ref().filter(|_| self.local_joined == self.host.local)
+        else {
+            return Sufficiency::TooFew;
+        };
+        let until = match joined >= again.survivors {
+            true => self.last_joined + SPARE_TIMEOUT,
+            false => self.began + REJOIN_TIMEOUT,
+        };
+        if Instant::now() < until {
+            return Sufficiency::OpenUntil(until);
+        }
+        let is_contiguous = self.listener.is_contiguous();
+        if let Some(enough) = again.most_usable(joined).filter(|_| is_contiguous) {
+            return Sufficiency::Enough(enough);
+        }
+        if is_contiguous && !std::mem::replace(&mut self.asked_for_more, true) {
+            self.host.say(&format!(
+                "recovery: {joined} of {} workers remain, which is too few; waiting for more",
+                self.host.workers
+            ));
+        }
+        Sufficiency::TooFew
+    }
+
+    fn on_event(&mut self, event: ListenerEvent) {
+        match &event {
+            ListenerEvent::Joined { info, .. } => {
+                self.last_joined = Instant::now();
+                let is_local = self.local.as_ref().is_some_and(|local| local.contains(info));
+                self.local_joined += usize::from(is_local);
+            }
+            ListenerEvent::Left { .. } if self.again.is_some() => self.listener.ask_to_rejoin(),
+            ListenerEvent::Left { .. } => {}
+            ListenerEvent::Rejected { .. } if self.rejections == MAX_REJECTIONS_SHOWN => return,
+            ListenerEvent::Rejected { .. } => self.rejections += 1,
+        }
+        self.host.say(&describe(event, self.listener.missing()));
     }
 }
 
@@ -359,9 +441,14 @@ fn describe(event: ListenerEvent, missing: usize) -> String {
     match event {
         ListenerEvent::Joined { worker, info, address } => {
             let (host, device, threads) = (info.host, info.device, info.threads);
-            format!("{worker} joined from {} ({host}, {device}, {threads} threads), {missing} missing", address.ip())
+            format!(
+                "{worker} joined from {} ({host}, {device}, {threads} threads), {missing} missing",
+                address.ip()
+            )
         }
         ListenerEvent::Left { worker, reason } => format!("{worker} left ({reason})"),
-        ListenerEvent::Rejected { address, reason } => format!("turned away {}: {reason}", address.ip()),
+        ListenerEvent::Rejected { address, reason } => {
+            format!("turned away {}: {reason}", address.ip())
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Worker processes on this machine, which end when the boss does, whatever way it ends.
+//! Worker processes on this machine. They end when the boss does, in whatever way it ends.
 
 use crate::BossManError;
 use link::{Ticket, Transport, WorkerInfo};
@@ -30,8 +30,8 @@ pub(crate) struct LocalWorkers {
     exits: mpsc::UnboundedReceiver<(u32, String)>,
 }
 
-/// The handle that keeps workers running. Those that are stopped, and so cannot see their pipe
-/// closed, end with this, too.
+/// The handle that keeps workers running. Dropping it also ends stopped processes, which cannot see
+/// that their pipe is closed.
 #[derive(Default)]
 pub(crate) struct WorkerProcesses {
     pipes: Vec<ChildStdin>,
@@ -54,19 +54,27 @@ impl LocalWorkers {
         let (mut processes, mut pids) = (WorkerProcesses::default(), Vec::new());
         for _ in 0..count {
             let mut command = Command::new(&program);
-            command.args(["--end-with-stdin", "--threads", &threads, "--transport", &transport.to_string()]);
+            command.args([
+                "--end-with-stdin",
+                "--threads",
+                &threads,
+                "--transport",
+                &transport.to_string(),
+            ]);
             command.args(allow_torchscript.then_some("--allow-torchscript"));
             if let Some(folder) = data {
                 // That of a run file that is named without a folder.
                 let here = folder.as_os_str().is_empty();
                 command.arg("--data").arg(if here { Path::new(".") } else { folder });
             }
-            // The ticket goes by the environment: arguments can be read by every user of the machine.
+            // The ticket goes by the environment: arguments can be read by every user of the
+            // machine.
             command.env("MODEL_HOST", address.ip().to_string());
             command.env("MODEL_PORT", address.port().to_string());
             command.env("MODEL_TICKET", ticket.to_string());
             command.stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
-            let failed = |e| BossManError::LocalWorkers(format!("cannot start {}: {e}", program.display()));
+            let failed =
+                |e| BossManError::LocalWorkers(format!("cannot start {}: {e}", program.display()));
             let mut child = command.spawn().map_err(failed)?;
             processes.pipes.extend(child.stdin.take());
             let sender = sender.clone();
@@ -94,8 +102,8 @@ impl LocalWorkers {
         }
     }
 
-    /// From now on tells the run when a worker's process ends, sooner than its connection shows it.
-    /// What is given back keeps the workers running.
+    /// Tells the run when a worker's process ends, which is sooner than its connection shows it.
+    /// The returned value keeps the workers running.
     pub(crate) fn report_exits(self, handle: Handle) -> WorkerProcesses {
         let LocalWorkers { processes, mut exits, .. } = self;
         let host = host_name();
@@ -119,8 +127,8 @@ fn describe(status: ExitStatus) -> String {
     format!("its process ended: {status}")
 }
 
-/// Beside this program, or one or two folders up (where cargo puts tests and examples), or where cargo
-/// that runs this program puts what it builds, or in PATH.
+/// Beside this program, or one or two folders up (where cargo puts tests and examples), or where
+/// cargo that runs this program puts what it builds, or in PATH.
 fn worker_program() -> Result<PathBuf, BossManError> {
     let name = format!("worker{}", std::env::consts::EXE_SUFFIX);
     if let Some(path) = std::env::var_os(WORKER_PROGRAM) {
@@ -131,11 +139,15 @@ fn worker_program() -> Result<PathBuf, BossManError> {
     let built = if std::env::var_os("CARGO").is_some() { cargo_folders() } else { Vec::new() };
     let path = std::env::var_os("PATH").unwrap_or_default();
     let in_path = std::env::split_paths(&path);
-    let found = beside.chain(built).chain(in_path).map(|folder| folder.join(&name)).find(|file| file.is_file());
+    let found = beside
+        .chain(built)
+        .chain(in_path)
+        .map(|folder| folder.join(&name))
+        .find(|file| file.is_file());
     found.ok_or_else(|| {
         BossManError::LocalWorkers(format!(
-            "the program `{name}` is neither beside {} nor in PATH; build it with `cargo build -p worker`, or name it \
-             in {WORKER_PROGRAM}",
+            "the program `{name}` is neither beside {} nor in PATH; build it with `cargo build -p \
+             worker`, or name it in {WORKER_PROGRAM}",
             exe.display()
         ))
     })

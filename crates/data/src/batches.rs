@@ -1,6 +1,6 @@
 //! Batches over all epochs. The next ones are prepared while the current one is trained on.
 
-use super::grouped::LengthGroup;
+use super::length_group::{Epoch, LengthGroup};
 use super::{Dataset, Order};
 use crate::{Batch, DataError};
 use tokio::sync::mpsc;
@@ -81,9 +81,15 @@ impl Batches {
         let numbers = match self.seed.filter(|_| self.grouped) {
             None => self.order.at(self.next..self.next.saturating_add(self.size)),
             Some(seed) => {
-                let order = (&self.order, seed, self.epoch);
+                let epoch = Epoch {
+                    data: &self.data,
+                    order: &self.order,
+                    seed,
+                    number: self.epoch,
+                    batch_size: self.size,
+                };
                 let (numbers, group) =
-                    LengthGroup::batch(self.group.take(), &self.data, order, self.size, self.next / self.size);
+                    LengthGroup::batch(self.group.take(), &epoch, self.next / self.size);
                 self.group = Some(group);
                 numbers
             }
@@ -104,7 +110,8 @@ impl Batches {
             }
         };
         let started = thread.spawn(work);
-        started.map_err(|e| DataError::Usage(format!("cannot start a thread that reads data: {e}")))?;
+        started
+            .map_err(|e| DataError::Usage(format!("cannot start a thread that reads data: {e}")))?;
         Ok(Prefetcher { batches })
     }
 }

@@ -1,8 +1,8 @@
 //! The source of a batch: a column returns the samples of any numbers as one tensor.
 
+use super::array_column::ArrayColumn;
 use super::images::Images;
-use super::ragged::PairColumn;
-use super::stored::ArrayColumn;
+use super::token_pairs::PairColumn;
 use crate::DataError;
 use layerspec::DType;
 use std::ops::Range;
@@ -15,6 +15,13 @@ pub(super) enum Column {
     Array(ArrayColumn),
     Images(Images),
     Pair(PairColumn),
+}
+
+/// The columns for the model's inputs, in the model's order, and for the target.
+pub(super) struct Columns {
+    pub(super) inputs: Vec<Column>,
+    /// `None` if no target is requested.
+    pub(super) target: Option<Column>,
 }
 
 impl Column {

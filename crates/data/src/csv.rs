@@ -1,19 +1,23 @@
 //! Reads samples from comma-separated text, plain or gzipped.
 
-use super::column::Column;
-use super::columns::Columns;
+use super::array_column::ColumnWriter;
+use super::column::{Column, Columns};
 use super::element::Element;
-use super::plain;
-use super::stored::ColumnWriter;
-use super::wanted::ExpectedTensor;
+use super::expected_tensor::ExpectedTensor;
+use super::plain_or_gzip;
 use crate::DataError;
 use layerspec::DType;
 use std::path::Path;
 
-pub(super) fn open(path: &Path, input: &ExpectedTensor, target: Option<&ExpectedTensor>) -> Result<Columns, DataError> {
+pub(super) fn open(
+    path: &Path,
+    input: &ExpectedTensor,
+    target: Option<&ExpectedTensor>,
+) -> Result<Columns, DataError> {
     let error = |problem: String| DataError::file(path, problem);
     let sizes = |wanted: &ExpectedTensor, what: &str| {
-        let problem = || error(format!("csv needs a {what} whose sizes after the batch are all known"));
+        let problem =
+            || error(format!("csv needs a {what} whose sizes after the batch are all known"));
         wanted.sizes().ok_or_else(problem)
     };
     // A class is one number, regardless of the shape of the model's output.
@@ -27,7 +31,8 @@ pub(super) fn open(path: &Path, input: &ExpectedTensor, target: Option<&Expected
     let targets = if target.is_some() { columns(&target_shape) } else { 0 };
     let element = Element::for_dtype(input.dtype);
     let of_target = target.map_or(element, |target| Element::for_dtype(target.dtype));
-    let rows = Rows { inputs: columns(&input_shape), targets, classes, elements: [element, of_target] };
+    let rows =
+        Rows { inputs: columns(&input_shape), targets, classes, elements: [element, of_target] };
     let mut writer = ColumnWriter::new(element);
     let mut labels = target.map(|_| ColumnWriter::new(of_target));
     rows.read(path, |line, inputs, targets| {
@@ -57,9 +62,12 @@ impl Rows {
         mut row: impl FnMut(u64, &[f64], &[f64]) -> Result<(), DataError>,
     ) -> Result<(), DataError> {
         let error = |problem: String| DataError::file(path, problem);
-        let (text, _) = plain::open(path)?;
-        let mut reader =
-            csv::ReaderBuilder::new().has_headers(false).flexible(true).trim(csv::Trim::All).from_reader(text);
+        let (text, _) = plain_or_gzip::open(path)?;
+        let mut reader = csv::ReaderBuilder::new()
+            .has_headers(false)
+            .flexible(true)
+            .trim(csv::Trim::All)
+            .from_reader(text);
         let (mut numbers, mut bytes) = (Vec::new(), Vec::new());
         let mut record = csv::StringRecord::new();
         let mut first = true;
@@ -73,7 +81,8 @@ impl Rows {
             let expected = self.inputs + self.targets;
             if record.len() != expected {
                 return Err(error(format!(
-                    "line {line} has {} columns; the model needs {} for its input and {} for the target",
+                    "line {line} has {} columns; the model needs {} for its input and {} for the \
+                     target",
                     record.len(),
                     self.inputs,
                     self.targets
@@ -81,8 +90,11 @@ impl Rows {
             }
             numbers.clear();
             for (column, field) in record.iter().enumerate() {
-                let wrong = |problem: String| error(format!("line {line}, column {}: {problem}", column + 1));
-                let number: f64 = field.parse().map_err(|_| wrong(format!("`{field}` is not a number")))?;
+                let wrong = |problem: String| {
+                    error(format!("line {line}, column {}: {problem}", column + 1))
+                };
+                let number: f64 =
+                    field.parse().map_err(|_| wrong(format!("`{field}` is not a number")))?;
                 let is_target = column >= self.inputs;
                 if is_target && self.classes && (number < 0.0 || number.fract() != 0.0) {
                     return Err(wrong(format!("`{field}` is not a class: 0, 1, 2 ...")));

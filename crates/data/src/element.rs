@@ -64,9 +64,15 @@ impl Element {
             bytes.chunks_exact_mut(size).for_each(<[u8]>::reverse);
         }
         Ok(match self {
-            Element::I8 => bytes.iter().flat_map(|b| i32::from(b.cast_signed()).to_le_bytes()).collect(),
-            Element::I16 => pairs(&bytes).flat_map(|b| i32::from(i16::from_le_bytes(b)).to_le_bytes()).collect(),
-            Element::U16 => pairs(&bytes).flat_map(|b| i32::from(u16::from_le_bytes(b)).to_le_bytes()).collect(),
+            Element::I8 => {
+                bytes.iter().flat_map(|b| i32::from(b.cast_signed()).to_le_bytes()).collect()
+            }
+            Element::I16 => {
+                pairs(&bytes).flat_map(|b| i32::from(i16::from_le_bytes(b)).to_le_bytes()).collect()
+            }
+            Element::U16 => {
+                pairs(&bytes).flat_map(|b| i32::from(u16::from_le_bytes(b)).to_le_bytes()).collect()
+            }
             Element::U32 => bytes.chunks_exact(4).flat_map(|b| [b, &[0; 4]].concat()).collect(),
             // As int64, a number with its highest bit set would be negative.
             Element::U64 if bytes.chunks_exact(8).any(|b| b[7] > 127) => {
@@ -86,7 +92,9 @@ impl Element {
         const EXACT: f64 = 9_007_199_254_740_992.0;
         let whole = number.fract() == 0.0 && number.abs() < EXACT;
         match self {
-            _ if !number.is_finite() => return Err(format!("`{number}` is no number to train with")),
+            _ if !number.is_finite() => {
+                return Err(format!("`{number}` is no number to train with"))
+            }
             Element::F32 if !(number as f32).is_finite() => {
                 return Err(format!("`{number:e}` is larger than any float32"));
             }
@@ -113,7 +121,8 @@ mod tests {
 
     #[test]
     fn integers_that_libtorch_lacks_are_widened() {
-        let widened = |element: Element, bytes: &[u8], big| element.decode(bytes.to_vec(), big).unwrap();
+        let widened =
+            |element: Element, bytes: &[u8], big| element.decode(bytes.to_vec(), big).unwrap();
         assert_eq!(widened(Element::I8, &[0xff, 1], false), [255, 255, 255, 255, 1, 0, 0, 0]);
         assert_eq!(widened(Element::I16, &[0xff, 0xfe], true), [0xfe, 255, 255, 255]);
         assert_eq!(widened(Element::U16, &[0xff, 0xfe], true), [0xfe, 255, 0, 0]);

@@ -36,7 +36,9 @@ impl DataError {
             ErrorKind::IsADirectory => "; name a file",
             ErrorKind::AlreadyExists => "; a file is in its place, name another",
             ErrorKind::NotADirectory => "; a part of this path is a file, not a folder",
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room, or name another place",
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                "; make room, or name another place"
+            }
             ErrorKind::ReadOnlyFilesystem => "; name another place",
             _ => "",
         };

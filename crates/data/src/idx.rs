@@ -2,10 +2,10 @@
 //!
 //! A file has a magic number with the dtype, big-endian sizes, and the elements.
 
+use super::array_column::{ArrayColumn, Layout};
 use super::element::Element;
-use super::plain::{self, read_exactly};
+use super::plain_or_gzip::{self, read_exactly};
 use super::spool::{Spool, Store};
-use super::stored::{ArrayColumn, Layout};
 use crate::DataError;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const MAX_DIMS: u8 = 8;
 /// Opens an array whose first dimension counts samples.
 pub(super) fn open(path: &Path) -> Result<ArrayColumn, DataError> {
     let error = |problem: String| DataError::file(path, problem);
-    let (mut file, gzipped) = plain::open(path)?;
+    let (mut file, gzipped) = plain_or_gzip::open(path)?;
     let mut magic = [0; 4];
     read_exactly(path, &mut file, &mut magic)?;
     let [0, 0, element, dims] = magic else {
@@ -29,23 +29,34 @@ pub(super) fn open(path: &Path) -> Result<ArrayColumn, DataError> {
         0x0C => Element::I32,
         0x0D => Element::F32,
         0x0E => Element::F64,
-        other => return Err(error(format!("unknown idx dtype {other:#04x}; known are 08, 09, 0b, 0c, 0d and 0e"))),
+        other => {
+            return Err(error(format!(
+                "unknown idx dtype {other:#04x}; known are 08, 09, 0b, 0c, 0d and 0e"
+            )))
+        }
     };
     if dims == 0 || dims > MAX_DIMS {
         return Err(error(format!("an idx file of {dims} dimensions; expected 1 to {MAX_DIMS}")));
     }
     let mut sizes = vec![0; usize::from(dims) * 4];
     read_exactly(path, &mut file, &mut sizes)?;
-    let mut sizes = sizes.chunks_exact(4).map(|b| u64::from(u32::from_be_bytes([b[0], b[1], b[2], b[3]])));
+    let mut sizes =
+        sizes.chunks_exact(4).map(|b| u64::from(u32::from_be_bytes([b[0], b[1], b[2], b[3]])));
     let samples = sizes.next().unwrap_or(0);
     let shape: Vec<u64> = sizes.collect();
     let layout = Layout { big_endian: true, ..Layout::packed(element, &shape) };
     if !gzipped {
         let start = 4 + 4 * u64::from(dims);
-        return ArrayColumn::new(path, Arc::new(Store::open(path)?), Layout { start, ..layout }, samples);
+        return ArrayColumn::new(
+            path,
+            Arc::new(Store::open(path)?),
+            Layout { start, ..layout },
+            samples,
+        );
     }
-    let bytes = shape.iter().try_fold(element.size() * samples, |product, size| product.checked_mul(*size));
+    let bytes =
+        shape.iter().try_fold(element.size() * samples, |product, size| product.checked_mul(*size));
     let mut spool = Spool::new();
-    plain::copy(path, &mut file, &mut spool, bytes.unwrap_or(u64::MAX))?;
+    plain_or_gzip::copy(path, &mut file, &mut spool, bytes.unwrap_or(u64::MAX))?;
     ArrayColumn::new(path, Arc::new(spool.finish()?), layout, samples)
 }

@@ -1,9 +1,9 @@
 //! Reads a folder of pictures: one folder for each class, with PNG and JPEG files in it.
 
+use super::array_column::{ArrayColumn, ColumnWriter};
 use super::element::Element;
+use super::expected_tensor::ExpectedTensor;
 use super::picture;
-use super::stored::{ArrayColumn, ColumnWriter};
-use super::wanted::ExpectedTensor;
 use crate::DataError;
 use layerspec::DType;
 use std::path::{Path, PathBuf};
@@ -22,10 +22,16 @@ pub(super) struct Images {
 
 /// Opens the pictures and their labels. A label is the position of a picture's folder, sorted by
 /// name.
-pub(super) fn open(folder: &Path, wanted: &ExpectedTensor) -> Result<(Images, ArrayColumn), DataError> {
+pub(super) fn open(
+    folder: &Path,
+    wanted: &ExpectedTensor,
+) -> Result<(Images, ArrayColumn), DataError> {
     let classes: Vec<PathBuf> = listed(folder)?.into_iter().filter(|path| path.is_dir()).collect();
     if classes.is_empty() {
-        return Err(DataError::file(folder, "holds no folders; expected one for each class, with pictures in it"));
+        return Err(DataError::file(
+            folder,
+            "holds no folders; expected one for each class, with pictures in it",
+        ));
     }
     let mut files = Vec::new();
     let mut labels = ColumnWriter::new(Element::I64);
@@ -45,7 +51,8 @@ pub(super) fn open(folder: &Path, wanted: &ExpectedTensor) -> Result<(Images, Ar
         if (found_width, found_height) != (width, height) {
             let first = files[0].display();
             let problem = format!(
-                "is {found_width} x {found_height}, but {first} is {width} x {height}; bring all pictures to one size"
+                "is {found_width} x {found_height}, but {first} is {width} x {height}; bring all \
+                 pictures to one size"
             );
             return Err(DataError::file(file, problem));
         }
@@ -69,7 +76,8 @@ impl Images {
         let mut bytes = Vec::new();
         for number in numbers {
             let file = usize::try_from(*number).ok().and_then(|number| self.files.get(number));
-            let file = file.ok_or_else(|| DataError::Usage(format!("there is no picture {number}")))?;
+            let file =
+                file.ok_or_else(|| DataError::Usage(format!("there is no picture {number}")))?;
             self.decode(file, &mut bytes).map_err(|problem| DataError::file(file, problem))?;
         }
         let [channels, height, width] = self.shape.map(u64::cast_signed);
@@ -85,23 +93,30 @@ impl Images {
             return Err(format!("is no longer {width} x {height}; has the file changed?"));
         }
         let channels = channels as usize;
-        (0..channels).for_each(|channel| into.extend(pixels.iter().skip(channel).step_by(channels)));
+        (0..channels)
+            .for_each(|channel| into.extend(pixels.iter().skip(channel).step_by(channels)));
         Ok(())
     }
 }
 
 /// Returns the number of channels that the model takes of pictures with `pixels` pixels.
 fn channels(wanted: &ExpectedTensor, pixels: u64) -> Result<u64, String> {
-    let elements =
-        wanted.sizes().and_then(|sizes| sizes.iter().try_fold(1u64, |product, size| product.checked_mul(*size)));
+    let elements = wanted
+        .sizes()
+        .and_then(|sizes| sizes.iter().try_fold(1u64, |product, size| product.checked_mul(*size)));
     let first = wanted.shape.as_ref().and_then(|shape| *shape.first()?);
-    match elements.filter(|elements| elements % pixels == 0).map(|elements| elements / pixels).or(first) {
+    match elements
+        .filter(|elements| elements % pixels == 0)
+        .map(|elements| elements / pixels)
+        .or(first)
+    {
         Some(channels @ (1 | 3 | 4)) => Ok(channels),
         None => Ok(3),
         Some(_) => {
             let shape = wanted.shape_in_words();
             Err(format!(
-                "the model takes `{}` as {shape}, which is no picture of 1, 3 or 4 channels with {pixels} pixels",
+                "the model takes `{}` as {shape}, which is no picture of 1, 3 or 4 channels with \
+                 {pixels} pixels",
                 wanted.name
             ))
         }
@@ -124,13 +139,18 @@ pub(super) fn files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
 /// Lists a folder sorted by name, without hidden files.
 fn listed(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let error = |e: std::io::Error| DataError::io(folder, &e);
-    let entries = std::fs::read_dir(folder).map_err(error)?.collect::<Result<Vec<_>, _>>().map_err(error)?;
-    let hidden = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
-    let mut paths: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).filter(|path| !hidden(path)).collect();
+    let entries =
+        std::fs::read_dir(folder).map_err(error)?.collect::<Result<Vec<_>, _>>().map_err(error)?;
+    let hidden = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
+    };
+    let mut paths: Vec<PathBuf> =
+        entries.iter().map(std::fs::DirEntry::path).filter(|path| !hidden(path)).collect();
     paths.sort();
     Ok(paths)
 }
 
 fn is_picture(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ENDINGS.contains(&ending.to_string_lossy().to_lowercase().as_str()))
+    path.extension()
+        .is_some_and(|ending| ENDINGS.contains(&ending.to_string_lossy().to_lowercase().as_str()))
 }

@@ -1,26 +1,31 @@
 //! Reads JSON lines, plain or gzipped: one object per line, with a key for each model input and the
 //! target.
 
+use super::array_column::ColumnWriter;
 use super::column::Column;
 use super::element::Element;
-use super::names::Table;
 use super::nested::Nested;
-use super::plain;
-use super::stored::ColumnWriter;
+use super::plain_or_gzip;
+use super::table::Table;
 use crate::DataError;
 use layerspec::DType;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// Opens the columns of these names. Each is stored in the requested dtype.
-pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, DataError> {
+pub(super) fn open(
+    table: &Table,
+    wanted: &BTreeMap<String, DType>,
+) -> Result<BTreeMap<String, Column>, DataError> {
     let path = &table.path;
-    let mut columns: Vec<(&str, ColumnWriter)> =
-        wanted.iter().map(|(name, dtype)| (name.as_str(), ColumnWriter::new(Element::for_dtype(*dtype)))).collect();
-    let (mut file, _) = plain::open(path)?;
+    let mut columns: Vec<(&str, ColumnWriter)> = wanted
+        .iter()
+        .map(|(name, dtype)| (name.as_str(), ColumnWriter::new(Element::for_dtype(*dtype))))
+        .collect();
+    let (mut file, _) = plain_or_gzip::open(path)?;
     let (mut number, mut text) = (0, String::new());
     let mut nested = Nested::default();
-    while plain::line(path, &mut file, &mut number, &mut text)? {
+    while plain_or_gzip::line(path, &mut file, &mut number, &mut text)? {
         if text.trim().is_empty() {
             continue;
         }
@@ -33,11 +38,16 @@ pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BT
                 error(format!("no key `{name}`; it has {}", held.join(", ")))
             })?;
             nested.clear();
-            flatten(value, 0, &mut nested).map_err(|problem| error(format!("`{name}`: {problem}")))?;
-            column.push(&nested.numbers, &nested.shape).map_err(|e| error(format!("`{name}`: {e}")))?;
+            flatten(value, 0, &mut nested)
+                .map_err(|problem| error(format!("`{name}`: {problem}")))?;
+            column
+                .push(&nested.numbers, &nested.shape)
+                .map_err(|e| error(format!("`{name}`: {e}")))?;
         }
     }
-    let finish = |(name, column): (&str, ColumnWriter)| Ok((name.to_string(), Column::Array(column.finish(path)?)));
+    let finish = |(name, column): (&str, ColumnWriter)| {
+        Ok((name.to_string(), Column::Array(column.finish(path)?)))
+    };
     columns.into_iter().map(finish).collect()
 }
 

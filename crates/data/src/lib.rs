@@ -3,25 +3,34 @@
 //! A [`Source`] names the files and their format. When it is opened, it becomes one column for each
 //! input of the model and one for the target (`column.rs`). A column returns the samples of any
 //! numbers as a tensor. It reads them in place from the file. A format that can only be read from
-//! the beginning is copied first, and a large copy goes to a temporary file (`spool.rs`). `fit.rs`
-//! converts the samples to the model's dtypes and shapes.
+//! the beginning is copied first, and a large copy goes to a temporary file (`spool.rs`).
+//! `converted_column.rs` converts the samples to the model's dtypes and shapes.
+//!
+//! ```text
+//! source -> csv, jsonl, parquet, idx, npy, npz, safetensors, images, text, pairs
+//!              |  plain_or_gzip, spool: large copies    tokens: tokenizers    element: types
+//!              v
+//!           column (array_column, images, token_pairs) -> converted_column -> normalize, finite
+//!              |
+//!           batches -> shuffle, length_group -> batch    worker_files: files of workers
+//! ```
 
-#[cfg(not(all(feature = "parquet", feature = "pictures", feature = "tokenizers")))]
-mod absent;
+mod array_column;
 mod batch;
 mod batches;
 mod column;
-mod columns;
+mod converted_column;
 mod csv;
+#[cfg(not(all(feature = "parquet", feature = "pictures", feature = "tokenizers")))]
+mod disabled_features;
 mod element;
 mod error;
+mod expected_tensor;
 mod finite;
-mod fit;
-mod grouped;
 mod idx;
 mod images;
 mod jsonl;
-mod names;
+mod length_group;
 mod nested;
 mod normalize;
 mod npy;
@@ -31,32 +40,31 @@ mod pairs;
 mod parquet;
 #[cfg(feature = "pictures")]
 mod picture;
-mod placed;
-mod plain;
-mod ragged;
+mod plain_or_gzip;
 mod safetensors;
 mod shuffle;
 mod source;
 mod spool;
-mod stored;
+mod table;
 #[cfg(test)]
 mod tests;
 mod text;
+mod token_pairs;
 mod tokens;
 #[cfg(feature = "tokenizers")]
 mod vocabulary;
-mod wanted;
+mod worker_files;
 
 pub use batch::{Batch, Contents, SampleIndices, Variables};
 pub use batches::{Batches, Prefetcher};
 pub use error::DataError;
-pub use names::Table;
 pub use normalize::Normalize;
 pub use pairs::TextPairs;
-pub use ragged::Role;
 pub use shuffle::Order;
 pub use source::Source;
+pub use table::Table;
 pub use text::Text;
+pub use token_pairs::Role;
 pub use tokens::{LoadedTokenizer, Tokenizer};
 
 /// Returns the red, green and blue bytes of a PNG or JPEG file, pixel by pixel.
@@ -64,28 +72,28 @@ pub use tokens::{LoadedTokenizer, Tokenizer};
 /// # Errors
 /// The file is not such a picture, or the program was built without pictures.
 pub fn read_rgb(file: &Path) -> Result<Vec<u8>, DataError> {
-    let (_, _, pixels) = picture::decode(file, 3).map_err(|problem| DataError::file(file, problem))?;
+    let (_, _, pixels) =
+        picture::decode(file, 3).map_err(|problem| DataError::file(file, problem))?;
     Ok(pixels)
 }
 
+use column::{Column, Columns};
+use converted_column::ConvertedColumn;
 #[cfg(not(feature = "parquet"))]
-use absent::parquet;
+use disabled_features::parquet;
 #[cfg(not(feature = "pictures"))]
-use absent::picture;
+use disabled_features::picture;
 #[cfg(not(feature = "tokenizers"))]
-use absent::vocabulary;
-use column::Column;
-use columns::Columns;
-use fit::ConvertedColumn;
+use disabled_features::vocabulary;
+use expected_tensor::ExpectedTensor;
 use layerspec::{DType, LayerGraph};
 use pipeline::LossSpec;
-use placed::WorkerFiles;
 use shuffle::SplitSubset;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use tch::Tensor;
-use wanted::ExpectedTensor;
+use worker_files::WorkerFiles;
 
 /// Samples by number, in memory or in place in files.
 #[derive(Clone, Debug)]
@@ -94,7 +102,7 @@ pub struct Dataset {
     inputs: Vec<(String, ConvertedColumn)>,
     target: Option<ConvertedColumn>,
     samples: u64,
-    /// The samples in use; `None` for all.
+    /// The samples in use. `None` is all.
     subset: Option<Arc<SplitSubset>>,
     opened: Arc<Opened>,
     /// Set if workers read the data from their own files.
@@ -133,7 +141,11 @@ impl Dataset {
     }
 
     /// Opens a source like [`Dataset::open`], but for the inputs alone: the files need no target.
-    pub fn open_inputs(source: &Source, graph: &LayerGraph, normalize: Option<&Normalize>) -> Result<Self, DataError> {
+    pub fn open_inputs(
+        source: &Source,
+        graph: &LayerGraph,
+        normalize: Option<&Normalize>,
+    ) -> Result<Self, DataError> {
         Self::opened(source, graph, None, normalize)
     }
 
@@ -144,27 +156,43 @@ impl Dataset {
         normalize: Option<&Normalize>,
     ) -> Result<Self, DataError> {
         let error = |problem: String| DataError::file(source.path(), problem);
-        let inputs: Vec<ExpectedTensor> = graph.inputs().iter().map(|id| ExpectedTensor::value(graph, *id)).collect();
+        let inputs: Vec<ExpectedTensor> =
+            graph.inputs().iter().map(|id| ExpectedTensor::value(graph, *id)).collect();
         let target = loss.map(|loss| target(graph, loss));
         let ignored = loss.and_then(LossSpec::classes).map(|classes| classes.ignore_index);
-        if let (Source::Pairs(_), Some(other)) = (source, ignored.filter(|class| *class != ragged::IGNORED)) {
-            let expected = ragged::IGNORED;
+        if let (Source::Pairs(_), Some(other)) =
+            (source, ignored.filter(|class| *class != token_pairs::IGNORED))
+        {
+            let expected = token_pairs::IGNORED;
             let problem = format!(
-                "pairs have the class {expected} at padding, but the loss has `ignore_index: {other}`; leave it out"
+                "pairs have the class {expected} at padding, but the loss has `ignore_index: \
+                 {other}`; leave it out"
             );
             return Err(error(problem));
         }
         let has_classes = loss.is_some_and(|loss| loss.classes().is_some());
-        Self::of(Opened { source: source.clone(), inputs, target, normalize: normalize.cloned(), has_classes })
+        Self::of(Opened {
+            source: source.clone(),
+            inputs,
+            target,
+            normalize: normalize.cloned(),
+            has_classes,
+        })
     }
 
     fn of(opened: Opened) -> Result<Self, DataError> {
         let Opened { source, inputs, target, normalize, .. } = &opened;
-        let (normalize, error) = (normalize.as_ref(), |problem: String| DataError::file(source.path(), problem));
-        let first = inputs.first().ok_or_else(|| DataError::Usage("the model has no input".into()))?;
+        let (normalize, error) =
+            (normalize.as_ref(), |problem: String| DataError::file(source.path(), problem));
+        let first =
+            inputs.first().ok_or_else(|| DataError::Usage("the model has no input".into()))?;
         let normalized = normalize.map(|normalize| normalize.input.as_ref().unwrap_or(&first.name));
-        if let Some(unknown) = normalized.filter(|name| !inputs.iter().any(|input| input.name == **name)) {
-            return Err(error(format!("`normalize` names `{unknown}`, which is no input of the model")));
+        if let Some(unknown) =
+            normalized.filter(|name| !inputs.iter().any(|input| input.name == **name))
+        {
+            return Err(error(format!(
+                "`normalize` names `{unknown}`, which is no input of the model"
+            )));
         }
         let columns = source.open(inputs, target.as_ref())?;
         if columns.inputs.first().is_none_or(|column| column.samples() == 0) {
@@ -172,32 +200,53 @@ impl Dataset {
         }
         let fit = |column: Column, wanted: &ExpectedTensor, normalize: Option<&Normalize>| {
             let path = column.path().unwrap_or_else(|| source.path()).to_path_buf();
-            ConvertedColumn::new(column, wanted, normalize).map_err(|problem| DataError::file(&path, problem))
+            ConvertedColumn::new(column, wanted, normalize)
+                .map_err(|problem| DataError::file(&path, problem))
         };
         let Columns { inputs: found, target: labels } = columns;
         let fit_input = |(column, wanted): (Column, &ExpectedTensor)| {
             let normalize = normalize.filter(|_| normalized == Some(&wanted.name));
             Ok((wanted.name.clone(), fit(column, wanted, normalize)?))
         };
-        let inputs = found.into_iter().zip(inputs).map(fit_input).collect::<Result<Vec<_>, DataError>>()?;
-        let target = labels.zip(target.as_ref()).map(|(labels, wanted)| fit(labels, wanted, None)).transpose()?;
+        let inputs =
+            found.into_iter().zip(inputs).map(fit_input).collect::<Result<Vec<_>, DataError>>()?;
+        let target = labels
+            .zip(target.as_ref())
+            .map(|(labels, wanted)| fit(labels, wanted, None))
+            .transpose()?;
         let (what, samples) = match (&target, inputs.first()) {
             (Some(target), _) => ("the target", target.samples()),
             (None, Some((name, input))) => (name.as_str(), input.samples()),
             (None, None) => ("nothing", 0),
         };
         if let Some((name, input)) = inputs.iter().find(|(_, input)| input.samples() != samples) {
-            return Err(error(format!("`{name}` has {} samples but {what} has {samples}", input.samples())));
+            return Err(error(format!(
+                "`{name}` has {} samples but {what} has {samples}",
+                input.samples()
+            )));
         }
-        Ok(Dataset { inputs, target, samples, subset: None, opened: Arc::new(opened), worker_files: None })
+        Ok(Dataset {
+            inputs,
+            target,
+            samples,
+            subset: None,
+            opened: Arc::new(opened),
+            worker_files: None,
+        })
     }
 
     /// Returns an input of the samples in a part of a batch.
     ///
     /// # Errors
     /// A file cannot be read any more, or the model has no such input.
-    pub fn input(&self, place: usize, batch: &[i64], part: Range<usize>) -> Result<Tensor, DataError> {
-        let missing = || DataError::Usage(format!("no input {place}; there are {}", self.inputs.len()));
+    pub fn input(
+        &self,
+        place: usize,
+        batch: &[i64],
+        part: Range<usize>,
+    ) -> Result<Tensor, DataError> {
+        let missing =
+            || DataError::Usage(format!("no input {place}; there are {}", self.inputs.len()));
         let (_, input) = self.inputs.get(place).ok_or_else(missing)?;
         input.check_size(batch, part.len())?;
         input.rows(batch, part)
@@ -236,10 +285,16 @@ impl Dataset {
         let part = |drawn| Arc::new(SplitSubset::new(self.samples, seed, share, drawn));
         let (rest, drawn) = (part(false), part(true));
         if self.subset.is_some() || rest.samples == 0 || drawn.samples == 0 {
-            let problem = format!("a split of {share} leaves {} of {} samples to train on", rest.samples, self.samples);
+            let problem = format!(
+                "a split of {share} leaves {} of {} samples to train on",
+                rest.samples, self.samples
+            );
             return Err(DataError::Usage(problem));
         }
-        Ok((Dataset { subset: Some(rest), ..self.clone() }, Dataset { subset: Some(drawn), ..self }))
+        Ok((
+            Dataset { subset: Some(rest), ..self.clone() },
+            Dataset { subset: Some(drawn), ..self },
+        ))
     }
 
     /// Returns the number of samples.
@@ -288,13 +343,15 @@ impl Dataset {
     }
 
     fn numbers(&self, numbers: &[i64]) -> Result<Vec<i64>, DataError> {
-        let unknown = |number| DataError::Usage(format!("no sample {number}; there are {}", self.samples()));
+        let unknown =
+            |number| DataError::Usage(format!("no sample {number}; there are {}", self.samples()));
         numbers.iter().map(|number| self.number(*number).ok_or_else(|| unknown(*number))).collect()
     }
 
     fn of_whole(&self, numbers: &[i64]) -> Result<(Tensor, Variables), DataError> {
         let mut inputs = self.inputs.iter();
-        let (_, x) = inputs.next().ok_or_else(|| DataError::Usage("the model has no input".into()))?;
+        let (_, x) =
+            inputs.next().ok_or_else(|| DataError::Usage("the model has no input".into()))?;
         let mut variables = Variables::new();
         for (name, input) in inputs {
             variables = variables.with(name, &input.rows(numbers, 0..numbers.len())?);
@@ -307,8 +364,12 @@ impl Dataset {
 fn target(graph: &LayerGraph, loss: &LossSpec) -> ExpectedTensor {
     let name = "target".to_string();
     match (loss.classes(), graph.outputs().first()) {
-        (Some(_), _) => ExpectedTensor { name, dtype: DType::Int64, shape: None, num_embeddings: None },
+        (Some(_), _) => {
+            ExpectedTensor { name, dtype: DType::Int64, shape: None, num_embeddings: None }
+        }
         (None, Some(output)) => ExpectedTensor { name, ..ExpectedTensor::value(graph, *output) },
-        (None, None) => ExpectedTensor { name, dtype: DType::Float32, shape: None, num_embeddings: None },
+        (None, None) => {
+            ExpectedTensor { name, dtype: DType::Float32, shape: None, num_embeddings: None }
+        }
     }
 }

@@ -17,7 +17,9 @@ impl Nested {
     pub(super) fn list(&mut self, depth: usize, size: usize) -> Result<(), String> {
         let size = size as u64;
         match self.shape.get(depth) {
-            Some(known) if *known != size => Err(format!("lists of {known} and of {size} beside each other")),
+            Some(known) if *known != size => {
+                Err(format!("lists of {known} and of {size} beside each other"))
+            }
             Some(_) => Ok(()),
             None if self.numbers.is_empty() => {
                 self.shape.push(size);

@@ -23,8 +23,14 @@ impl Normalize {
         let channels = shape.and_then(|shape| shape.first());
         for (what, numbers) in [("mean", &self.mean), ("std", &self.std)] {
             if numbers.len() != 1 && channels != Some(&(numbers.len() as u64)) {
-                let shape = shape.map_or_else(|| "no fixed shape".into(), |shape| format!("the shape {shape:?}"));
-                return Err(format!("`normalize` has {} numbers as `{what}`, but a sample has {shape}", numbers.len()));
+                let shape = shape.map_or_else(
+                    || "no fixed shape".into(),
+                    |shape| format!("the shape {shape:?}"),
+                );
+                return Err(format!(
+                    "`normalize` has {} numbers as `{what}`, but a sample has {shape}",
+                    numbers.len()
+                ));
             }
         }
         Ok(())

@@ -3,10 +3,10 @@
 //!
 //! The format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
 
+use super::array_column::{ArrayColumn, Layout};
 use super::element::Element;
-use super::plain::read_exactly;
+use super::plain_or_gzip::read_exactly;
 use super::spool::Store;
-use super::stored::{ArrayColumn, Layout};
 use crate::DataError;
 use std::io::Read;
 use std::path::Path;
@@ -45,8 +45,8 @@ pub(super) fn header(path: &Path, file: &mut impl Read) -> Result<(Layout, u64),
     let mut text = vec![0; length];
     read_exactly(path, file, &mut text)?;
     let text = String::from_utf8_lossy(&text);
-    let (mut layout, samples) =
-        parse(&text).map_err(|problem| error(format!("{problem}, in the header {}", text.trim())))?;
+    let (mut layout, samples) = parse(&text)
+        .map_err(|problem| error(format!("{problem}, in the header {}", text.trim())))?;
     layout.start = (8 + if wide { 4 } else { 2 } + length) as u64;
     Ok((layout, samples))
 }
@@ -58,12 +58,22 @@ fn parse(text: &str) -> Result<(Layout, u64), String> {
         after.ok_or_else(|| format!("there is no '{key}'"))
     };
     let descr = value("descr")?;
-    let descr = descr.strip_prefix('\'').and_then(|rest| rest.split_once('\'')).map(|(descr, _)| descr);
+    let descr =
+        descr.strip_prefix('\'').and_then(|rest| rest.split_once('\'')).map(|(descr, _)| descr);
     let descr = descr.ok_or("records of several fields are not supported")?;
-    let (element, big_endian) = element(descr).ok_or_else(|| format!("dtype '{descr}' is not supported"))?;
-    let shape = value("shape")?.strip_prefix('(').and_then(|rest| rest.split_once(')')).map(|(shape, _)| shape);
-    let shape = shape.ok_or("'shape' is no list")?.split(',').map(str::trim).filter(|size| !size.is_empty());
-    let shape: Result<Vec<u64>, _> = shape.map(|size| size.trim_end_matches('L').parse::<u64>()).collect();
+    let (element, big_endian) =
+        element(descr).ok_or_else(|| format!("dtype '{descr}' is not supported"))?;
+    let shape = value("shape")?
+        .strip_prefix('(')
+        .and_then(|rest| rest.split_once(')'))
+        .map(|(shape, _)| shape);
+    let shape = shape
+        .ok_or("'shape' is no list")?
+        .split(',')
+        .map(str::trim)
+        .filter(|size| !size.is_empty());
+    let shape: Result<Vec<u64>, _> =
+        shape.map(|size| size.trim_end_matches('L').parse::<u64>()).collect();
     let shape = shape.map_err(|_| "'shape' is no list of sizes")?;
     let (samples, shape) = shape.split_first().ok_or("a single number has no samples")?;
     // In one dimension, both orders are the same.

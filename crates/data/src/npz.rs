@@ -1,11 +1,11 @@
 //! Reads NumPy's `.npz`: a zip archive of `.npy` arrays.
 
+use super::array_column::{ArrayColumn, Layout};
 use super::column::Column;
-use super::names::Table;
 use super::npy;
-use super::plain;
+use super::plain_or_gzip;
 use super::spool::{Spool, Store};
-use super::stored::{ArrayColumn, Layout};
+use super::table::Table;
 use crate::DataError;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,12 +21,17 @@ pub(super) fn open(table: &Table) -> Result<BTreeMap<String, Column>, DataError>
     let store = Arc::new(Store::open(path)?);
     let file = BufReader::new(File::open(path).map_err(|e| DataError::io(path, &e))?);
     let mut archive = ZipArchive::new(file).map_err(|e| error(format!("not an .npz file: {e}")))?;
-    let held: Vec<String> = archive.file_names().map(|name| name.trim_end_matches(".npy").to_string()).collect();
+    let held: Vec<String> =
+        archive.file_names().map(|name| name.trim_end_matches(".npy").to_string()).collect();
     let mut columns = BTreeMap::new();
     for name in table.columns() {
-        let place =
-            archive.index_for_name(&format!("{name}.npy")).ok_or_else(|| table.missing("array", name, &held))?;
-        columns.insert(name.to_string(), Column::Array(array(path, name, &mut archive, place, &store)?));
+        let place = archive
+            .index_for_name(&format!("{name}.npy"))
+            .ok_or_else(|| table.missing("array", name, &held))?;
+        columns.insert(
+            name.to_string(),
+            Column::Array(array(path, name, &mut archive, place, &store)?),
+        );
     }
     Ok(columns)
 }
@@ -47,9 +52,12 @@ fn array(
         let start = layout.start.saturating_add(offset);
         return ArrayColumn::new(path, store.clone(), Layout { start, ..layout }, samples);
     }
-    let bytes = layout.shape.iter().try_fold(layout.element.size(), |product, size| product.checked_mul(*size));
+    let bytes = layout
+        .shape
+        .iter()
+        .try_fold(layout.element.size(), |product, size| product.checked_mul(*size));
     let bytes = bytes.and_then(|bytes| bytes.checked_mul(samples));
     let mut spool = Spool::new();
-    plain::copy(path, &mut entry, &mut spool, bytes.unwrap_or(u64::MAX))?;
+    plain_or_gzip::copy(path, &mut entry, &mut spool, bytes.unwrap_or(u64::MAX))?;
     ArrayColumn::new(path, Arc::new(spool.finish()?), Layout { start: 0, ..layout }, samples)
 }

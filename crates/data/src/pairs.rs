@@ -1,12 +1,11 @@
 //! Reads pairs of texts, such as sentences and their translations: lines with two columns, or lines
 //! of JSON with two keys.
 
-use super::column::Column;
-use super::columns::Columns;
-use super::plain;
-use super::ragged::{PairColumn, PairsWriter, Role, SpecialTokens};
+use super::column::{Column, Columns};
+use super::expected_tensor::ExpectedTensor;
+use super::plain_or_gzip;
+use super::token_pairs::{PairColumn, PairsWriter, Role, SpecialTokens};
 use super::tokens::{LoadedTokenizer, Tokenizer};
-use super::wanted::ExpectedTensor;
 use crate::DataError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -52,7 +51,8 @@ impl TextPairs {
     /// Returns the role of a model input: from the run file if it names one, else from the input's
     /// name.
     pub fn role(&self, input: &str) -> Result<Role, DataError> {
-        let named = self.inputs.iter().find(|(_, name)| *name == input).map(|(role, _)| role.as_str());
+        let named =
+            self.inputs.iter().find(|(_, name)| *name == input).map(|(role, _)| role.as_str());
         let own = Some(input).filter(|name| !self.inputs.contains_key(*name));
         match named.or(own) {
             Some("source") => Ok(Role::Source),
@@ -61,23 +61,31 @@ impl TextPairs {
             Some("target_padding") => Ok(Role::TargetPadding),
             _ => {
                 let roles = TextPairs::ROLES.join(", ");
-                let problem = format!("what is the model's input `{input}`? `inputs:` says it for each of {roles}");
+                let problem = format!(
+                    "what is the model's input `{input}`? `inputs:` says it for each of {roles}"
+                );
                 Err(DataError::file(&self.path, problem))
             }
         }
     }
 
-    fn each(&self, most: u64, mut take: impl FnMut([String; 2]) -> Result<(), DataError>) -> Result<(), DataError> {
+    fn each(
+        &self,
+        most: u64,
+        mut take: impl FnMut([String; 2]) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
         let path = &self.path;
-        let (mut file, _) = plain::open(path)?;
+        let (mut file, _) = plain_or_gzip::open(path)?;
         let (mut number, mut line, mut taken) = (0, String::new(), 0);
-        while taken < most && plain::line(path, &mut file, &mut number, &mut line)? {
+        while taken < most && plain_or_gzip::line(path, &mut file, &mut number, &mut line)? {
             if line.trim().is_empty() {
                 continue;
             }
             taken += 1;
             let both = both(&line, self.keys.as_ref());
-            take(both.map_err(|problem| DataError::file(path, format!("line {number}: {problem}")))?)?;
+            take(
+                both.map_err(|problem| DataError::file(path, format!("line {number}: {problem}")))?,
+            )?;
         }
         Ok(())
     }
@@ -85,7 +93,8 @@ impl TextPairs {
 
 pub(super) fn open(texts: &TextPairs, inputs: &[ExpectedTensor]) -> Result<Columns, DataError> {
     let path = &texts.path;
-    let roles = inputs.iter().map(|input| texts.role(&input.name)).collect::<Result<Vec<_>, _>>()?;
+    let roles =
+        inputs.iter().map(|input| texts.role(&input.name)).collect::<Result<Vec<_>, _>>()?;
     let source = LoadedTokenizer::load(&texts.tokenizer)?;
     let other = texts.target_tokenizer.as_ref().map(LoadedTokenizer::load).transpose()?;
     let target = other.as_ref().unwrap_or(&source);
@@ -117,20 +126,28 @@ pub(super) fn open(texts: &TextPairs, inputs: &[ExpectedTensor]) -> Result<Colum
     })?;
     let pairs = Arc::new(pairs.finish(path, marks, length.filter(|_| texts.fixed))?);
     let column = |role| Column::Pair(PairColumn { pairs: pairs.clone(), role });
-    Ok(Columns { inputs: roles.into_iter().map(column).collect(), target: Some(column(Role::Labels)) })
+    Ok(Columns {
+        inputs: roles.into_iter().map(column).collect(),
+        target: Some(column(Role::Labels)),
+    })
 }
 
 fn both(line: &str, keys: Option<&[String; 2]>) -> Result<[String; 2], String> {
     let Some(keys) = keys else {
-        let (source, rest) = line.split_once('\t').ok_or("expected two columns with a tab between them")?;
+        let (source, rest) =
+            line.split_once('\t').ok_or("expected two columns with a tab between them")?;
         let target = rest.split('\t').next().unwrap_or(rest);
         return Ok([source.to_string(), target.to_string()]);
     };
-    let object: Map<String, Value> = serde_json::from_str(line).map_err(|e| format!("is no JSON object: {e}"))?;
+    let object: Map<String, Value> =
+        serde_json::from_str(line).map_err(|e| format!("is no JSON object: {e}"))?;
     let text = |key: &String| match object.get(key) {
         Some(Value::String(text)) => Ok(text.clone()),
         Some(other) => Err(format!("`{key}`: expected text, found {other}")),
-        None => Err(format!("no key `{key}`; it has {}", object.keys().cloned().collect::<Vec<_>>().join(", "))),
+        None => Err(format!(
+            "no key `{key}`; it has {}",
+            object.keys().cloned().collect::<Vec<_>>().join(", ")
+        )),
     };
     Ok([text(&keys[0])?, text(&keys[1])?])
 }

@@ -1,10 +1,10 @@
 //! Reads Parquet: named columns of numbers or of lists of numbers, one row group at a time.
 
+use super::array_column::ColumnWriter;
 use super::column::Column;
 use super::element::Element;
-use super::names::Table;
 use super::nested::Nested;
-use super::stored::ColumnWriter;
+use super::table::Table;
 use crate::DataError;
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
@@ -15,33 +15,46 @@ use std::collections::BTreeMap;
 use std::fs::File;
 
 /// Opens the columns of these names. Each is stored in the requested dtype.
-pub(super) fn open(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, DataError> {
+pub(super) fn open(
+    table: &Table,
+    wanted: &BTreeMap<String, DType>,
+) -> Result<BTreeMap<String, Column>, DataError> {
     // The library panics on some broken files. It prints a message itself, and training does not
     // begin.
     let read = std::panic::catch_unwind(|| read(table, wanted));
-    read.unwrap_or_else(|_| Err(DataError::file(&table.path, "a broken Parquet file: its pages contradict its schema")))
+    read.unwrap_or_else(|_| {
+        Err(DataError::file(&table.path, "a broken Parquet file: its pages contradict its schema"))
+    })
 }
 
-fn read(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<String, Column>, DataError> {
+fn read(
+    table: &Table,
+    wanted: &BTreeMap<String, DType>,
+) -> Result<BTreeMap<String, Column>, DataError> {
     let path = &table.path;
     let error = |problem: String| DataError::file(path, problem);
     let broken = |e: ParquetError| error(format!("not a Parquet file, or a broken one: {e}"));
     let file = File::open(path).map_err(|e| DataError::io(path, &e))?;
     let reader = SerializedFileReader::new(file).map_err(broken)?;
     let schema = reader.metadata().file_metadata().schema();
-    let held: Vec<String> = schema.get_fields().iter().map(|field| field.name().to_string()).collect();
+    let held: Vec<String> =
+        schema.get_fields().iter().map(|field| field.name().to_string()).collect();
     let mut fields = Vec::new();
     for name in wanted.keys() {
         let field = schema.get_fields().iter().find(|field| field.name() == name);
         fields.push(field.cloned().ok_or_else(|| table.missing("column", name, &held))?);
     }
-    let projection = Type::group_type_builder(schema.name()).with_fields(fields).build().map_err(broken)?;
-    let mut columns: BTreeMap<&str, ColumnWriter> =
-        wanted.iter().map(|(name, dtype)| (name.as_str(), ColumnWriter::new(Element::for_dtype(*dtype)))).collect();
+    let projection =
+        Type::group_type_builder(schema.name()).with_fields(fields).build().map_err(broken)?;
+    let mut columns: BTreeMap<&str, ColumnWriter> = wanted
+        .iter()
+        .map(|(name, dtype)| (name.as_str(), ColumnWriter::new(Element::for_dtype(*dtype))))
+        .collect();
     let mut nested = Nested::default();
     for (number, row) in reader.get_row_iter(Some(projection)).map_err(broken)?.enumerate() {
         for (name, field) in row.map_err(broken)?.get_column_iter() {
-            let error = |problem: String| error(format!("row {number}, column `{name}`: {problem}"));
+            let error =
+                |problem: String| error(format!("row {number}, column `{name}`: {problem}"));
             nested.clear();
             flatten(field, 0, &mut nested).map_err(error)?;
             if let Some(column) = columns.get_mut(name.as_str()) {
@@ -49,7 +62,9 @@ fn read(table: &Table, wanted: &BTreeMap<String, DType>) -> Result<BTreeMap<Stri
             }
         }
     }
-    let finish = |(name, column): (&str, ColumnWriter)| Ok((name.to_string(), Column::Array(column.finish(path)?)));
+    let finish = |(name, column): (&str, ColumnWriter)| {
+        Ok((name.to_string(), Column::Array(column.finish(path)?)))
+    };
     columns.into_iter().map(finish).collect()
 }
 

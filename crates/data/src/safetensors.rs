@@ -1,10 +1,10 @@
 //! Reads safetensors: tensors by name, each read in place.
 
+use super::array_column::{ArrayColumn, Layout};
 use super::column::Column;
 use super::element::Element;
-use super::names::Table;
 use super::spool::Store;
-use super::stored::{ArrayColumn, Layout};
+use super::table::Table;
 use crate::DataError;
 use safetensors::tensor::{Dtype, Metadata};
 use std::collections::BTreeMap;
@@ -19,28 +19,36 @@ pub(super) fn open(table: &Table) -> Result<BTreeMap<String, Column>, DataError>
     let error = |problem: String| DataError::file(path, problem);
     let store = Arc::new(Store::open(path)?);
     let mut length = [0; 8];
-    store.read(0, &mut length).map_err(|_| error("not a safetensors file: shorter than its first 8 bytes".into()))?;
+    store
+        .read(0, &mut length)
+        .map_err(|_| error("not a safetensors file: shorter than its first 8 bytes".into()))?;
     let length = u64::from_le_bytes(length);
     if length > MAX_HEADER.min(store.length()) {
-        return Err(error(format!("not a safetensors file, or cut short: its header would have {length} bytes")));
+        return Err(error(format!(
+            "not a safetensors file, or cut short: its header would have {length} bytes"
+        )));
     }
     let mut header = vec![0; length as usize];
     store.read(8, &mut header).map_err(|e| error(e.to_string()))?;
-    let header: Metadata =
-        serde_json::from_slice(&header).map_err(|e| error(format!("not a safetensors file: {e}")))?;
+    let header: Metadata = serde_json::from_slice(&header)
+        .map_err(|e| error(format!("not a safetensors file: {e}")))?;
     let mut held: Vec<String> = header.tensors().into_keys().collect();
     held.sort();
     let mut columns = BTreeMap::new();
     for name in table.columns() {
         let info = header.info(name).ok_or_else(|| table.missing("tensor", name, &held))?;
-        let element = element(info.dtype)
-            .ok_or_else(|| error(format!("tensor `{name}` has dtype {:?}, which BossMan cannot use", info.dtype)))?;
-        let (samples, shape) = info.shape.split_first().ok_or_else(|| error(format!("`{name}` has no samples")))?;
+        let element = element(info.dtype).ok_or_else(|| {
+            error(format!("tensor `{name}` has dtype {:?}, which BossMan cannot use", info.dtype))
+        })?;
+        let (samples, shape) =
+            info.shape.split_first().ok_or_else(|| error(format!("`{name}` has no samples")))?;
         let shape: Vec<u64> = shape.iter().map(|size| *size as u64).collect();
         let start = (8 + length).saturating_add(info.data_offsets.0 as u64);
         let layout = Layout { start, ..Layout::packed(element, &shape) };
-        columns
-            .insert(name.to_string(), Column::Array(ArrayColumn::new(path, store.clone(), layout, *samples as u64)?));
+        columns.insert(
+            name.to_string(),
+            Column::Array(ArrayColumn::new(path, store.clone(), layout, *samples as u64)?),
+        );
     }
     Ok(columns)
 }

@@ -55,7 +55,9 @@ impl Order {
         match &self.kind {
             Kind::AsInTheFile => places.map(u64::cast_signed).collect(),
             Kind::Listed(numbers) => numbers[places.start as usize..places.end as usize].to_vec(),
-            Kind::Permuted(permutation) => places.map(|place| permutation.at(place).cast_signed()).collect(),
+            Kind::Permuted(permutation) => {
+                places.map(|place| permutation.at(place).cast_signed()).collect()
+            }
         }
     }
 }
@@ -93,8 +95,10 @@ impl Permutation {
     fn feistel(&self, number: u64) -> u64 {
         let half = (1u64 << self.bits) - 1;
         let halves = (number >> self.bits, number & half);
-        let (left, right) =
-            self.keys.iter().fold(halves, |(left, right), key| (right, left ^ (mix(right ^ key) & half)));
+        let (left, right) = self
+            .keys
+            .iter()
+            .fold(halves, |(left, right), key| (right, left ^ (mix(right ^ key) & half)));
         left << self.bits | right
     }
 }
@@ -131,7 +135,8 @@ impl SplitSubset {
     /// Makes the part of `samples` samples that is drawn with this share, or the rest.
     pub(super) fn new(samples: u64, seed: u64, share: f64, drawn: bool) -> Self {
         let limit = (share * u64::MAX as f64) as u64;
-        let mut part = SplitSubset { seed: mix(seed), limit, drawn, before: Vec::new(), samples: 0 };
+        let mut part =
+            SplitSubset { seed: mix(seed), limit, drawn, before: Vec::new(), samples: 0 };
         for block in 0..samples.div_ceil(BLOCK) {
             part.before.push(part.samples);
             let numbers = block * BLOCK..((block + 1) * BLOCK).min(samples);
@@ -149,7 +154,8 @@ impl SplitSubset {
         let wanted = u64::try_from(of_part).ok().filter(|wanted| *wanted < self.samples)?;
         let block = self.before.partition_point(|before| *before <= wanted).checked_sub(1)?;
         let numbers = block as u64 * BLOCK..(block as u64 + 1) * BLOCK;
-        let number = numbers.filter(|number| self.has(*number)).nth((wanted - self.before[block]) as usize);
+        let number =
+            numbers.filter(|number| self.has(*number)).nth((wanted - self.before[block]) as usize);
         number.map(u64::cast_signed)
     }
 }
@@ -187,7 +193,9 @@ mod tests {
     #[test]
     fn two_parts_are_the_whole_and_do_not_change_sides_where_data_is_added() {
         let parts = |samples| [true, false].map(|drawn| SplitSubset::new(samples, 5, 0.1, drawn));
-        let all = |part: &SplitSubset| (0..part.samples as i64).map(|n| part.number(n).unwrap()).collect::<Vec<_>>();
+        let all = |part: &SplitSubset| {
+            (0..part.samples as i64).map(|n| part.number(n).unwrap()).collect::<Vec<_>>()
+        };
         let [few, rest] = parts(5000);
         assert!((400..600).contains(&few.samples), "{}", few.samples);
         let mut whole = [all(&few), all(&rest)].concat();

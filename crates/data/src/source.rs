@@ -1,10 +1,12 @@
 //! The sources of samples.
 
-use super::column::Column;
-use super::columns::Columns;
-use super::names::Table;
-use super::wanted::ExpectedTensor;
-use super::{csv, idx, images, jsonl, npy, npz, pairs, parquet, safetensors, text, Text, TextPairs, Tokenizer};
+use super::column::{Column, Columns};
+use super::expected_tensor::ExpectedTensor;
+use super::table::Table;
+use super::{
+    csv, idx, images, jsonl, npy, npz, pairs, parquet, safetensors, text, Text, TextPairs,
+    Tokenizer,
+};
 use crate::DataError;
 use layerspec::DType;
 use serde::{Deserialize, Serialize};
@@ -49,16 +51,20 @@ pub enum Source {
     Pairs(TextPairs),
 }
 
-const ENDINGS: &str = ".csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet or .safetensors, or a folder of pictures";
+const ENDINGS: &str =
+    ".csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet or .safetensors, or a folder of pictures";
 
 impl Source {
     /// Returns the path that errors name.
     pub fn path(&self) -> &Path {
         match self {
-            Source::File(path) | Source::Idx { images: path, .. } | Source::Npy { target: path, .. } => path,
-            Source::Npz(table) | Source::Safetensors(table) | Source::Jsonl(table) | Source::Parquet(table) => {
-                &table.path
-            }
+            Source::File(path)
+            | Source::Idx { images: path, .. }
+            | Source::Npy { target: path, .. } => path,
+            Source::Npz(table)
+            | Source::Safetensors(table)
+            | Source::Jsonl(table)
+            | Source::Parquet(table) => &table.path,
             Source::Images { folder } => folder,
             Source::Text(text) => text.paths.first().map_or(Path::new("text"), PathBuf::as_path),
             Source::Pairs(pairs) => &pairs.path,
@@ -66,8 +72,12 @@ impl Source {
     }
 
     /// Returns the same source with each path replaced.
-    pub(super) fn with_paths(&self, path: &dyn Fn(&Path) -> Result<PathBuf, DataError>) -> Result<Self, DataError> {
-        let table = |table: &Table| Ok::<_, DataError>(Table { path: path(&table.path)?, ..table.clone() });
+    pub(super) fn with_paths(
+        &self,
+        path: &dyn Fn(&Path) -> Result<PathBuf, DataError>,
+    ) -> Result<Self, DataError> {
+        let table =
+            |table: &Table| Ok::<_, DataError>(Table { path: path(&table.path)?, ..table.clone() });
         let tokenizer = |tokenizer: &Tokenizer| {
             Ok::<_, DataError>(match tokenizer {
                 Tokenizer::Bytes => Tokenizer::Bytes,
@@ -76,10 +86,15 @@ impl Source {
         };
         Ok(match self {
             Source::File(file) => Source::File(path(file)?),
-            Source::Idx { images, labels } => Source::Idx { images: path(images)?, labels: path(labels)? },
+            Source::Idx { images, labels } => {
+                Source::Idx { images: path(images)?, labels: path(labels)? }
+            }
             Source::Npy { inputs, target } => {
                 let inputs = inputs.iter().map(|(name, file)| Ok((name.clone(), path(file)?)));
-                Source::Npy { inputs: inputs.collect::<Result<_, DataError>>()?, target: path(target)? }
+                Source::Npy {
+                    inputs: inputs.collect::<Result<_, DataError>>()?,
+                    target: path(target)?,
+                }
             }
             Source::Npz(of) => Source::Npz(table(of)?),
             Source::Safetensors(of) => Source::Safetensors(table(of)?),
@@ -112,12 +127,18 @@ impl Source {
             Source::File(file) => vec![file.clone()],
             Source::Idx { images, labels } => vec![images.clone(), labels.clone()],
             Source::Npy { inputs, target } => inputs.values().chain([target]).cloned().collect(),
-            Source::Npz(table) | Source::Safetensors(table) | Source::Jsonl(table) | Source::Parquet(table) => {
+            Source::Npz(table)
+            | Source::Safetensors(table)
+            | Source::Jsonl(table)
+            | Source::Parquet(table) => {
                 vec![table.path.clone()]
             }
-            Source::Text(text) => text.paths.iter().cloned().chain(tokenizer(&text.tokenizer)).collect(),
+            Source::Text(text) => {
+                text.paths.iter().cloned().chain(tokenizer(&text.tokenizer)).collect()
+            }
             Source::Pairs(pairs) => {
-                let tokenizers = [Some(&pairs.tokenizer), pairs.target_tokenizer.as_ref()].into_iter().flatten();
+                let tokenizers =
+                    [Some(&pairs.tokenizer), pairs.target_tokenizer.as_ref()].into_iter().flatten();
                 [pairs.path.clone()].into_iter().chain(tokenizers.filter_map(tokenizer)).collect()
             }
         })
@@ -140,24 +161,33 @@ impl Source {
                 let names: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();
                 let usage = |problem: String| DataError::Usage(format!("data, npy: {problem}"));
                 if let Some(unknown) = files.keys().find(|name| !names.contains(&name.as_str())) {
-                    let problem = format!("the model has no input `{unknown}`; its inputs are {}", names.join(", "));
+                    let problem = format!(
+                        "the model has no input `{unknown}`; its inputs are {}",
+                        names.join(", ")
+                    );
                     return Err(usage(problem));
                 }
-                let file =
-                    |name: &&str| files.get(*name).ok_or_else(|| usage(format!("no file for the input `{name}`")));
+                let file = |name: &&str| {
+                    files.get(*name).ok_or_else(|| usage(format!("no file for the input `{name}`")))
+                };
                 let open = |name: &&str| Ok(Column::Array(npy::open(file(name)?)?));
                 let inputs = names.iter().map(open).collect::<Result<_, DataError>>()?;
                 let target = target.map(|_| npy::open(labels)).transpose()?.map(Column::Array);
                 Ok(Columns { inputs, target })
             }
             Source::Npz(table) => by_name(table, inputs, target, |table, _| npz::open(table)),
-            Source::Safetensors(table) => by_name(table, inputs, target, |table, _| safetensors::open(table)),
+            Source::Safetensors(table) => {
+                by_name(table, inputs, target, |table, _| safetensors::open(table))
+            }
             Source::Jsonl(table) => by_name(table, inputs, target, jsonl::open),
             Source::Parquet(table) => by_name(table, inputs, target, parquet::open),
             Source::Images { folder } => {
                 only_input("pictures are", folder, inputs)?;
                 let (images, labels) = images::open(folder, &inputs[0])?;
-                Ok(Columns { inputs: vec![Column::Images(images)], target: Some(Column::Array(labels)) })
+                Ok(Columns {
+                    inputs: vec![Column::Images(images)],
+                    target: Some(Column::Array(labels)),
+                })
             }
             Source::Text(text) => {
                 only_input("text is", self.path(), inputs)?;
@@ -168,7 +198,11 @@ impl Source {
     }
 }
 
-fn open_file(path: &Path, inputs: &[ExpectedTensor], target: Option<&ExpectedTensor>) -> Result<Columns, DataError> {
+fn open_file(
+    path: &Path,
+    inputs: &[ExpectedTensor],
+    target: Option<&ExpectedTensor>,
+) -> Result<Columns, DataError> {
     let name = path.to_string_lossy();
     let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
     let table = || Table::with_default_names(path.to_path_buf());
@@ -182,8 +216,8 @@ fn open_file(path: &Path, inputs: &[ExpectedTensor], target: Option<&ExpectedTen
         () if ends(&[".jsonl", ".jsonl.gz"]) => Source::Jsonl(table()),
         () if ends(&[".parquet"]) => Source::Parquet(table()),
         () if ends(&[".txt", ".tsv"]) => {
-            let problem = "text needs more than its path: {text: {path: ..., tokenizer: ..., sequence_length: ...}}, \
-                           or {pairs: {path: ..., tokenizer: ...}}";
+            let problem = "text needs more than its path: {text: {path: ..., tokenizer: ..., \
+                           sequence_length: ...}}, or {pairs: {path: ..., tokenizer: ...}}";
             return Err(DataError::file(path, problem));
         }
         () if path.is_dir() => Source::Images { folder: path.to_path_buf() },
@@ -197,8 +231,10 @@ fn only_input(what: &str, path: &Path, inputs: &[ExpectedTensor]) -> Result<(), 
         [_] => Ok(()),
         _ => {
             let count = inputs.len();
-            let problem =
-                format!("{what} one input, but the model has {count}; give a .safetensors file with a tensor for each");
+            let problem = format!(
+                "{what} one input, but the model has {count}; give a .safetensors file with a \
+                 tensor for each"
+            );
             Err(DataError::file(path, problem))
         }
     }
@@ -222,7 +258,9 @@ fn by_name(
     let dtypes = inputs.iter().map(|input| (column(&input.name), input.dtype));
     let dtypes = dtypes.chain(target.map(|target| (table.target.clone(), target.dtype))).collect();
     let columns = open(&table, &dtypes)?;
-    let get = |name: &str| columns.get(name).cloned().ok_or_else(|| table.missing("column", name, &[]));
-    let inputs = names.iter().map(|name| get(&column(&name.to_string()))).collect::<Result<_, _>>()?;
+    let get =
+        |name: &str| columns.get(name).cloned().ok_or_else(|| table.missing("column", name, &[]));
+    let inputs =
+        names.iter().map(|name| get(&column(&name.to_string()))).collect::<Result<_, _>>()?;
     Ok(Columns { inputs, target: target.map(|_| get(&table.target)).transpose()? })
 }

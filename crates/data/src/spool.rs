@@ -131,7 +131,9 @@ mod tests {
             let mut part = [0; 20];
             store.read(200, &mut part).unwrap();
             assert_eq!((&part[..], store.length()), (&bytes[200..220], 256));
-            assert!(store.read(240, &mut part).is_err() && store.read(u64::MAX, &mut part).is_err());
+            assert!(
+                store.read(240, &mut part).is_err() && store.read(u64::MAX, &mut part).is_err()
+            );
         }
     }
 }

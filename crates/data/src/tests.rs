@@ -3,8 +3,8 @@
 mod batches;
 mod broken;
 mod formats;
-mod placed;
 mod text;
+mod worker_files;
 
 use super::*;
 use std::path::PathBuf;
@@ -15,7 +15,11 @@ pub(super) static CLASSES: LazyLock<LossSpec> = LazyLock::new(LossSpec::cross_en
 
 /// Makes a model with one input of this shape after the batch.
 pub(super) fn model(shape: &str) -> LayerGraph {
-    LayerGraph::from_yaml(&format!("{{model: m, inputs: {{x: [batch, {shape}]}}, layers: [ReLU]}}"), "model").unwrap()
+    LayerGraph::from_yaml(
+        &format!("{{model: m, inputs: {{x: [batch, {shape}]}}, layers: [ReLU]}}"),
+        "model",
+    )
+    .unwrap()
 }
 
 impl Batch {
@@ -78,7 +82,11 @@ pub(super) fn save(path: &Path, tensors: &[(&str, Tensor)]) {
             Kind::Float => Dtype::F32,
             other => panic!("{other:?} is not written here"),
         };
-        of.push((*name, dtype, tensor.size().into_iter().map(|size| size as usize).collect::<Vec<_>>()));
+        of.push((
+            *name,
+            dtype,
+            tensor.size().into_iter().map(|size| size as usize).collect::<Vec<_>>(),
+        ));
         bytes.push(tensor::payload::to_bytes(tensor).unwrap());
     }
     let views = of
@@ -117,7 +125,8 @@ pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
 pub(super) fn archive(compressed: bool, files: &[(&str, Vec<u8>)]) -> Vec<u8> {
     use std::io::Write;
     let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
-    let method = if compressed { zip::CompressionMethod::Deflated } else { zip::CompressionMethod::Stored };
+    let method =
+        if compressed { zip::CompressionMethod::Deflated } else { zip::CompressionMethod::Stored };
     let options = zip::write::SimpleFileOptions::default().compression_method(method);
     for (name, bytes) in files {
         zip.start_file(*name, options).unwrap();
@@ -140,10 +149,12 @@ pub(super) fn parquet_file() -> Vec<u8> {
     use ::parquet::data_type::{FloatType, Int32Type};
     use ::parquet::file::properties::WriterProperties;
     use ::parquet::file::writer::SerializedFileWriter;
-    let schema = "message m { required int32 label; \
-                  required group pixels (LIST) { repeated group list { required float element; } } }";
-    let schema = std::sync::Arc::new(::parquet::schema::parser::parse_message_type(schema).unwrap());
-    let compressed = WriterProperties::builder().set_compression(::parquet::basic::Compression::SNAPPY).build();
+    let schema = "message m { required int32 label; required group pixels (LIST) { repeated group \
+                  list { required float element; } } }";
+    let schema =
+        std::sync::Arc::new(::parquet::schema::parser::parse_message_type(schema).unwrap());
+    let compressed =
+        WriterProperties::builder().set_compression(::parquet::basic::Compression::SNAPPY).build();
     let mut writer = SerializedFileWriter::new(Vec::new(), schema, compressed.into()).unwrap();
     let mut group = writer.next_row_group().unwrap();
     let mut column = group.next_column().unwrap().unwrap();

@@ -1,13 +1,12 @@
 //! Reads text for models that predict the next token: one long row of tokens, cut into windows.
 
-use super::column::Column;
-use super::columns::Columns;
+use super::array_column::{ArrayColumn, Layout};
+use super::column::{Column, Columns};
 use super::element::Element;
-use super::plain;
+use super::expected_tensor::ExpectedTensor;
+use super::plain_or_gzip;
 use super::spool::Spool;
-use super::stored::{ArrayColumn, Layout};
 use super::tokens::{LoadedTokenizer, Tokenizer};
-use super::wanted::ExpectedTensor;
 use crate::DataError;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -39,12 +38,12 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
     let mut spool = Spool::new();
     let (mut piece, mut numbers) = (String::new(), Vec::new());
     for path in &text.paths {
-        let (mut file, _) = plain::open(path)?;
+        let (mut file, _) = plain_or_gzip::open(path)?;
         if element == Element::U8 {
-            plain::copy(path, &mut file, &mut spool, u64::MAX)?;
+            plain_or_gzip::copy(path, &mut file, &mut spool, u64::MAX)?;
             continue;
         }
-        while plain::lines(path, &mut file, &mut piece)? {
+        while plain_or_gzip::lines(path, &mut file, &mut piece)? {
             numbers.clear();
             tokens.encode(&piece, &mut numbers)?;
             write(&mut spool, &numbers)?;
@@ -56,12 +55,15 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
     let path = text.paths.first().cloned().unwrap_or_default();
     let samples = found.saturating_sub(1) / length.max(1);
     if samples == 0 {
-        let problem = format!("{found} tokens; one sample of sequence_length {length} needs one more than that");
+        let problem = format!(
+            "{found} tokens; one sample of sequence_length {length} needs one more than that"
+        );
         return Err(DataError::file(&path, problem));
     }
     let store = Arc::new(spool.finish()?);
     let windows = |start: u64| {
-        let layout = Layout { start, stride: Some(length * size), ..Layout::packed(element, &[length]) };
+        let layout =
+            Layout { start, stride: Some(length * size), ..Layout::packed(element, &[length]) };
         Ok::<_, DataError>(Column::Array(ArrayColumn::new(&path, store.clone(), layout, samples)?))
     };
     Ok(Columns { inputs: vec![windows(0)?], target: Some(windows(size)?) })

@@ -1,7 +1,7 @@
 //! Text as numbers: its bytes, or the tokens of a `tokenizer.json`.
 
+use super::expected_tensor::ExpectedTensor;
 use super::vocabulary::TokenizerFile;
-use super::wanted::ExpectedTensor;
 use crate::DataError;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -53,17 +53,25 @@ impl LoadedTokenizer {
 
     /// Checks that the model has an embedding row for each token. `special` says that tokens which
     /// stand for no text are used, too.
-    pub(super) fn check_embedding_rows(&self, wanted: &ExpectedTensor, special: bool) -> Result<(), DataError> {
+    pub(super) fn check_embedding_rows(
+        &self,
+        wanted: &ExpectedTensor,
+        special: bool,
+    ) -> Result<(), DataError> {
         let (path, tokens) = match self {
-            LoadedTokenizer::Bytes => (Path::new("tokenizer: bytes"), if special { 256 + SPECIAL.len() } else { 256 }),
+            LoadedTokenizer::Bytes => {
+                (Path::new("tokenizer: bytes"), if special { 256 + SPECIAL.len() } else { 256 })
+            }
             LoadedTokenizer::Loaded(path, vocabulary) => (path.as_path(), vocabulary.size()),
         };
         match wanted.num_embeddings.filter(|rows| *rows < tokens as u64) {
             None => Ok(()),
             Some(rows) => {
                 let name = &wanted.name;
-                let problem =
-                    format!("makes {tokens} tokens, but the Embedding of the model's input `{name}` has {rows} rows");
+                let problem = format!(
+                    "makes {tokens} tokens, but the Embedding of the model's input `{name}` has \
+                     {rows} rows"
+                );
                 Err(DataError::file(path, problem))
             }
         }
@@ -73,7 +81,8 @@ impl LoadedTokenizer {
     pub fn decode(&self, tokens: &[u32]) -> Result<String, DataError> {
         match self {
             LoadedTokenizer::Bytes => {
-                let bytes: Vec<u8> = tokens.iter().filter_map(|token| u8::try_from(*token).ok()).collect();
+                let bytes: Vec<u8> =
+                    tokens.iter().filter_map(|token| u8::try_from(*token).ok()).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
             LoadedTokenizer::Loaded(path, vocabulary) => {
@@ -85,14 +94,21 @@ impl LoadedTokenizer {
     /// Returns the number of a token that stands for no text.
     pub fn special_token(&self, key: &str, name: &str) -> Result<u32, DataError> {
         let id = match self {
-            LoadedTokenizer::Bytes => SPECIAL.iter().zip(256..).find(|(known, _)| **known == name).map(|(_, id)| id),
+            LoadedTokenizer::Bytes => {
+                SPECIAL.iter().zip(256..).find(|(known, _)| **known == name).map(|(_, id)| id)
+            }
             LoadedTokenizer::Loaded(_, vocabulary) => vocabulary.id(name),
         };
         let path = match self {
             LoadedTokenizer::Bytes => Path::new("tokenizer: bytes"),
             LoadedTokenizer::Loaded(path, _) => path,
         };
-        id.ok_or_else(|| DataError::file(path, format!("has no token `{name}`; name one that it has with `{key}:`")))
+        id.ok_or_else(|| {
+            DataError::file(
+                path,
+                format!("has no token `{name}`; name one that it has with `{key}:`"),
+            )
+        })
     }
 }
 
@@ -100,7 +116,9 @@ fn load(path: &Path) -> Result<LoadedTokenizer, DataError> {
     let error = |problem: String| DataError::file(path, problem);
     let size = std::fs::metadata(path).map_err(|e| DataError::io(path, &e))?.len();
     if size > MAX_FILE {
-        return Err(error(format!("has {size} bytes, which no tokenizer.json has; is this the right file?")));
+        return Err(error(format!(
+            "has {size} bytes, which no tokenizer.json has; is this the right file?"
+        )));
     }
     let bytes = std::fs::read(path).map_err(|e| DataError::io(path, &e))?;
     let vocabulary = TokenizerFile::from_bytes(&bytes).map_err(error)?;

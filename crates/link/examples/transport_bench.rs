@@ -1,16 +1,17 @@
-//! How fast tensors go between two processes of this machine: bandwidth and round trip over the path that
-//! a run uses, from the ticket to the event that a session sees. Prints one line of JSON.
+//! Measures the bandwidth and the round trip of tensors between two processes of this machine. They
+//! take the path of a run, from the ticket to the event for the session. Prints one line of JSON.
 //!
 //!     cargo run --release -p link --example transport_bench
 //!
-//! Bandwidth is 1 GiB sent one way, as frames of one tensor each with 16 MiB on their way at most; a round
-//! trip is a tensor sent and sent back. Numbers are medians over `--runs` runs (five unless said).
+//! Bandwidth is that of 1 GiB sent one way, as frames of one tensor each, with at most 16 MiB in
+//! flight. A round trip is a tensor sent and returned. Numbers are medians over `--runs` runs
+//! (default 5).
 
 use layerspec::DType;
 use link::testing::TestConnection;
 use link::{Identity, Listener, Payload, Ticket, Transport, WorkerInfo};
 use pipeline::ids::{MicrobatchKey, StageId};
-use pipeline::message::Head;
+use pipeline::message::{TensorHead, ToBoss};
 use pipeline::TensorMeta;
 use std::error::Error;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -20,13 +21,14 @@ use std::time::Instant;
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
 const SENT: usize = 1 << 30;
-const ON_THE_WAY: usize = 16 << 20;
+const IN_FLIGHT: usize = 16 << 20;
 const ROUND_TRIPS: usize = 200;
 const SENT_SIZES: [usize; 2] = [256 << 10, 4 << 20];
 const RETURNED_SIZES: [usize; 3] = [1 << 10, 256 << 10, 4 << 20];
 
 fn main() -> Fallible<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let text: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match text[..] {
@@ -47,7 +49,12 @@ async fn measure(runs: usize) -> Fallible<()> {
         let identity = Identity::load_or_create_in(keys.path())?;
         let listener = Listener::open(&identity, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1)?;
         let mut child = Command::new(std::env::current_exe()?);
-        child.args(["answer", &listener.address().to_string(), &identity.ticket().to_string(), transport]);
+        child.args([
+            "answer",
+            &listener.address().to_string(),
+            &identity.ticket().to_string(),
+            transport,
+        ]);
         let _other = Other(child.spawn()?);
         let mut wire = TestConnection::accept(listener).await.ok_or("nobody came")?;
         wire.receive().await?;
@@ -69,7 +76,8 @@ async fn measure(runs: usize) -> Fallible<()> {
             times.sort_by(f64::total_cmp);
             let at = |share: f64| times[(times.len() as f64 * share) as usize] * 1e6;
             pairs.push(format!(
-                "\"{transport} {} round trip p50 us\":{:.0},\"{transport} {} round trip p99 us\":{:.0}",
+                "\"{transport} {} round trip p50 us\":{:.0},\"{transport} {} round trip p99 \
+                 us\":{:.0}",
                 kib(size),
                 at(0.5),
                 kib(size),
@@ -86,11 +94,11 @@ fn kib(size: usize) -> String {
     format!("{} KiB", size >> 10)
 }
 
-/// Seconds until the other end has received it all.
-async fn send(wire: &mut TestConnection, size: usize) -> Fallible<f64> {
+/// Measures the seconds until the other end has received everything.
+async fn send(wire: &mut TestConnection<ToBoss>, size: usize) -> Fallible<f64> {
     let tensor = tensor(size);
     let count = SENT / size;
-    let most = (ON_THE_WAY / size).max(2);
+    let most = (IN_FLIGHT / size).max(2);
     let every = most / 2;
     wire.send(&head(count as u64, every as u32), &[])?;
     wire.receive().await?;
@@ -110,8 +118,12 @@ async fn send(wire: &mut TestConnection, size: usize) -> Fallible<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Seconds of each.
-async fn round_trips(wire: &mut TestConnection, size: usize, count: usize) -> Fallible<Vec<f64>> {
+/// Measures the seconds of each round trip.
+async fn round_trips(
+    wire: &mut TestConnection<ToBoss>,
+    size: usize,
+    count: usize,
+) -> Fallible<Vec<f64>> {
     let tensor = tensor(size);
     let mut times = Vec::new();
     for _ in 0..count {
@@ -126,7 +138,7 @@ async fn round_trips(wire: &mut TestConnection, size: usize, count: usize) -> Fa
     Ok(times)
 }
 
-/// The other process: counts what comes, and sends back what is to come back.
+/// Runs the other process: it counts frames, and returns those that ask for it.
 async fn answer(address: SocketAddr, ticket: &Ticket, transport: Transport) -> Fallible<()> {
     let endpoint = link::worker_endpoint(ticket, address)?;
     let info = WorkerInfo { direct: false, process: std::process::id(), ..WorkerInfo::default() };
@@ -137,11 +149,13 @@ async fn answer(address: SocketAddr, ticket: &Ticket, transport: Transport) -> F
     // Ends when the other end closes the connection.
     while let Ok((head, tensors)) = wire.receive().await {
         match head {
-            Head::Gradient { key, .. } if key.batch > 0 => {
+            TensorHead::Gradient { key, .. } if key.batch > 0 => {
                 (expected, every, count) = (key.batch, key.index, 0);
                 wire.send(&crate::head(0, 0), &[])?;
             }
-            Head::Gradient { key, .. } if key.index == 1 => wire.send(&crate::head(0, 0), &tensors)?,
+            TensorHead::Gradient { key, .. } if key.index == 1 => {
+                wire.send(&crate::head(0, 0), &tensors)?
+            }
             _ => {
                 drop(tensors);
                 count += 1;
@@ -156,16 +170,20 @@ async fn answer(address: SocketAddr, ticket: &Ticket, transport: Transport) -> F
 
 fn tensor(size: usize) -> Payload {
     let bytes: Vec<u8> = (0..size).map(|i| (i * 31 + (i >> 12)) as u8).collect();
-    Payload { meta: TensorMeta { dtype: DType::UInt8, shape: vec![size as u64] }, bytes: bytes.into() }
+    Payload {
+        meta: TensorMeta { dtype: DType::UInt8, shape: vec![size as u64] },
+        bytes: bytes.into(),
+    }
 }
 
-/// A frame that may carry a tensor; its two numbers tell the other end what to do.
-fn head(batch: u64, index: u32) -> Head {
+/// Makes the head of a frame that may carry a tensor. Its two numbers tell the other end what to
+/// do.
+fn head(batch: u64, index: u32) -> TensorHead {
     let key = MicrobatchKey { batch, index };
-    Head::Gradient { key, value: layerspec::ValueId(0), from: None, to: StageId(0) }
+    TensorHead::Gradient { key, value: layerspec::ValueId(0), from: None, to: StageId(0) }
 }
 
-/// Ends with this one.
+/// The other process, which ends when this is dropped.
 struct Other(Child);
 
 impl Drop for Other {

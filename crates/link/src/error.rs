@@ -1,49 +1,33 @@
-//! Errors between processes, in words for the user.
+//! The errors between processes, in words for the user.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Why a connection, an endpoint or an identity could not be had.
+/// Why a connection, an endpoint or a run of a worker failed.
 #[derive(Debug, Error)]
 pub enum LinkError {
-    /// A file of the identity cannot be read or written.
-    #[error("{path}: {reason}")]
-    File {
-        /// Which file.
-        path: PathBuf,
-        /// The system's message.
-        reason: String,
-    },
-    /// A file of the identity is not what it should be.
-    #[error("{path}: {reason}; remove it and a new one is made (workers then need the new ticket)")]
-    Damaged {
-        /// Which file.
-        path: PathBuf,
-        /// The problem.
-        reason: String,
-    },
-    /// No home folder to keep the identity in.
-    #[error("no home folder found to keep the boss's key in; set BOSSMAN_CONFIG_DIR to a folder")]
-    NoHome,
+    /// The boss's key or ticket cannot be used.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
     /// A key, certificate or TLS setting was refused.
     #[error("TLS set-up failed: {0}")]
     Tls(String),
-    /// The UDP port is taken.
+    /// Another process uses the UDP port.
     #[error("UDP port {port} is in use; end the other boss or set MODEL_PORT to a free port")]
     PortInUse {
-        /// Which port.
+        /// The port.
         port: u16,
     },
-    /// No socket.
+    /// The system gives no socket.
     #[error("cannot listen on {address}: {reason}")]
     Socket {
-        /// Where.
+        /// The address to listen on.
         address: SocketAddr,
         /// The system's message.
         reason: String,
     },
-    /// The name cannot be looked up.
+    /// The host name cannot be resolved.
     #[error("cannot find the host `{host}`: {reason}")]
     Host {
         /// The name.
@@ -51,71 +35,79 @@ pub enum LinkError {
         /// The system's message.
         reason: String,
     },
-    /// Nobody answers there.
+    /// No process answers at the address.
     #[error("no answer from {address} ({reason})")]
     NoAnswer {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// The observation.
+        /// The event that ended the attempt.
         reason: String,
     },
     /// The other end does not accept our ticket.
-    #[error("the boss at {address} does not accept this ticket; copy the MODEL_TICKET that it prints")]
+    #[error(
+        "the boss at {address} does not accept this ticket; copy the MODEL_TICKET that it prints"
+    )]
     TicketRefused {
-        /// Where.
+        /// The address of the other end.
         address: SocketAddr,
     },
-    /// The other end is not the boss the ticket was made for.
-    #[error("who answers at {address} is not the boss this ticket was made for; check MODEL_HOST and MODEL_TICKET")]
+    /// The other end is not the boss that the ticket was made for.
+    #[error(
+        "the process at {address} is not the boss that this ticket was made for; check MODEL_HOST \
+         and MODEL_TICKET"
+    )]
     WrongBoss {
-        /// Where.
+        /// The address of the other end.
         address: SocketAddr,
     },
-    /// The two programs are of different protocol versions.
-    #[error("protocol versions differ: this program speaks {ours}, the other end {theirs}; install the same BossMan on both")]
+    /// The two programs have different protocol versions.
+    #[error(
+        "protocol versions differ: this program has {ours}, the other end {theirs}; install the \
+         same BossMan on both"
+    )]
     Version {
-        /// This program's.
+        /// This program's version.
         ours: u32,
-        /// The other end's.
+        /// The other end's version.
         theirs: u32,
     },
-    /// The other end said no.
+    /// The other end refused the connection.
     #[error("{reason}")]
     Refused {
-        /// Its words.
+        /// Its reason.
         reason: String,
-        /// Whether it may say yes later.
+        /// Whether it may accept later.
         retry: bool,
     },
-    /// The other end said something this program does not understand.
+    /// The other end broke the protocol.
     #[error("{peer} broke the protocol: {reason}")]
     Protocol {
-        /// Who.
+        /// The party at fault.
         peer: String,
-        /// Its violation.
+        /// The violation.
         reason: String,
     },
-    /// The boss does without this worker.
-    #[error("the boss sent this worker away ({reason})")]
+    /// The boss removed this worker from the run, and does not want it back.
+    #[error("the boss removed this worker ({reason})")]
     Evicted {
-        /// Its words.
+        /// Its reason.
         reason: String,
     },
     /// The compute thread is in a task that does not end.
     #[error(
-        "one task has taken {seconds} s and is not done: the device or its driver seems to hang; a worker that needs longer is \
-         started with a longer --task-timeout"
+        "one task has taken {seconds} s and is not done: the device or its driver seems to hang; \
+         a worker that needs longer is started with a longer --task-timeout"
     )]
     Hung {
-        /// For how long it has been at it.
+        /// The seconds since the task began.
         seconds: u64,
     },
-    /// A connection that was up is gone.
+    /// An established connection is lost.
     #[error("lost {peer} ({reason})")]
     Lost {
-        /// Who.
+        /// The other end.
         peer: String,
-        /// The observation.
+        /// Why, as far as known.
         reason: String,
     },
 }
@@ -125,10 +117,6 @@ impl LinkError {
         LinkError::Tls(reason.to_string())
     }
 
-    pub(crate) fn file(path: &Path, e: &std::io::Error) -> Self {
-        LinkError::File { path: path.to_path_buf(), reason: e.to_string() }
-    }
-
     /// Whether trying again later can help.
     pub fn is_transient(&self) -> bool {
         match self {
@@ -136,5 +124,37 @@ impl LinkError {
             LinkError::Refused { retry, .. } => *retry,
             _ => false,
         }
+    }
+}
+
+/// Why the boss's key or ticket cannot be used.
+#[derive(Debug, Error)]
+pub enum IdentityError {
+    /// A file cannot be read or written.
+    #[error("{path}: {reason}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system's message.
+        reason: String,
+    },
+    /// A file has the wrong content.
+    #[error(
+        "{path}: {reason}; remove it and a new one is made (workers then need the new ticket)"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The problem with it.
+        reason: String,
+    },
+    /// The user has no home folder.
+    #[error("no home folder found for the boss's key; set BOSSMAN_CONFIG_DIR to a folder")]
+    NoHome,
+}
+
+impl IdentityError {
+    pub(crate) fn file(path: &Path, e: &std::io::Error) -> Self {
+        IdentityError::File { path: path.to_path_buf(), reason: e.to_string() }
     }
 }

@@ -1,9 +1,21 @@
 //! Moves frames between processes: sockets, identity and join ticket, TLS, QUIC connections, shared
-//! memory. It knows nothing of layers or gradients, and of sessions only the frames.
+//! memory. This crate knows no layers, gradients or sessions.
 //!
-//! A boss opens a [`Listener`]; a worker [`join`]s it. TLS 1.3 proves both ends before the first byte
-//! of ours (see [`trust::tls`]). Crate `runtime` then drives the sessions over these connections.
+//! A boss opens a [`Listener`], and a worker [`join`]s it. TLS 1.3 authenticates both ends before
+//! the handshake (see [`trust::tls`]). The crate `runtime` then drives the sessions over these
+//! connections.
+//!
+//! ```text
+//! admission   listener, acceptor (boss);  join (worker);  handshake
+//!   |
+//! connection  ordered_stream, writers, readers;  negotiation, probe;  liveness
+//!   |
+//! quic        endpoint, socket, network_path          memory   payload, pool, shared (crate shm)
+//!   |
+//! trust       tls -> identity -> ticket
+//! ```
 
+pub mod admission;
 pub mod connection;
 mod error;
 pub mod memory;
@@ -13,15 +25,15 @@ pub mod quic;
 pub mod testing;
 pub mod trust;
 
-pub use error::LinkError;
+pub use admission::handshake::WorkerInfo;
+pub use admission::join::{join, query_status, resolve, JoinedRun};
+pub use admission::listener::{Listener, ListenerEvent};
+pub use error::{IdentityError, LinkError};
 pub use memory::payload::{Payload, Slots};
-pub use memory::pool::keep_received_memory;
+pub use memory::pool::{set_pool_size, PoolSize};
 pub use memory::shared::Transport;
 pub use nccl::{Nccl, NcclInfo};
 pub use quic::endpoint::{own_address, worker_endpoint, EndpointCloser};
 pub use quic::report::{Carrier, PathReport};
-pub use trust::handshake::WorkerInfo;
 pub use trust::identity::{local_ticket, Identity, CONFIG_DIR};
-pub use trust::join::{join, query_status, resolve, JoinedRun};
-pub use trust::listener::{Listener, ListenerEvent};
 pub use trust::ticket::{Ticket, TicketError};

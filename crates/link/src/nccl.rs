@@ -1,25 +1,25 @@
-//! A worker's support for sums of gradients among GPUs.
+//! A worker's support for NCCL, which sums gradients among GPUs.
 
 use serde::{Deserialize, Serialize};
 
-/// Whether a worker can sum gradients with NCCL, by its own statement.
+/// Whether a worker can sum gradients with NCCL, as it reports itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Nccl {
     /// The library is loaded.
     Here(NcclInfo),
-    /// Why not: it computes elsewhere than on a GPU with CUDA, or there is no library.
+    /// The reason why it cannot: its device is no GPU with CUDA, or it has no library.
     Missing(String),
 }
 
-/// A worker's NCCL.
+/// The NCCL of a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NcclInfo {
-    /// As NCCL numbers its versions: 22703 for 2.27.3.
+    /// The version as NCCL numbers it: 22703 for 2.27.3.
     pub version: u32,
-    /// Processes with the same loopback interface have the same; empty if unknown.
+    /// A name that processes with the same loopback interface share. Empty if unknown.
     pub machine: String,
-    /// The GPU, by a name that no other of the machine has.
+    /// A name of the GPU that no other GPU of the machine has.
     pub gpu: String,
-    /// Whether the worker's owner lets NCCL connect to other machines.
+    /// Whether the worker's owner allows NCCL to connect to other machines.
     pub beyond_machine: bool,
 }

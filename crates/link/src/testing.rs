@@ -1,9 +1,10 @@
-//! Raw connections, for tests of what this end makes of another that does not keep to the protocol.
+//! Raw connections for tests: of peers that break the protocol, and of transport without a run.
 
+use crate::admission::handshake::{self, Handshake, HandshakeReply, WorkerInfo};
 use crate::connection::link_message::LinkMessage;
 use crate::connection::outgoing;
 use crate::connection::wire::{self, Incoming};
-use crate::connection::{Connection as Connected, ConnectionEvent};
+use crate::connection::{Connection as Connected, ConnectionEvent, EstablishedConnection};
 use crate::error::LinkError;
 use crate::memory::payload::Payload;
 use crate::memory::pool::BufferPool;
@@ -11,36 +12,47 @@ use crate::memory::shared::{SharedMemory, Transport};
 use crate::quic::close_codes::DONE;
 use crate::quic::endpoint;
 use crate::quic::report::PathReport;
-use crate::trust::handshake::{self, Handshake, HandshakeReply, WorkerInfo};
 use crate::trust::identity::Identity;
 use crate::trust::ticket::Ticket;
 use crate::trust::tls::SERVER_NAME;
 use pipeline::effect::{Destination, Peer};
-use pipeline::frame::Envelope;
 use pipeline::ids::WorkerId;
-use pipeline::message::Head;
+use pipeline::message::{TensorHead, ToBoss, ToWorker};
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
+use serde::de::DeserializeOwned;
 use std::net::SocketAddr;
 
-/// Dials a boss as a worker does. The handshake is done; nothing has been said.
-pub async fn dial(endpoint: &Endpoint, address: SocketAddr, ticket: &Ticket) -> Result<Connection, LinkError> {
+/// Dials a boss as a worker does, up to the TLS handshake.
+pub async fn dial(
+    endpoint: &Endpoint,
+    address: SocketAddr,
+    ticket: &Ticket,
+) -> Result<Connection, LinkError> {
     let failed = |reason: String| LinkError::NoAnswer { address, reason };
     let config = endpoint::client_to_boss(ticket, address)?;
-    let connecting = endpoint.connect_with(config, address, SERVER_NAME).map_err(|e| failed(e.to_string()))?;
+    let connecting =
+        endpoint.connect_with(config, address, SERVER_NAME).map_err(|e| failed(e.to_string()))?;
     connecting.await.map_err(|e| failed(e.to_string()))
 }
 
-/// Asks for a place as a worker does, and gives the control stream.
-pub async fn join_control(quic: &Connection, info: WorkerInfo) -> Result<(SendStream, RecvStream), LinkError> {
+/// Asks for a place as a worker does. Returns the control stream.
+pub async fn join_control(
+    quic: &Connection,
+    info: WorkerInfo,
+) -> Result<(SendStream, RecvStream), LinkError> {
     join_raw(quic, info).await.map(|(_, _, control)| control)
 }
 
-/// The same, with the number that it was given and the run's.
+/// Asks for a place as a worker does. Returns the worker's number, the run's number, and the
+/// control stream.
 pub async fn join_raw(
     quic: &Connection,
     info: WorkerInfo,
 ) -> Result<(WorkerId, u64, (SendStream, RecvStream)), LinkError> {
-    let lost = |e: quinn::ConnectionError| LinkError::Lost { peer: "the boss".into(), reason: e.to_string() };
+    let lost = |e: quinn::ConnectionError| LinkError::Lost {
+        peer: "the boss".into(),
+        reason: e.to_string(),
+    };
     let (mut send, mut recv) = quic.open_bi().await.map_err(lost)?;
     handshake::write(&mut send, &Handshake::Join(info)).await?;
     match handshake::read(&mut recv).await? {
@@ -49,7 +61,7 @@ pub async fn join_raw(
     }
 }
 
-/// Dials a worker as another one of its run.
+/// Dials a worker as another worker of its run.
 pub async fn dial_worker(
     endpoint: &Endpoint,
     address: SocketAddr,
@@ -57,22 +69,23 @@ pub async fn dial_worker(
     me: WorkerId,
     run: u64,
 ) -> Result<(Connection, (SendStream, RecvStream)), LinkError> {
-    let (quic, send, recv) = crate::trust::join::dial_peer(endpoint, address, ticket, me, run).await?;
+    let EstablishedConnection { quic, send, recv } =
+        crate::admission::join::dial_peer(endpoint, address, ticket, me, run).await?;
     Ok((quic, (send, recv)))
 }
 
-/// The next frame on a stream; what the other end says of the connection is left out.
-pub async fn next_frame(recv: &mut RecvStream) -> Result<Envelope, String> {
+/// Reads the next frame of a stream, and skips link messages.
+pub async fn next_message<M: DeserializeOwned>(recv: &mut RecvStream) -> Result<M, String> {
     loop {
         match wire::read(recv, &SharedMemory::default(), &BufferPool::default()).await? {
-            Some(Incoming::Frame(envelope, _)) => return Ok(envelope),
-            Some(Incoming::LinkMessage(_)) => {}
+            Some(Incoming::Message(message)) => return Ok(message),
+            Some(Incoming::Frame(..) | Incoming::LinkMessage(_)) => {}
             None => return Err("the stream has ended".into()),
         }
     }
 }
 
-/// The bytes of a ping.
+/// Encodes a ping.
 pub fn ping(number: u32) -> Vec<u8> {
     LinkMessage::Ping(number).encode()
 }
@@ -82,15 +95,15 @@ pub fn listen(identity: &Identity, address: SocketAddr) -> Result<Endpoint, Link
     endpoint::listen(identity, address).map(|(endpoint, _)| endpoint)
 }
 
-/// A connection as a run uses it, without a run: frames with tensors go out and come in.
-pub struct TestConnection {
-    connection: Connected,
-    events: tokio::sync::mpsc::Receiver<ConnectionEvent>,
-    _keep_alive: Option<(Endpoint, crate::trust::acceptor::Acceptor)>,
+/// A connection as a run uses it, without a run. It sends and receives frames with tensors.
+pub struct TestConnection<M> {
+    connection: Connected<M>,
+    events: tokio::sync::mpsc::Receiver<ConnectionEvent<M>>,
+    _keep_alive: Option<(Endpoint, crate::admission::acceptor::Acceptor)>,
 }
 
-impl TestConnection {
-    /// The worker's end, with shared memory agreed upon and the path measured.
+impl TestConnection<ToWorker> {
+    /// Dials as a worker does, agrees on shared memory, and measures the path.
     pub async fn dial(
         endpoint: &Endpoint,
         address: SocketAddr,
@@ -102,34 +115,57 @@ impl TestConnection {
         membership.boss.negotiate(transport);
         match membership.events.recv().await {
             Some(ConnectionEvent::Measured { .. }) => {}
-            other => return Err(LinkError::Lost { peer: "the boss".into(), reason: format!("{other:?}") }),
+            other => {
+                return Err(LinkError::Lost {
+                    peer: "the boss".into(),
+                    reason: format!("{other:?}"),
+                })
+            }
         }
-        Ok(TestConnection { connection: membership.boss, events: membership.events, _keep_alive: None })
+        Ok(TestConnection {
+            connection: membership.boss,
+            events: membership.events,
+            _keep_alive: None,
+        })
     }
+}
 
-    /// The boss's end, once somebody has dialled.
+impl TestConnection<ToBoss> {
+    /// Waits for a worker as a boss does. Returns the boss's end.
     pub async fn accept(mut listener: crate::Listener) -> Option<Self> {
         while listener.missing() > 0 {
             listener.next().await;
         }
         let (member, events, endpoint, acceptor) = listener.into_first()?;
-        Some(TestConnection { connection: member.connection, events, _keep_alive: Some((endpoint, acceptor)) })
+        Some(TestConnection {
+            connection: member.connection,
+            events,
+            _keep_alive: Some((endpoint, acceptor)),
+        })
     }
+}
 
+impl<M: Send + 'static> TestConnection<M> {
     /// Sends a frame.
-    pub fn send(&self, head: &Head, tensors: &[Payload]) -> Result<(), String> {
+    pub fn send(&self, head: &TensorHead, tensors: &[Payload]) -> Result<(), String> {
         let to = Destination { peer: Peer::Boss, route: None, head: head.clone() };
-        let (way, head) = outgoing::encode_head(&to, tensors)?;
-        self.connection.send(way, head, tensors.iter().map(|t| t.bytes.clone()).collect());
+        let (channel, head) = outgoing::encode_head(&to, tensors)?;
+        self.connection.send(channel, head, tensors.iter().map(|t| t.bytes.clone()).collect());
         Ok(())
     }
 
-    /// The next frame, or why the connection ended.
-    pub async fn receive(&mut self) -> Result<(Head, Vec<Payload>), String> {
+    /// Receives the next frame.
+    ///
+    /// # Errors
+    /// The connection ended.
+    pub async fn receive(&mut self) -> Result<(TensorHead, Vec<Payload>), String> {
         match self.events.recv().await {
-            Some(ConnectionEvent::Frame { envelope, payloads, .. }) => Ok((envelope.head, payloads)),
+            Some(ConnectionEvent::Frame { envelope, payloads, .. }) => {
+                Ok((envelope.head, payloads))
+            }
             Some(ConnectionEvent::Closed { reason, .. }) => Err(reason),
             Some(ConnectionEvent::Measured { .. }) => Err("measured twice".into()),
+            Some(ConnectionEvent::Message { .. }) => Err("a message".into()),
             None => Err("the connection's tasks have ended".into()),
         }
     }
@@ -139,12 +175,12 @@ impl TestConnection {
         self.connection.close(DONE, "done");
     }
 
-    /// As QUIC counts: the packets it sends now, and those lost that were not probes.
+    /// The current packet size in bytes, and the number of lost packets that were not probes.
     pub fn packets(&self) -> (u16, u64) {
         self.connection.packets()
     }
 
-    /// How fast the path is, as measured, at the worker's end.
+    /// The measured figures of the path, at the worker's end.
     pub fn report(&self) -> Option<PathReport> {
         self.connection.report()
     }

@@ -1,4 +1,4 @@
-//! Tensors arrive as they were sent, whatever carries them and however the path treats packets.
+//! Tests that tensors arrive as they were sent, over every carrier and every kind of path.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -8,17 +8,17 @@ use layerspec::{DType, ValueId};
 use link::testing::TestConnection;
 use link::{Carrier, Identity, Listener, Payload, Transport, WorkerInfo};
 use pipeline::ids::{MicrobatchKey, StageId};
-use pipeline::message::Head;
+use pipeline::message::{TensorHead, ToBoss, ToWorker};
 use pipeline::TensorMeta;
 use proxy::Proxy;
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-/// Boss and worker, by way of what stands between them.
+/// A boss and a worker, and perhaps a proxy between them.
 struct Pair {
-    boss: TestConnection,
-    worker: TestConnection,
+    boss: TestConnection<ToBoss>,
+    worker: TestConnection<ToWorker>,
     _keys: tempfile::TempDir,
     proxy: Option<Proxy>,
 }
@@ -27,7 +27,8 @@ impl Pair {
     async fn new(transport: Transport, largest_packet: Option<usize>) -> Self {
         let keys = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create_in(keys.path()).unwrap();
-        let listener = Listener::open(&identity, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1).unwrap();
+        let listener =
+            Listener::open(&identity, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1).unwrap();
         let proxy = largest_packet.map(|largest| Proxy::start(listener.address(), largest));
         let address = proxy.as_ref().map_or(listener.address(), Proxy::address);
         let ticket = identity.ticket().clone();
@@ -45,18 +46,26 @@ async fn soon<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), work).await.unwrap()
 }
 
-fn head(number: u32) -> Head {
+fn head(number: u32) -> TensorHead {
     let key = MicrobatchKey { batch: 0, index: number };
-    Head::Gradient { key, value: ValueId(0), from: None, to: StageId(0) }
+    TensorHead::Gradient { key, value: ValueId(0), from: None, to: StageId(0) }
 }
 
 fn tensor(size: usize, seed: usize) -> Payload {
     let bytes: Vec<u8> = (0..size).map(|i| (i * 31 + (i >> 11) + seed) as u8).collect();
-    Payload { meta: TensorMeta { dtype: DType::UInt8, shape: vec![size as u64] }, bytes: bytes.into() }
+    Payload {
+        meta: TensorMeta { dtype: DType::UInt8, shape: vec![size as u64] },
+        bytes: bytes.into(),
+    }
 }
 
 /// Sends frame after frame and waits for each.
-async fn exchange(from: &TestConnection, to: &mut TestConnection, frames: u32, size: usize) {
+async fn exchange<A: Send + 'static, B: Send + 'static>(
+    from: &TestConnection<A>,
+    to: &mut TestConnection<B>,
+    frames: u32,
+    size: usize,
+) {
     let sent = tensor(size, 3);
     for number in 0..frames {
         from.send(&head(number), std::slice::from_ref(&sent)).unwrap();
@@ -65,15 +74,37 @@ async fn exchange(from: &TestConnection, to: &mut TestConnection, frames: u32, s
     }
 }
 
+/// Receives all that was sent, in any order.
+async fn assert_arrives<M: Send + 'static>(wire: &mut TestConnection<M>, sent: &[Vec<Payload>]) {
+    let mut arrived = vec![false; sent.len()];
+    for _ in 0..sent.len() {
+        let (TensorHead::Gradient { key, .. }, tensors) = wire.receive().await.unwrap() else {
+            unreachable!()
+        };
+        let number = key.index as usize;
+        assert!(!std::mem::replace(&mut arrived[number], true), "twice");
+        assert_eq!(tensors.len(), sent[number].len());
+        for (got, gave) in tensors.iter().zip(&sent[number]) {
+            assert!(got.meta == gave.meta && got.bytes == gave.bytes, "frame {number}");
+            assert!(got.bytes.is_empty() || (got.bytes.as_ptr() as usize).is_multiple_of(64));
+        }
+    }
+}
+
 #[tokio::test]
 async fn both_carriers_bring_the_same_bytes() {
     soon(async {
-        for (transport, carrier) in [(Transport::Quic, Carrier::Quic), (Transport::Auto, Carrier::SharedMemory)] {
+        for (transport, carrier) in
+            [(Transport::Quic, Carrier::Quic), (Transport::Auto, Carrier::SharedMemory)]
+        {
             let mut pair = Pair::new(transport, None).await;
             let expected = if cfg!(target_os = "linux") { carrier } else { Carrier::Quic };
             let report = pair.worker.report().unwrap();
             assert_eq!(report.carrier, expected);
-            assert!(report.rtt > 0 && report.rtt < 1_000_000 && report.bytes_per_second > 1_000_000, "{report:?}");
+            assert!(
+                report.rtt > 0 && report.rtt < 1_000_000 && report.bytes_per_second > 1_000_000,
+                "{report:?}"
+            );
             let sizes = [0, 1, 63, 64, 8192, 8193, 100_000, 5 << 20];
             let sent: Vec<Vec<Payload>> = (0..sizes.len())
                 .map(|n| sizes[..=n].iter().rev().take(3).map(|size| tensor(*size, n)).collect())
@@ -82,19 +113,8 @@ async fn both_carriers_bring_the_same_bytes() {
                 pair.worker.send(&head(number as u32), tensors).unwrap();
                 pair.boss.send(&head(number as u32), tensors).unwrap();
             }
-            for wire in [&mut pair.worker, &mut pair.boss] {
-                let mut arrived = vec![false; sent.len()];
-                for _ in 0..sent.len() {
-                    let (Head::Gradient { key, .. }, tensors) = wire.receive().await.unwrap() else { unreachable!() };
-                    let number = key.index as usize;
-                    assert!(!std::mem::replace(&mut arrived[number], true), "twice");
-                    assert_eq!(tensors.len(), sent[number].len());
-                    for (got, gave) in tensors.iter().zip(&sent[number]) {
-                        assert!(got.meta == gave.meta && got.bytes == gave.bytes, "frame {number}");
-                        assert!(got.bytes.is_empty() || (got.bytes.as_ptr() as usize).is_multiple_of(64));
-                    }
-                }
-            }
+            assert_arrives(&mut pair.worker, &sent).await;
+            assert_arrives(&mut pair.boss, &sent).await;
         }
     })
     .await;
@@ -106,7 +126,7 @@ async fn more_than_fits_into_memory_goes_over_the_network() {
         let mut pair = Pair::new(Transport::Auto, None).await;
         let sent = tensor(16 << 20, 1);
         let mut kept = Vec::new();
-        // More than the limit of half a gibibyte, all of it kept by the receiver.
+        // More than the limit of half a gibibyte. The receiver keeps all of it.
         for number in 0..34 {
             pair.boss.send(&head(number), std::slice::from_ref(&sent)).unwrap();
             kept.push(pair.worker.receive().await.unwrap().1);
@@ -116,12 +136,13 @@ async fn more_than_fits_into_memory_goes_over_the_network() {
     .await;
 }
 
-/// A connection whose packets have grown to this size in both directions. Where the machine is so busy that datagrams are
-/// lost, quinn ends its search early, for ten minutes; then another connection searches anew.
+/// Makes a connection whose packets have grown to this size in both directions. On a busy machine
+/// that loses datagrams, quinn ends its search for ten minutes. Another connection then searches
+/// again.
 async fn grown(largest: Option<usize>, at_least: u16) -> Pair {
     for _ in 0..5 {
         let mut pair = Pair::new(Transport::Quic, largest).await;
-        // The search goes on while frames go to and fro.
+        // The search continues while frames travel in both directions.
         for _ in 0..100 {
             exchange(&pair.worker, &mut pair.boss, 1, 100_000).await;
             exchange(&pair.boss, &mut pair.worker, 1, 100_000).await;

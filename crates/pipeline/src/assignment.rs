@@ -17,7 +17,7 @@ pub struct Assignment {
     pub stage_placement: StagePlacement,
     /// How large the buckets are in which replicas exchange gradients.
     pub buckets: BucketBytes,
-    /// What the replicas of a stage shard, if anything.
+    /// The state that the replicas of a stage shard, if any.
     pub sharding: Option<Sharding>,
     /// The workers it exchanges tensors with.
     pub peers: Vec<PeerAddress>,
@@ -30,20 +30,20 @@ pub struct Assignment {
 pub struct PeerAddress {
     /// Which worker.
     pub worker: WorkerId,
-    /// Its address as the boss sees it; nothing where one of the pair makes no direct connections.
+    /// Its address as the boss sees it. `None` if one of the pair makes no direct connections.
     pub address: Option<SocketAddr>,
     /// Whether this worker is the one of the pair that dials.
     pub dial: bool,
-    /// The pair is known not to reach each other: the boss passes on between them.
+    /// Whether the boss relays for the pair, because they cannot connect.
     pub relayed: bool,
 }
 
 /// The new placement of the stages, in a run that workers join and leave.
 ///
-/// A worker that comes while others train is first a *follower*: it gets the state that the replicas of its stages have
-/// between two rounds, and while that is on its way the others go on. From then on it is sent the sums of gradients of each
-/// round as they are, takes the same optimizer steps, but no microbatches, and nobody waits for it. Once it has as good as
-/// caught up it becomes one of them.
+/// A worker that joins while others train is first a *follower*. It receives the state of a replica
+/// of its stages between two rounds, while the others continue. After that it receives the sums of
+/// gradients of each round and takes the same optimizer steps. It gets no microbatches, and no
+/// worker waits for it. When it has nearly caught up, it becomes a replica.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ChangeMembership {
     /// For every stage of the run, the workers that have it.
@@ -52,7 +52,7 @@ pub struct ChangeMembership {
     pub followers: Vec<(StageId, WorkerId)>,
     /// The workers this one exchanges tensors with.
     pub peers: Vec<PeerAddress>,
-    /// Those of the followers to which this worker gives its state.
+    /// The new followers that receive the state of this worker.
     pub give: Vec<WorkerId>,
     /// The replica that sends this worker its state, if it is a new follower.
     pub take: Option<WorkerId>,

@@ -1,4 +1,5 @@
-//! Which schedule to take: every kind that fits is built and predicted for this fleet, and the fastest wins.
+//! The choice of a schedule: every kind that fits is built and predicted for this fleet, and the
+//! fastest wins.
 
 use crate::cut::Cuts;
 use crate::fleet::Fleet;
@@ -7,7 +8,8 @@ use crate::plan::{Plan, PlanError};
 use crate::replicas::Reduction;
 use crate::replicas::WorkerGroups;
 use crate::schedule::{
-    check_memory, timeline, Ending, Placement, Schedule, ScheduleError, ScheduleKind, Terms, Timeline,
+    check_memory, timeline, Ending, Placement, Schedule, ScheduleError, ScheduleKind, Terms,
+    Timeline,
 };
 use layerspec::{Bindings, LayerGraph};
 use std::fmt;
@@ -21,20 +23,22 @@ pub struct SearchSpace {
     pub microbatches: u32,
     /// Sizes of a microbatch, for every word of the model's inputs.
     pub sizes: Bindings,
-    /// Bytes of a microbatch's targets; nothing where workers read inputs and targets by themselves.
+    /// The bytes of a microbatch's targets. `None` if workers read inputs and targets from their
+    /// own files.
     pub target_bytes: Option<u64>,
-    /// The groupings of workers to try, from [`Replicas::groupings`](crate::replicas::Replicas::groupings).
-    /// Empty if no stage has replicas.
+    /// The groupings of workers to try, from
+    /// [`Replicas::groupings`](crate::replicas::Replicas::groupings). Empty if no stage has
+    /// replicas.
     pub worker_groups: Vec<WorkerGroups>,
     /// How a step ends.
     pub ending: Ending,
-    /// In which order gradients are summed.
+    /// The order in which gradients are summed.
     pub reduction: Reduction,
     /// The optimizer, which determines the memory of its state.
     pub optimizer: OptimizerSpec,
-    /// The number of stages on a worker in GPipe; nothing for one.
+    /// The number of stages on a worker in GPipe. `None` is one.
     pub chunks: Option<u16>,
-    /// The kinds that may be taken; none for all.
+    /// The kinds that may be taken. If empty, all.
     pub kinds: Vec<ScheduleKind>,
 }
 
@@ -57,24 +61,25 @@ pub struct Candidate {
     pub step_time: u64,
     /// For every worker the share of the step in which it waits, from 0 to 1.
     pub bubble: Vec<f64>,
-    /// For every worker the bytes it takes at most.
+    /// The most bytes that each worker holds.
     pub peak_bytes: Vec<u64>,
-    /// Why it cannot be taken, if so: some worker has too little memory.
+    /// The reason why it cannot be taken, if so: some worker has too little memory.
     pub refused: Option<ScheduleError>,
 }
 
-/// Predictions are not exacter than this.
+/// Step times within 2 % count as equal, because predictions are not more exact.
 const AS_FAST: f64 = 1.02;
 /// The possible and the impossible candidates.
 #[derive(Debug)]
 pub struct Choice {
-    /// Everything that can be built, the fastest that fits memory first, those that do not fit last.
+    /// Everything that can be built: the fastest that fits memory first, and those that do not fit
+    /// last.
     pub candidates: Vec<Candidate>,
-    /// What cannot: too few layers, or cuts for another number of stages.
+    /// Everything that cannot be built: too few layers, or cuts for another number of stages.
     pub impossible: Vec<(ScheduleKind, Placement, PlanError)>,
 }
 
-/// The most stages a worker that are tried.
+/// The largest number of stages on a worker that is tried.
 const MOST_CHUNKS: u16 = 4;
 
 /// Builds and predicts every schedule.
@@ -84,16 +89,19 @@ const MOST_CHUNKS: u16 = 4;
 pub fn choose(graph: &LayerGraph, fleet: &Fleet, space: &SearchSpace) -> Result<Choice, PlanError> {
     let (mut candidates, mut impossible) = (Vec::new(), Vec::new());
     let alone = [WorkerGroups::from(fleet.workers())];
-    let worker_groups = if space.worker_groups.is_empty() { &alone[..] } else { &space.worker_groups };
+    let worker_groups =
+        if space.worker_groups.is_empty() { &alone[..] } else { &space.worker_groups };
     let schedules = schedules(space);
-    let all = worker_groups.iter().flat_map(|groups| schedules.iter().map(move |schedule| (groups, *schedule)));
+    let all = worker_groups
+        .iter()
+        .flat_map(|groups| schedules.iter().map(move |schedule| (groups, *schedule)));
     for (worker_groups, (kind, placement)) in all {
         match candidate(graph, fleet, space, worker_groups, kind, placement) {
             Ok(candidate) => candidates.push(candidate),
             Err(error) => impossible.push((kind, placement, error)),
         }
     }
-    // Of equally fast ones the simpler comes first, which was tried first.
+    // The sort is stable: of equally fast ones, the simpler one was tried first and stays first.
     candidates.sort_by_key(|c| (c.refused.is_some(), c.step_time));
     if candidates.is_empty() && !impossible.is_empty() {
         return Err(impossible.swap_remove(0).2);
@@ -102,8 +110,8 @@ pub fn choose(graph: &LayerGraph, fleet: &Fleet, space: &SearchSpace) -> Result<
 }
 
 impl Choice {
-    /// The one to take, of those allowed that fit memory: the fastest, or of those that are as fast as far as can be told
-    /// the one that takes the least memory.
+    /// The candidate to take, of those that are allowed and fit memory: of all whose step time
+    /// counts as equal to the fastest, the one with the least memory.
     pub fn best(&self, allowed: impl Fn(&Candidate) -> bool) -> Option<&Candidate> {
         let fitting = || self.candidates.iter().filter(|c| c.refused.is_none() && allowed(c));
         let fastest = fitting().map(|c| c.step_time).min()?;
@@ -121,11 +129,18 @@ fn schedules(space: &SearchSpace) -> Vec<(ScheduleKind, Placement)> {
         }
         match kind {
             ScheduleKind::Interleaved => {
-                schedules.extend((2..=MOST_CHUNKS).map(|chunks| (kind, Placement::Interleaved { chunks })));
+                schedules.extend(
+                    (2..=MOST_CHUNKS).map(|chunks| (kind, Placement::Interleaved { chunks })),
+                );
             }
             ScheduleKind::Ready => {
                 let several = [Placement::Interleaved { chunks: 2 }, Placement::V];
-                schedules.extend([Placement::Plain].into_iter().chain(several).map(|placement| (kind, placement)));
+                schedules.extend(
+                    [Placement::Plain]
+                        .into_iter()
+                        .chain(several)
+                        .map(|placement| (kind, placement)),
+                );
             }
             _ => schedules.push((kind, Placement::of(kind, space.chunks))),
         }
@@ -199,13 +214,20 @@ impl fmt::Display for Choice {
     /// A table, one schedule a line, the one to take marked.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let best = self.best(|_| true).map(std::ptr::from_ref);
-        writeln!(f, "  {:<12} {:<40} {:>10} {:>7} {:>10}", "schedule", "stages", "step", "waits", "memory")?;
+        writeln!(
+            f,
+            "  {:<12} {:<40} {:>10} {:>7} {:>10}",
+            "schedule", "stages", "step", "waits", "memory"
+        )?;
         for candidate in &self.candidates {
-            let waits = candidate.bubble.iter().sum::<f64>() / candidate.bubble.len().max(1) as f64 * 100.0;
-            let memory = candidate.peak_bytes.iter().max().copied().unwrap_or(0) as f64 / f64::from(1 << 20);
+            let waits =
+                candidate.bubble.iter().sum::<f64>() / candidate.bubble.len().max(1) as f64 * 100.0;
+            let memory =
+                candidate.peak_bytes.iter().max().copied().unwrap_or(0) as f64 / f64::from(1 << 20);
             let step = candidate.step_time as f64 / 1e6;
             let (kind, placement) = (candidate.kind.to_string(), candidate.stages());
-            let refused = candidate.refused.as_ref().map(|error| format!("  {error}")).unwrap_or_default();
+            let refused =
+                candidate.refused.as_ref().map(|error| format!("  {error}")).unwrap_or_default();
             let mark = if best == Some(std::ptr::from_ref(candidate)) { '*' } else { ' ' };
             let figures = format!("{step:>7.1} ms {waits:>5.1} % {memory:>6.0} MiB");
             writeln!(f, "{mark} {kind:<12} {placement:<40} {figures}{refused}")?;

@@ -1,68 +1,74 @@
-//! Where the layer list is cut into stages.
+//! The cuts of a layer list into stages.
 
 use thiserror::Error;
 
-/// How the user wants the model cut.
+/// The cuts that the user asks for.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Cuts {
-    /// As many stages as the workers take, balanced, and among equally balanced ones the cut that parts the fewest
-    /// layers with shared parameters and then sends the fewest bytes.
+    /// Balanced stages, one for each place of a worker. Of equally balanced cuts, takes those that
+    /// separate the fewest layers with shared parameters. If several remain, takes those that send
+    /// the fewest bytes.
     #[default]
     Auto,
     /// Each named layer starts a new stage.
     At(Vec<String>),
 }
 
-/// What a layer weighs.
+/// The cost of a layer.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct LayerCost {
     /// Work of one sample.
     pub work: u64,
-    /// What a cut just before it costs.
+    /// The cost of a cut just before it.
     pub place: CutPlace,
 }
 
-/// What a cut just before a layer costs; of equally balanced cuts the cheapest are taken.
+/// The cost of a cut just before a layer. It decides between equally balanced cuts.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct CutPlace {
-    /// How many layers share parameters across it. Weighs more than bytes.
+    /// The number of layers that share parameters across it. Counts more than bytes.
     pub ties: u64,
-    /// Bytes of one sample that cross it.
+    /// The bytes of one sample that cross it.
     pub bytes: u64,
 }
 
 impl CutPlace {
     fn plus(self, other: Self) -> Self {
-        CutPlace { ties: self.ties.saturating_add(other.ties), bytes: self.bytes.saturating_add(other.bytes) }
+        CutPlace {
+            ties: self.ties.saturating_add(other.ties),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
     }
 }
 
 /// The layers cannot be cut into that many stages.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("cuts: {layers} layers do not make {stages} stages; use fewer workers, or fewer stages on each")]
+#[error(
+    "cuts: {layers} layers do not make {stages} stages; use fewer workers, or fewer stages on each"
+)]
 pub struct TooFewLayers {
-    /// How many layers there are.
+    /// The number of layers.
     pub layers: usize,
-    /// How many stages were asked for.
+    /// The number of requested stages.
     pub stages: usize,
 }
 
-/// The first layer of each stage but the first: the heaviest stage is as light as can be, and among
-/// such cuts those that cost least.
+/// Returns the first layer of each stage but the first. The heaviest stage is as light as possible,
+/// and of such cuts the result is one of lowest cost.
 pub fn balanced(costs: &[LayerCost], stages: usize) -> Result<Vec<usize>, TooFewLayers> {
     let places: Vec<_> = costs.iter().map(|c| c.place).collect();
     balanced_by(&places, &vec![costs.iter().map(|c| c.work).collect(); stages])
 }
 
-/// As [`balanced`], where each stage has its own work for every layer: that of the worker it is on.
+/// As [`balanced`], but each stage has its own work for every layer: that of its worker.
 pub fn balanced_by(places: &[CutPlace], stages: &[Vec<u64>]) -> Result<Vec<usize>, TooFewLayers> {
     let layers = places.len();
     let too_few = TooFewLayers { layers, stages: stages.len() };
     if stages.is_empty() || stages.len() > layers {
         return Err(too_few);
     }
-    // For every stage the work of the layers before each. A layer without work still takes a moment; the 1 spreads such
-    // layers evenly.
+    // For every stage, the work of the layers before each layer. A layer without work counts as 1,
+    // so that such layers are spread evenly.
     let sums = |work: &Vec<u64>| -> Vec<u64> {
         let sum = work.iter().take(layers).scan(0u64, |sum, work| {
             *sum = sum.saturating_add(work.saturating_add(1));
@@ -83,18 +89,19 @@ pub fn balanced_by(places: &[CutPlace], stages: &[Vec<u64>]) -> Result<Vec<usize
     cheapest(places, &work, low).ok_or(too_few)
 }
 
-/// The cheapest cut of which no stage is above `limit`; nothing where there is none. `work[s][i]` is what the layers
-/// before `i` are to stage `s`.
+/// The cheapest cut whose stages all have at most `limit` work, if there is one. `work[s][i]` is
+/// the work of the layers before `i` on stage `s`.
 fn cheapest(places: &[CutPlace], work: &[Vec<u64>], limit: u64) -> Option<Vec<usize>> {
     let layers = places.len();
-    // best[i]: what cutting the layers before `i` into the number of stages reached so far costs.
+    // best[i]: the cost of cutting the layers before `i` into the current number of stages.
     let mut best: Vec<Option<CutPlace>> = vec![None; layers + 1];
     best[0] = Some(CutPlace::default());
     let mut from: Vec<Vec<usize>> = Vec::with_capacity(work.len());
     for work in work {
         let mut next: Vec<Option<CutPlace>> = vec![None; layers + 1];
         let mut back = vec![0; layers + 1];
-        // Starts of the last stage that are not too far back, cheapest first (sliding-window minimum).
+        // Starts of the last stage that are not too far back, cheapest first (sliding-window
+        // minimum).
         let mut window: std::collections::VecDeque<(usize, CutPlace)> = Default::default();
         for end in 1..=layers {
             let start = end - 1;
@@ -168,12 +175,16 @@ mod tests {
             (state >> 33) % n
         };
         for _ in 0..300 {
-            let places: Vec<_> = (0..7).map(|_| CutPlace { ties: random(2), bytes: random(9) }).collect();
-            let work: Vec<Vec<u64>> = (0..3).map(|_| (0..7).map(|_| random(20)).collect()).collect();
+            let places: Vec<_> =
+                (0..7).map(|_| CutPlace { ties: random(2), bytes: random(9) }).collect();
+            let work: Vec<Vec<u64>> =
+                (0..3).map(|_| (0..7).map(|_| random(20)).collect()).collect();
             let value = |cuts: &[usize]| {
                 let (starts, ends) = ([&[0], cuts].concat(), [cuts, &[7]].concat());
                 let stages = starts.into_iter().zip(ends).zip(&work);
-                let heaviest = stages.map(|((a, b), work)| work[a..b].iter().map(|w| w + 1).sum::<u64>()).max();
+                let heaviest = stages
+                    .map(|((a, b), work)| work[a..b].iter().map(|w| w + 1).sum::<u64>())
+                    .max();
                 let place = cuts.iter().fold(CutPlace::default(), |sum, c| sum.plus(places[*c]));
                 (heaviest, place)
             };

@@ -1,19 +1,19 @@
 //! The inputs of sessions and their effects. A session does no I/O: the driver executes its effects
 //! and reports what happened.
 
+use crate::boss::answer::Answer;
 use crate::frame::Route;
 use crate::ids::{Slot, StageId, Ticket, WorkerId};
-use crate::kept::{PeerSnapshot, SnapshotId, SnapshotNote};
-use crate::message::{Failure, Head, LinkReport, Progress};
-use crate::replicas::{Compress, Node, UniqueId};
+use crate::message::{Failure, Progress, TensorHead, ToBoss, ToWorker};
+use crate::peer_snapshot::{SnapshotId, SnapshotNote};
+use crate::replicas::{Compress, Node};
 use crate::samples::{DataTask, Reading};
-use crate::schedule::Action;
-use crate::task::{LayerTimes, Task};
-use crate::watch::LayerHealth;
+use crate::task::Task;
 use std::fmt;
 use std::net::SocketAddr;
 
 pub use crate::micros::Micros;
+pub use crate::worker_span::WorkerSpan;
 
 /// The other end of a connection.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -33,13 +33,13 @@ impl fmt::Display for Peer {
     }
 }
 
-/// A frame whose tensors the driver holds in slots.
+/// A frame with tensors, which the driver holds in slots.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Frame {
     /// Set on frames that the boss relays.
     pub route: Option<Route>,
     /// The head.
-    pub head: Head,
+    pub head: TensorHead,
     /// The tensors that came with it.
     pub slots: Vec<Slot>,
 }
@@ -52,13 +52,24 @@ pub struct Destination {
     /// Set if the boss must relay the frame.
     pub route: Option<Route>,
     /// The head for this receiver.
-    pub head: Head,
+    pub head: TensorHead,
 }
 
-/// What the boss's session wants done. Every slot is given back in exactly one effect.
+/// A message of the boss to one worker.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Message {
+    /// The receiver.
+    pub to: WorkerId,
+    /// The message.
+    pub body: ToWorker,
+}
+
+/// An effect of the boss's session. Every slot is given back in exactly one effect.
 #[allow(clippy::large_enum_variant, reason = "an effect is moved once, and few wait at a time")]
 #[derive(Clone, PartialEq, Debug)]
 pub enum BossEffect {
+    /// Send a message to each receiver.
+    Tell(Vec<Message>),
     /// Send the same tensors to each receiver.
     Send {
         /// The receivers.
@@ -72,7 +83,7 @@ pub enum BossEffect {
     Hangup {
         /// Which worker.
         worker: WorkerId,
-        /// What it did.
+        /// The violation.
         reason: String,
     },
     /// Close the connection to a worker that is not at fault and may join again.
@@ -93,9 +104,11 @@ pub enum BossEffect {
     },
 }
 
-/// What a worker's session wants done. Every slot is given back in exactly one effect.
+/// An effect of a worker's session. Every slot is given back in exactly one effect.
 #[derive(Clone, PartialEq, Debug)]
 pub enum StageEffect {
+    /// Send a message to the boss.
+    Tell(ToBoss),
     /// Send the same tensors to each receiver.
     Send {
         /// The receivers.
@@ -121,8 +134,8 @@ pub enum StageEffect {
         ticket: Ticket,
         /// How to sum.
         summing: Summing,
-        /// The slices of each node. Every node has the same number of slices. A slice of shape `[0]`
-        /// adds nothing.
+        /// The slices of each node. Every node has the same number of slices. A slice of shape
+        /// `[0]` adds nothing.
         sums: Vec<(Node, Vec<Slot>)>,
     },
     /// Work on the worker's own files beside the compute thread. The result goes to `on_data`.
@@ -140,8 +153,8 @@ pub enum StageEffect {
     /// Store part of a snapshot beyond the run.
     StoreSnapshot {
         /// Which snapshot.
-        copy: SnapshotId,
-        /// What is stored with the snapshot.
+        snapshot: SnapshotId,
+        /// The note to store with it.
         note: SnapshotNote,
         /// The number of the part.
         part: u32,
@@ -153,7 +166,7 @@ pub enum StageEffect {
         /// The receivers.
         to: Vec<Destination>,
         /// Which snapshot.
-        copy: SnapshotId,
+        snapshot: SnapshotId,
         /// The number of the part.
         part: u32,
         /// The name of the tensor.
@@ -165,14 +178,14 @@ pub enum StageEffect {
     Dial {
         /// Which worker.
         peer: WorkerId,
-        /// Where it listens.
+        /// Its address.
         address: SocketAddr,
     },
     /// Close the connection to a peer that violated the protocol.
     Hangup {
         /// Which connection.
         peer: Peer,
-        /// What it did.
+        /// The violation.
         reason: String,
     },
     /// Show how the run stands to the worker's user.
@@ -205,7 +218,7 @@ pub struct Part {
     pub replica: u16,
 }
 
-/// What to do with the residuals of compression.
+/// Settles the residuals of compression.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum Residuals {
     /// Keep them: parameters have changed by the sums that were sent.
@@ -214,46 +227,4 @@ pub enum Residuals {
     Restore,
     /// Clear them: there are other parameters, other replicas or a fresh optimizer.
     Forget,
-}
-
-/// The answer to a request to the boss session.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct Answer {
-    /// The weighted loss of each microbatch, ascending.
-    pub losses: Vec<(u32, f32)>,
-    /// The model's outputs, by microbatch and variable.
-    pub outputs: Vec<(u32, layerspec::ValueId, Slot)>,
-    /// Parameters and buffers by name.
-    pub state: Vec<(String, Slot)>,
-    /// The norm of all gradients before clipping, if a limit was set.
-    pub grad_norm: Option<f64>,
-    /// The health of layers in the update, if requested, ascending.
-    pub health: Vec<LayerHealth>,
-    /// When each action ran, in the order in which workers answered.
-    pub spans: Vec<WorkerSpan>,
-    /// After a measurement: the times of each layer on each worker, ascending.
-    pub measured: Vec<(WorkerId, Vec<LayerTimes>)>,
-    /// A SHA-256 of each trained parameter of each stage of each worker, by its name, ascending.
-    pub digests: Vec<(WorkerId, StageId, String, [u8; 32])>,
-    /// The snapshots of the run that each worker stores.
-    pub copies: Vec<(WorkerId, PeerSnapshot)>,
-    /// An id for a communicator of each stage whose replicas sum gradients, ascending.
-    pub unique_ids: Vec<(StageId, UniqueId)>,
-    /// The last figures of each worker's links, to another worker or to the boss.
-    pub links: Vec<(WorkerId, Option<WorkerId>, LinkReport)>,
-    /// The number of commands that each follower has still to run.
-    pub behind: Vec<(WorkerId, usize)>,
-}
-
-/// When an action ran, on the boss's clock, with an error of half a round trip.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub struct WorkerSpan {
-    /// Where.
-    pub worker: WorkerId,
-    /// What.
-    pub action: Action,
-    /// From when.
-    pub start: Micros,
-    /// Until when.
-    pub end: Micros,
 }

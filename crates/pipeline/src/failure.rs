@@ -1,10 +1,10 @@
-//! What went wrong, and where.
+//! Errors of steps and calls, with their place.
 
 use crate::ids::{StageId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What went wrong, and as much of where as is known.
+/// An error, with as much of its place as is known.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Failure {
     /// The worker that saw it.
@@ -13,39 +13,77 @@ pub struct Failure {
     pub stage: Option<StageId>,
     /// The layer, as `4 (Linear)`.
     pub layer: Option<String>,
-    /// What was being done, as `forward`.
+    /// The action, as `forward`.
     pub action: Option<String>,
     /// Which microbatch of the batch.
     pub microbatch: Option<u32>,
     /// The training step.
     pub step: Option<u64>,
-    /// What happened, what was expected, what to do.
+    /// The event, the expectation and the remedy.
     pub message: String,
-    /// A number is not finite that [must be](crate::watch::Finite).
-    pub not_finite: bool,
-    /// The worker is at fault and not what it was given: it has too little memory, or has a defect. Another may do the same.
-    pub unfit: bool,
-    /// The boss's session refused the request before any worker heard of it, so nothing has changed.
+    /// The kind, which decides what may help.
+    pub kind: FailureKind,
+}
+
+/// The kinds of failures that recovery distinguishes.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum FailureKind {
+    /// A worker was lost, or a link between two. The same may succeed without that worker. Only the
+    /// boss's session reports it, so no worker can send it.
     #[serde(skip)]
-    pub refused: bool,
-    /// The worker's session only: the parameters were being updated by then, and may have changed.
+    Lost,
+    /// A worker was lost before the request began. No worker received the request, so nothing has
+    /// changed. Only the boss's session reports it.
     #[serde(skip)]
-    pub updating: bool,
-    /// The boss's session only: a worker was lost, or a link between two. Without that worker the same may succeed.
+    WorkerMissing,
+    /// The boss's session refused the request. No worker received it, so nothing has changed.
     #[serde(skip)]
-    pub passing: bool,
+    Refused,
+    /// The worker is at fault and not its input, for example because it has too little memory.
+    /// Another worker may succeed.
+    Unfit,
+    /// A number is not finite that [must be](crate::watch::FiniteCheck). The data or the weights
+    /// are at fault.
+    NotFinite,
+    /// Anything else.
+    #[default]
+    Other,
 }
 
 impl Failure {
-    /// A failure of which only the text is known.
+    /// A failure of kind [`FailureKind::Other`] at an unknown place.
     pub fn new(message: impl Into<String>) -> Self {
         Failure { message: message.into(), ..Failure::default() }
+    }
+
+    /// A failure of kind [`FailureKind::Lost`].
+    pub fn lost(message: impl Into<String>) -> Self {
+        Failure { kind: FailureKind::Lost, ..Failure::new(message) }
     }
 
     /// The same, seen by this worker.
     pub fn on(mut self, worker: WorkerId) -> Self {
         self.worker = Some(worker);
         self
+    }
+
+    /// The same, of a request that no worker received.
+    pub(crate) fn before_start(mut self) -> Self {
+        self.kind = match self.kind {
+            FailureKind::Lost | FailureKind::WorkerMissing => FailureKind::WorkerMissing,
+            _ => FailureKind::Refused,
+        };
+        self
+    }
+
+    /// Whether a worker or a link was lost, so that the same may succeed without it.
+    pub fn is_loss(&self) -> bool {
+        matches!(self.kind, FailureKind::Lost | FailureKind::WorkerMissing)
+    }
+
+    /// Whether no worker received the request, so that nothing has changed.
+    pub fn is_before_start(&self) -> bool {
+        matches!(self.kind, FailureKind::WorkerMissing | FailureKind::Refused)
     }
 }
 

@@ -29,19 +29,24 @@ pub struct Fleet {
     pub memory: Vec<Option<u64>>,
     /// The form in which replicas exchange gradients, if not float32.
     pub compress: Option<Compress>,
-    /// What replicas shard, if anything.
+    /// The state that replicas shard, if any.
     pub sharding: Option<Sharding>,
 }
 
 impl Fleet {
     /// A fleet without measurements: equal workers with this rate of floating-point operations per
     /// second, and no delay. `sizes` are those of a microbatch.
-    pub fn estimated(graph: &LayerGraph, workers: usize, sizes: &Bindings, flops_per_second: f64) -> Self {
+    pub fn estimated(
+        graph: &LayerGraph,
+        workers: usize,
+        sizes: &Bindings,
+        flops_per_second: f64,
+    ) -> Self {
         let time = |layer: &Layer| {
             let cost = graph.cost(layer.id, sizes).unwrap_or_default();
             let forward = (cost.flops as f64 * 1e9 / flops_per_second.max(1.0)) as u64 + 1;
-            // The backward pass costs as much again for the inputs, and as much for the parameters,
-            // if any.
+            // The half for inputs costs as much as the forward pass, and so does the half for
+            // parameters, if any.
             let weight = if is_trained(graph, layer) { forward } else { 0 };
             LayerTimes {
                 forward,
@@ -49,8 +54,8 @@ impl Fleet {
                 backward_input: forward,
                 backward_weight: weight,
                 optim_step: (cost.params as f64 * 10.0 * 1e9 / flops_per_second.max(1.0)) as u64,
-                held: cost.activation_bytes,
-                held_between: if weight > 0 { cost.activation_bytes } else { 0 },
+                saved_bytes: cost.activation_bytes,
+                saved_bytes_between: if weight > 0 { cost.activation_bytes } else { 0 },
             }
         };
         let times: Vec<LayerTimes> = graph.layers().iter().map(time).collect();
@@ -70,7 +75,13 @@ impl Fleet {
 
     /// The costs of a plan's stages and messages, for microbatches of these sizes and with this
     /// number of bytes of targets. `None` if workers read inputs and targets from their own files.
-    pub fn costs(&self, graph: &LayerGraph, plan: &Plan, sizes: &Bindings, target_bytes: Option<u64>) -> Costs {
+    pub fn costs(
+        &self,
+        graph: &LayerGraph,
+        plan: &Plan,
+        sizes: &Bindings,
+        target_bytes: Option<u64>,
+    ) -> Costs {
         let times = |s: &StageSpec, worker: WorkerId| {
             let times = self.stage_times(s, worker);
             StageTimes { optim_step: times.optim_step / parts(plan, s.stage), ..times }
@@ -81,13 +92,17 @@ impl Fleet {
             for worker in plan.stage_placement.of(stage.stage).iter().skip(1) {
                 costs.replicas.insert((stage.stage, *worker), times(stage, *worker));
             }
-            let bytes = |bucket: &Bucket| self.compress.map_or(bucket.bytes(), |form| form.bytes(bucket.elements()));
+            let bytes = |bucket: &Bucket| {
+                self.compress.map_or(bucket.bytes(), |form| form.bytes(bucket.elements()))
+            };
             let buckets = buckets(stage, BucketBytes::default(), None);
             let gradients = buckets.iter().map(bytes).sum();
             costs.reduced_bytes.insert(stage.stage, gradients);
             // Updated parameters are never compressed.
             let whole = buckets.iter().map(Bucket::bytes).sum();
-            costs.returned_bytes.insert(stage.stage, if plan.sharding.is_some() { whole } else { gradients });
+            costs
+                .returned_bytes
+                .insert(stage.stage, if plan.sharding.is_some() { whole } else { gradients });
         }
         costs.links.clone_from(&self.links);
         costs.boss_links.clone_from(&self.boss_links);
@@ -95,13 +110,20 @@ impl Fleet {
         (costs.link, costs.per_action) = (self.link, self.per_action);
         let value = |value: ValueId| graph.value(value).ty.bytes(sizes).unwrap_or(0);
         for stage in &plan.stages {
-            let inputs = stage.inputs.iter().filter(|input| input.from.is_none()).map(|input| value(input.value));
+            let inputs = stage
+                .inputs
+                .iter()
+                .filter(|input| input.from.is_none())
+                .map(|input| value(input.value));
             let is_judged = stage.outputs.iter().any(|output| output.model_output == Some(0));
-            let from_boss = target_bytes.map_or(0, |target| inputs.sum::<u64>() + if is_judged { target } else { 0 });
+            let from_boss = target_bytes
+                .map_or(0, |target| inputs.sum::<u64>() + if is_judged { target } else { 0 });
             if from_boss > 0 {
                 costs.from_boss.insert(stage.stage, from_boss);
             }
-            for (output, user) in stage.outputs.iter().flat_map(|o| o.to.iter().map(move |user| (o, user))) {
+            for (output, user) in
+                stage.outputs.iter().flat_map(|o| o.to.iter().map(move |user| (o, user)))
+            {
                 *costs.bytes.entry((stage.stage, *user)).or_insert(0) += value(output.value);
             }
             for tied_copies in &stage.tied_copies {
@@ -138,12 +160,12 @@ impl Fleet {
 
     /// The memory of a plan's stages, in bytes.
     ///
-    /// Permanent memory: the value of every parameter, and for a trained one its gradient and
-    /// optimizer state (none for SGD, one copy with momentum, two for Adam, or this replica's shard
-    /// of them). Every buffer. For every copied parameter its value and a gradient for each use.
-    /// Memory of a microbatch: the bytes that the stage's layers keep from forward to backward, and
-    /// between the halves of backward, as measured. Not counted: libtorch itself, tensors in
-    /// flight, the working memory of one layer, and sums of replicas that wait for their
+    /// Permanent memory: the value of every parameter and buffer, and the gradient and optimizer
+    /// state of a trained parameter. Optimizer state is no copy for SGD, one with momentum and two
+    /// for Adam, or this replica's shard of them. A copied parameter has its value and a gradient
+    /// for each use. Memory of a microbatch: the bytes that the stage's layers keep from forward to
+    /// backward, and between the halves of backward, as measured. Not counted: libtorch itself,
+    /// tensors in flight, the working memory of one layer, and sums of replicas that wait for their
     /// neighbours.
     pub fn bytes(&self, plan: &Plan, optimizer: &OptimizerSpec) -> Vec<StageBytes> {
         let of_stage = |stage: &StageSpec| {
@@ -152,8 +174,8 @@ impl Fleet {
             StageBytes {
                 fixed: fixed(stage, optimizer, plan),
                 gathered: gathered(stage, plan),
-                held: times().map(|t| t.held).sum(),
-                held_between: times().map(|t| t.held_between).sum(),
+                held: times().map(|t| t.saved_bytes).sum(),
+                held_between: times().map(|t| t.saved_bytes_between).sum(),
             }
         };
         plan.stages.iter().map(of_stage).collect()
@@ -170,8 +192,9 @@ impl Fleet {
             let each = stages().map(|b| b.held.max(b.held_between)).sum::<u64>().max(1);
             Some(u32::try_from(left / each).unwrap_or(u32::MAX).max(1))
         };
-        let least =
-            |workers: &[WorkerId]| workers.iter().map(|w| room(*w)).collect::<Option<Vec<_>>>()?.into_iter().min();
+        let least = |workers: &[WorkerId]| {
+            workers.iter().map(|w| room(*w)).collect::<Option<Vec<_>>>()?.into_iter().min()
+        };
         plan.stage_placement.iter().map(|(_, workers)| least(workers)).collect()
     }
 }
@@ -196,7 +219,8 @@ fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
         let own = layer.kind.params().into_iter().filter(|p| !tied.contains(&p.name));
         let kept = if parts > 1 { stage.tied_params(layer) } else { Vec::new() };
         let bytes = |param: ParamSpec| {
-            let (bytes, parts) = (param.bytes().unwrap_or(0), if kept.contains(&param.name) { 1 } else { parts });
+            let (bytes, parts) =
+                (param.bytes().unwrap_or(0), if kept.contains(&param.name) { 1 } else { parts });
             match (param.role, layer.frozen) {
                 (Role::Parameter, false) => {
                     let gradient = if shards_gradients { bytes / parts } else { bytes };
@@ -210,7 +234,8 @@ fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
         own.map(bytes).sum::<u64>()
     };
     let own: u64 = stage.layers.iter().map(of_layer).sum();
-    let tied_copies = stage.tied_copies.iter().map(|b| tied_copy_bytes(stage, b) * (1 + b.users.len() as u64));
+    let tied_copies =
+        stage.tied_copies.iter().map(|b| tied_copy_bytes(stage, b) * (1 + b.users.len() as u64));
     own + tied_copies.sum::<u64>()
 }
 
@@ -220,7 +245,10 @@ fn gathered(stage: &StageSpec, plan: &Plan) -> u64 {
         return 0;
     }
     let buckets = buckets(stage, BucketBytes::default(), plan.sharding);
-    buckets.iter().filter(|bucket| bucket.sharded).fold(0, |sum, bucket| sum.saturating_add(bucket.bytes()))
+    buckets
+        .iter()
+        .filter(|bucket| bucket.sharded)
+        .fold(0, |sum, bucket| sum.saturating_add(bucket.bytes()))
 }
 
 fn tied_copy_bytes(stage: &StageSpec, tied_copies: &crate::plan::TiedCopy) -> u64 {

@@ -4,37 +4,60 @@
 //! | head length: u32 little-endian | head: MessagePack of Envelope | tensor 0 | tensor 1 | ...
 //! ```
 //!
-//! The head says how long each tensor is, so a reader knows and bounds every size before it takes
-//! memory for it.
+//! The head states the length of each tensor. So a reader bounds every size before it allocates
+//! memory. The type of the envelope depends on the connection: a peer that sends a message of the
+//! wrong direction sends a head that cannot be decoded.
 
 use crate::ids::WorkerId;
-use crate::message::Head;
+use crate::tensor_head::TensorHead;
 use crate::tensor_meta::TensorMeta;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// A head longer than this is refused. The largest is a stage with all its layers.
+/// The most bytes of a head. The largest real head is an assignment with all layers of a model.
 pub const MAX_HEAD_BYTES: usize = 16 << 20;
-/// Tensor bytes in one frame beyond this are refused.
+/// The most bytes of tensors in one frame.
 pub const MAX_BODY_BYTES: u64 = 16 << 30;
 
-/// Everything in a frame but the tensors' bytes.
+/// Everything in a frame but the tensors' bytes. `M` are the messages of one direction:
+/// [`ToWorker`](crate::message::ToWorker), [`ToBoss`](crate::message::ToBoss) or
+/// [`NoMessage`](crate::message::NoMessage).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Envelope {
-    /// Set on frames that go by way of the boss.
+pub enum Envelope<M> {
+    /// A message, without tensors.
+    Message(M),
+    /// Tensors.
+    Tensors(TensorEnvelope),
+}
+
+/// Everything in a frame with tensors but their bytes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TensorEnvelope {
+    /// Set on frames that the boss relays.
     pub route: Option<Route>,
-    /// What is said.
-    pub head: Head,
-    /// The tensors that follow.
+    /// The head.
+    pub head: TensorHead,
+    /// The dtype and shape of the tensors that follow.
     pub tensors: Vec<TensorMeta>,
+}
+
+impl<M> Envelope<M> {
+    /// The dtype and shape of the tensors that follow.
+    pub fn tensors(&self) -> &[TensorMeta] {
+        match self {
+            Envelope::Message(_) => &[],
+            Envelope::Tensors(envelope) => &envelope.tensors,
+        }
+    }
 }
 
 /// The two workers of a relayed frame.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Route {
-    /// Who wrote it.
+    /// The sender.
     pub from: WorkerId,
-    /// Whom it is for.
+    /// The receiver.
     pub to: WorkerId,
 }
 
@@ -53,11 +76,11 @@ pub enum FrameError {
     /// The number of tensors does not fit the head.
     #[error("a frame with {got} tensors where {least} to {most} belong")]
     TensorCount {
-        /// How many it has.
+        /// The number of its tensors.
         got: usize,
-        /// How many at least.
+        /// The least possible number.
         least: usize,
-        /// How many at most.
+        /// The greatest possible number.
         most: usize,
     },
 }
@@ -71,12 +94,13 @@ pub fn head_len(prefix: [u8; 4]) -> Result<usize, FrameError> {
     Ok(len)
 }
 
-/// Reads a head. What comes back is bounded: the right number of tensors, each of a real size.
-pub fn decode(head: &[u8]) -> Result<Envelope, FrameError> {
+/// Reads a head. The result has the right number of tensors, each of a real size.
+pub fn decode<M: DeserializeOwned>(head: &[u8]) -> Result<Envelope<M>, FrameError> {
     let mut rest = head;
     let mut reader = rmp_serde::Deserializer::new(&mut rest);
     reader.set_max_depth(64);
-    let envelope = Envelope::deserialize(&mut reader).map_err(|e| FrameError::Head(e.to_string()))?;
+    let envelope =
+        Envelope::deserialize(&mut reader).map_err(|e| FrameError::Head(e.to_string()))?;
     if !rest.is_empty() {
         return Err(FrameError::Head(format!("{} bytes more than it has", rest.len())));
     }
@@ -85,7 +109,7 @@ pub fn decode(head: &[u8]) -> Result<Envelope, FrameError> {
 }
 
 /// Writes length and head; the tensors' bytes follow it on the wire.
-pub fn encode(envelope: &Envelope) -> Result<Vec<u8>, FrameError> {
+pub fn encode<M: Serialize>(envelope: &Envelope<M>) -> Result<Vec<u8>, FrameError> {
     check(envelope)?;
     let mut out = vec![0; 4];
     rmp_serde::encode::write(&mut out, envelope).map_err(|e| FrameError::Head(e.to_string()))?;
@@ -97,7 +121,8 @@ pub fn encode(envelope: &Envelope) -> Result<Vec<u8>, FrameError> {
     Ok(out)
 }
 
-fn check(envelope: &Envelope) -> Result<(), FrameError> {
+fn check<M>(envelope: &Envelope<M>) -> Result<(), FrameError> {
+    let Envelope::Tensors(envelope) = envelope else { return Ok(()) };
     let (least, most) = envelope.head.tensors();
     let got = envelope.tensors.len();
     if got < least || got > most {

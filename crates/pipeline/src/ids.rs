@@ -1,4 +1,5 @@
-//! Names for the things a step is made of, as newtypes so that none is taken for another.
+//! Ids of workers, stages, tensors and requests. They are newtypes, so that they cannot be
+//! confused.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,14 +1,25 @@
 //! How work is cut and ordered: plans, schedules, frames and both sessions, without I/O.
 //!
-//! The route: a [`layerspec::LayerGraph`] is cut into a [`plan::Plan`], whose [`schedule::Schedule`]
-//! lists every worker's actions; the [`boss::BossSession`] hands both out, and each worker's
-//! [`stage::StageSession`] carries its part out. Sessions hold no tensors, read no clock and touch no
-//! socket: time is an argument, tensors are slot numbers, and effects are drained by a driver.
+//! A [`layerspec::LayerGraph`] is cut into a [`plan::Plan`]. Its [`schedule::Schedule`] lists the
+//! actions of every worker. The [`boss::BossSession`] sends both to the workers, and the
+//! [`stage::StageSession`] of each worker executes its part.
+//!
+//! ```text
+//! layerspec::LayerGraph -> cut -> plan::Plan -> schedule::Schedule (lists of actions)
+//!                                   ^  replicas, tied     |
+//!    auto, fleet: predict, choose --+                     v
+//!    membership: who takes part                  boss::BossSession
+//!    recovery: what to do after a failure                 |  frame, message
+//!                                                         v
+//!                                                stage::StageSession -> task, effect
+//! ```
+//!
+//! Sessions hold no tensors, read no clock and touch no socket. Time is an argument, tensors are
+//! slot numbers, and a driver drains the effects.
 
 mod assignment;
 pub mod auto;
 pub mod boss;
-pub mod cached;
 pub mod cut;
 pub mod effect;
 mod evaluation;
@@ -16,16 +27,19 @@ mod failure;
 pub mod fleet;
 pub mod frame;
 pub mod ids;
-pub mod kept;
+pub mod kv_cache_step;
 pub mod loss;
 pub mod loss_scale;
 pub mod lr_schedule;
+pub mod membership;
 pub mod message;
 mod micros;
 mod mode;
 pub mod norm;
 pub mod optimizer;
+pub mod peer_snapshot;
 pub mod plan;
+pub mod recovery;
 pub mod replicas;
 pub mod samples;
 pub mod schedule;
@@ -33,9 +47,11 @@ pub mod stage;
 mod stage_spec;
 mod state_name;
 pub mod task;
+mod tensor_head;
 pub mod tensor_meta;
 mod tied;
 pub mod watch;
+mod worker_span;
 
 pub use cut::Cuts;
 pub use fleet::Fleet;

@@ -1,26 +1,29 @@
-//! Dynamic loss scaling, as PyTorch's `GradScaler` does it (Micikevicius et al. 2017, arXiv:1710.03740).
+//! Dynamic loss scaling, as PyTorch's `GradScaler` does it (Micikevicius et al. 2017,
+//! arXiv:1710.03740).
 
 use serde::{Deserialize, Serialize};
 
 /// The factor of the loss that keeps small gradients in the range of float16, which has five bits
 /// for the exponent.
 ///
-/// A step whose gradients overflow changes no parameter, and the scale is halved; after many good steps it is doubled.
-/// Scales are powers of two: multiplying by one changes no digit.
+/// A step whose gradients overflow changes no parameter, and the scale is halved; after many good
+/// steps it is doubled. Scales are powers of two: multiplying by one changes no digit.
 #[derive(Copy, Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
     scale: f64,
-    /// Good steps since the scale has changed.
+    /// Good steps since the scale changed.
     good: u32,
     /// Steps in a row that overflowed though the scale was the least.
     lost: u32,
 }
 
-/// Gradients are no numbers whatever the scale, so that nothing is learned any more. GradScaler would go on for ever.
+/// Gradients are not finite at any scale, so nothing is learned any more. GradScaler would continue
+/// for ever.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the gradients of the last {steps} steps overflowed in float16 though the loss was not scaled any more, so none of these \
-     steps changed the weights; lower the learning rate, clip the gradients, look for NaN in data and weights, or use bf16"
+    "the gradients of the last {steps} steps overflowed in float16 though the loss was not scaled \
+     any more, so none of these steps changed the weights; lower the learning rate, clip the \
+     gradients, look for NaN in data and weights, or use bf16"
 )]
 pub struct Overflowing {
     /// The number of good steps in a row.
@@ -30,10 +33,11 @@ pub struct Overflowing {
 const FIRST: f64 = 65_536.0;
 /// The number of good steps after which the scale doubles.
 const GROWTH_INTERVAL: u32 = 2000;
-/// The number of overflows in a row at the least scale that is an error: nothing is learned, and no
-/// smaller scale can mend it.
+/// The number of overflows in a row at the smallest scale that is an error. Nothing is learned, and
+/// a smaller scale cannot help.
 const MOST_OVERFLOWS: u32 = 10;
-/// Beyond these nothing is gained: a loss that overflows at 1 is broken, and float32 carries the product of loss and scale.
+/// Scales outside these limits do not help: a loss that overflows at 1 is broken, and float32 must
+/// hold the product of loss and scale.
 const LEAST: f64 = 1.0;
 const MOST: f64 = 16_777_216.0;
 
@@ -44,7 +48,7 @@ impl Default for LossScale {
 }
 
 impl LossScale {
-    /// Whether it is one that can come about, where it comes from a file.
+    /// Whether this state can occur. A state that was read from a file may not.
     pub fn is_possible(&self) -> bool {
         (LEAST..=MOST).contains(&self.scale) && self.good < GROWTH_INTERVAL
     }
@@ -54,10 +58,11 @@ impl LossScale {
         self.scale
     }
 
-    /// After a step: whether all its gradients were finite, which is whether it changed the parameters.
+    /// Records whether all gradients of a step were finite, so that it changed the parameters.
     ///
     /// # Errors
-    /// They were not, in ten steps in a row with the least scale. The scale is as it was, should somebody go on.
+    /// Ten steps in a row overflowed at the smallest scale. The scale does not change, so that the
+    /// caller may continue.
     pub fn after(&mut self, finite: bool) -> Result<(), Overflowing> {
         if finite {
             let good = self.good + 1;
@@ -125,7 +130,10 @@ mod tests {
         }
         (1..MOST_OVERFLOWS).for_each(|_| scale.after(false).unwrap());
         let error = scale.after(false).unwrap_err();
-        assert!(error.to_string().contains("of the last 10 steps overflowed in float16"), "{error}");
+        assert!(
+            error.to_string().contains("of the last 10 steps overflowed in float16"),
+            "{error}"
+        );
         assert_eq!(scale.after(false), Err(Overflowing { steps: 11 }));
         assert_eq!((scale.after(true), scale.get()), (Ok(()), LEAST));
     }

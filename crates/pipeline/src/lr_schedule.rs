@@ -1,4 +1,5 @@
-//! Learning rates that change from step to step, by the names and formulas of PyTorch and transformers.
+//! Learning rates that change from step to step, by the names and formulas of PyTorch and
+//! transformers.
 
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
@@ -6,15 +7,15 @@ use std::f64::consts::PI;
 /// The factor of the optimizer's learning rate in each step.
 #[derive(Copy, Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct LrSchedule {
-    /// How it begins.
+    /// The rise at the beginning.
     pub warmup: Warmup,
-    /// What follows.
+    /// The decay after the rise.
     pub decay: LrDecay,
 }
 
-/// A linear rise over the first steps, as `torch.optim.lr_scheduler.LinearLR` with an end factor of 1: in step `s` of
-/// `steps` the factor is `start_factor + (1 - start_factor) * s / steps`. With a start factor of 0 it is the warm-up of
-/// transformers, whose first step changes nothing.
+/// A linear rise over the first steps, as `torch.optim.lr_scheduler.LinearLR` with an end factor of
+/// 1: in step `s` of `steps` the factor is `start_factor + (1 - start_factor) * s / steps`. With a
+/// start factor of 0 it is the warm-up of transformers, whose first step changes nothing.
 #[derive(Copy, Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Warmup {
     /// Over how many steps; 0 for none.
@@ -34,14 +35,16 @@ pub enum LrDecay {
         /// All steps, with the warm-up.
         total_steps: u64,
     },
-    /// `(1 + cos(pi * t / (total - warmup))) / 2`, and 0 after that (`get_cosine_schedule_with_warmup`, half a cycle).
+    /// `(1 + cos(pi * t / (total - warmup))) / 2`, and 0 after that
+    /// (`get_cosine_schedule_with_warmup`, half a cycle).
     Cosine {
         /// All steps, with the warm-up.
         total_steps: u64,
     },
     /// `1 / sqrt((t + timescale) / timescale)` (`get_inverse_sqrt_schedule`).
     InverseSqrt {
-        /// After how many steps the factor is `1 / sqrt(2)`; by default those of the warm-up, or 10,000 without one.
+        /// After how many steps the factor is `1 / sqrt(2)`; by default those of the warm-up, or
+        /// 10,000 without one.
         timescale: Option<u64>,
     },
     /// `gamma ^ floor(t / step_size)` (`torch.optim.lr_scheduler.StepLR`).
@@ -54,7 +57,7 @@ pub enum LrDecay {
 }
 
 impl LrSchedule {
-    /// The factor of a step, the first of which is 0.
+    /// The factor of a step. The first step is 0.
     pub fn factor(&self, step: u64) -> f64 {
         let Warmup { steps, start_factor } = self.warmup;
         if step < steps {
@@ -71,24 +74,35 @@ impl LrSchedule {
                 let timescale = timescale.unwrap_or(default).max(1) as f64;
                 1.0 / ((t as f64 + timescale) / timescale).sqrt()
             }
-            LrDecay::Step { step_size, gamma } => gamma.powi(i32::try_from(t / step_size.max(1)).unwrap_or(i32::MAX)),
+            LrDecay::Step { step_size, gamma } => {
+                gamma.powi(i32::try_from(t / step_size.max(1)).unwrap_or(i32::MAX))
+            }
         }
     }
 
-    /// Refuses what has no meaning.
+    /// Refuses values without a meaning.
     pub fn check(&self) -> Result<(), String> {
         if !(0.0..=1.0).contains(&self.warmup.start_factor) {
-            return Err(format!("invalid start_factor: {}; expected 0 to 1", self.warmup.start_factor));
+            return Err(format!(
+                "invalid start_factor: {}; expected 0 to 1",
+                self.warmup.start_factor
+            ));
         }
         match self.decay {
-            LrDecay::Linear { total_steps } | LrDecay::Cosine { total_steps } if total_steps <= self.warmup.steps => {
+            LrDecay::Linear { total_steps } | LrDecay::Cosine { total_steps }
+                if total_steps <= self.warmup.steps =>
+            {
                 Err(format!(
                     "invalid total_steps: {total_steps}; expected more than the {} of warm-up",
                     self.warmup.steps
                 ))
             }
-            LrDecay::InverseSqrt { timescale: Some(0) } => Err("invalid timescale: 0; expected at least 1".into()),
-            LrDecay::Step { step_size: 0, .. } => Err("invalid step_size: 0; expected at least 1".into()),
+            LrDecay::InverseSqrt { timescale: Some(0) } => {
+                Err("invalid timescale: 0; expected at least 1".into())
+            }
+            LrDecay::Step { step_size: 0, .. } => {
+                Err("invalid step_size: 0; expected at least 1".into())
+            }
             LrDecay::Step { gamma, .. } if !gamma.is_finite() || gamma < 0.0 => {
                 Err(format!("invalid gamma: {gamma}; expected a number of at least 0"))
             }
@@ -123,12 +137,16 @@ mod tests {
         assert_eq!(factors(2, sqrt, &steps), [0, ONE / 2, ONE, 707_107, 534_522, 447_214, 408_248]);
         assert_eq!(factors(0, sqrt, &[0, 10_000, 30_000]), [ONE, 707_107, ONE / 2]);
         let step = LrDecay::Step { step_size: 3, gamma: 0.1 };
-        assert_eq!(factors(0, step, &[0, 2, 3, 5, 6, 9]), [ONE, ONE, 100_000, 100_000, 10_000, 1000]);
+        assert_eq!(
+            factors(0, step, &[0, 2, 3, 5, 6, 9]),
+            [ONE, ONE, 100_000, 100_000, 10_000, 1000]
+        );
     }
 
     #[test]
     fn warm_up_may_begin_above_nothing() {
-        let schedule = LrSchedule { warmup: Warmup { steps: 4, start_factor: 0.5 }, decay: LrDecay::Constant };
+        let schedule =
+            LrSchedule { warmup: Warmup { steps: 4, start_factor: 0.5 }, decay: LrDecay::Constant };
         let factors = [0, 1, 2, 3, 4, 5].map(|step| schedule.factor(step));
         assert_eq!(factors, [0.5, 0.625, 0.75, 0.875, 1.0, 1.0]);
     }
@@ -146,7 +164,9 @@ mod tests {
         let errors = bad.map(|schedule| schedule.check().expect_err("it has no meaning"));
         assert_eq!(errors[1], "invalid total_steps: 5; expected more than the 5 of warm-up");
         assert!(
-            errors.iter().all(|error| error.starts_with("invalid ") && error.contains("; expected ")),
+            errors
+                .iter()
+                .all(|error| error.starts_with("invalid ") && error.contains("; expected ")),
             "{errors:?}"
         );
     }

@@ -1,13 +1,13 @@
-//! Everything boss and workers say to each other.
+//! The messages between boss and workers.
 
-use crate::cached::Cached;
-use crate::ids::{MicrobatchKey, StageId, WorkerId};
-use crate::kept::{Keep, PeerSnapshot, Recall};
+use crate::ids::{StageId, WorkerId};
+use crate::kv_cache_step::KvCacheStep;
 use crate::loss::LossSpec;
 use crate::micros::Micros;
 use crate::norm::Square;
 use crate::optimizer::OptimizerSpec;
-use crate::replicas::{MicrobatchAssignment, Node, UniqueId};
+use crate::peer_snapshot::{PeerSnapshot, SendSnapshot, StoreSnapshot};
+use crate::replicas::{MicrobatchAssignment, UniqueId};
 use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerProbe, LayerTimes};
@@ -15,38 +15,37 @@ use crate::watch::{LayerHealth, Watch};
 use serde::{Deserialize, Serialize};
 
 pub use crate::assignment::{Assignment, ChangeMembership, PeerAddress};
-pub use crate::failure::Failure;
+pub use crate::failure::{Failure, FailureKind};
 pub use crate::mode::Mode;
 pub use crate::replicas::Reduction;
+pub use crate::tensor_head::{TensorHead, MAX_TENSORS};
 
 /// The version of the protocol, sent first on every connection. Peers of different versions
 /// disconnect.
-pub const PROTOCOL_VERSION: u32 = 16;
+pub const PROTOCOL_VERSION: u32 = 17;
 
-/// The most tensors behind one head.
-pub const MAX_TENSORS: usize = 4096;
 /// The most microbatches of a batch.
 pub const MAX_MICROBATCHES: u32 = 1 << 16;
 /// The most actions whose times a worker reports.
 pub const MAX_SPANS: usize = 16_384;
 
-/// The head of a frame. The tensors of a kind that carries some follow as raw bytes.
+/// A message of the boss to a worker.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub enum Head {
-    /// Boss to worker: a command, answered by [`Head::Done`] or [`Head::Failed`].
+pub enum ToWorker {
+    /// A command, answered by [`ToBoss::Done`] or [`ToBoss::Failed`].
     Command {
         /// The number that answers name.
         id: u64,
         /// The command.
         body: Command,
     },
-    /// Boss to worker: relay frames for this peer through the boss, because the pair cannot
+    /// Relay frames for this peer through the boss, because the pair cannot
     /// connect.
     UseRelay {
         /// The peer.
         peer: WorkerId,
     },
-    /// Boss to worker: cancels a command. The worker discards what the command left.
+    /// Cancels a command. The worker discards what the command left.
     Abort {
         /// Which command.
         id: u64,
@@ -55,19 +54,23 @@ pub enum Head {
         /// Whether the worker discards all gradients too.
         gradients: bool,
     },
-    /// Boss to worker: the norm of all gradients of the command's round, over all stages.
+    /// The norm of all gradients of the command's round, over all stages.
     TotalNorm {
         /// Which command.
         id: u64,
         /// The norm, before gradients are shortened.
         norm: f64,
     },
-    /// Boss to worker: how the run stands, for the worker's user.
+    /// How the run stands, for the worker's user.
     Progress(Progress),
-    /// Boss to worker: the run is over.
+    /// The run is over.
     Stop,
+}
 
-    /// Worker to boss: the command is complete.
+/// A message of a worker to the boss.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum ToBoss {
+    /// The command is complete.
     Done {
         /// Which command.
         id: u64,
@@ -83,47 +86,47 @@ pub enum Head {
         /// When each action ran; at most [`MAX_SPANS`].
         spans: Vec<Span>,
     },
-    /// Worker to boss: the sums of squares of each parameter's gradient, or of this worker's part
-    /// of it. Sent once for a command whose actions compute norms. Answered by [`Head::TotalNorm`].
+    /// The sums of squares of each parameter's gradient, or of this worker's part of it. Sent once
+    /// for a command whose actions compute norms. Answered by [`ToWorker::TotalNorm`].
     Norms {
         /// Which command.
         id: u64,
         /// The sums.
         squares: Vec<Square>,
-        /// The weighted loss of each microbatch so far. [`Head::Done`] does not repeat them.
+        /// The weighted loss of each microbatch so far. [`ToBoss::Done`] does not repeat them.
         losses: Vec<(u32, f32)>,
     },
-    /// Worker to boss, before the answer to [`Command::Digest`]: a SHA-256 of each trained parameter of each of its
-    /// stages. Replicas of a stage have the same.
+    /// Before the answer to [`Command::Digest`]: a SHA-256 of each trained
+    /// parameter of each of its stages. Replicas of a stage have the same.
     Digests {
         /// Which command.
         id: u64,
         /// By stage and name.
         digests: Vec<(StageId, String, [u8; 32])>,
     },
-    /// Worker to boss: this worker stores a part of a snapshot, as [`Command::Keep`] asked.
-    Kept {
+    /// This worker stores a part of a snapshot, as [`Command::StoreSnapshot`] asked.
+    SnapshotStored {
         /// Which command.
         id: u64,
         /// Which part.
         part: u32,
     },
-    /// Worker to boss, before the answer to [`Command::Copies`]: the snapshots of the run that it
+    /// Before the answer to [`Command::ListSnapshots`]: the snapshots of the run that it
     /// stores.
-    Copies {
+    Snapshots {
         /// Which command.
         id: u64,
-        /// By copy.
-        copies: Vec<PeerSnapshot>,
+        /// The snapshots.
+        snapshots: Vec<PeerSnapshot>,
     },
-    /// Worker to boss, before the answer to [`Command::MakeIds`].
+    /// Before the answer to [`Command::MakeIds`].
     UniqueIds {
         /// Which command.
         id: u64,
         /// For each stage whose first replica it is.
         ids: Vec<(StageId, UniqueId)>,
     },
-    /// Worker to boss: the health of layers in an optimizer step, if the round
+    /// The health of layers in an optimizer step, if the round
     /// [asks](Watch::health) for it.
     Health {
         /// Which command.
@@ -131,7 +134,7 @@ pub enum Head {
         /// The layers of one stage that are updated here.
         layers: Vec<LayerHealth>,
     },
-    /// Worker to boss, before the answer to [`Command::Measure`]: how long layers take on this
+    /// Before the answer to [`Command::Measure`]: how long layers take on this
     /// worker.
     Measured {
         /// Which command.
@@ -139,7 +142,7 @@ pub enum Head {
         /// For each probe.
         times: Vec<LayerTimes>,
     },
-    /// Worker to boss, before the answer to [`Command::Measure`]: the measured figures of one of
+    /// Before the answer to [`Command::Measure`]: the measured figures of one of
     /// its links.
     LinkReport {
         /// The other end. `None` is the boss.
@@ -147,21 +150,21 @@ pub enum Head {
         /// The figures.
         report: LinkReport,
     },
-    /// Worker to boss: the command failed.
+    /// The command failed.
     Failed {
         /// Which command.
         id: u64,
-        /// What went wrong and where.
+        /// The error and its place.
         failure: Failure,
     },
-    /// Worker to boss: the cancelled command is cleaned up.
+    /// The cancelled command is cleaned up.
     Aborted {
         /// Which command.
         id: u64,
         /// Whether this worker had already updated parameters when the cancellation came.
         stepped: bool,
     },
-    /// Worker to boss: the connection to a peer broke or cannot be made.
+    /// The connection to a peer broke or cannot be made.
     LinkFailed {
         /// The other end.
         peer: WorkerId,
@@ -170,190 +173,34 @@ pub enum Head {
         /// Whether the connection was up before, so that tensors may be lost.
         was_up: bool,
     },
-    /// Worker to boss, one tensor: a parameter, a buffer or optimizer state, as an answer to
-    /// [`Command::SendState`].
-    State {
-        /// Which command.
-        id: u64,
-        /// Its [name](crate::StateName).
-        name: String,
-    },
-
-    /// One tensor: a variable, sent to a stage that uses it.
-    Value {
-        /// Which microbatch.
-        key: MicrobatchKey,
-        /// Which variable.
-        value: layerspec::ValueId,
-        /// The stage that uses it.
-        to: StageId,
-    },
-    /// One tensor: the target of a microbatch.
-    Target {
-        /// Which microbatch.
-        key: MicrobatchKey,
-        /// The stage that computes the loss.
-        to: StageId,
-    },
-    /// Gradients of a variable, sent back to the stage that made it, in summing order.
-    Gradient {
-        /// Which microbatch.
-        key: MicrobatchKey,
-        /// Which variable.
-        value: layerspec::ValueId,
-        /// The stage that used it. `None` is the boss.
-        from: Option<StageId>,
-        /// The stage that made it.
-        to: StageId,
-    },
-    /// The gradients of tied copies, sent to the stage that owns the parameters.
-    TiedGrads {
-        /// The batch of the round that updates them.
-        batch: u64,
-        /// The stage that holds copies.
-        from: StageId,
-        /// The stage that owns them.
-        to: StageId,
-    },
-    /// The new values of tied parameters, sent by their owner to a stage that holds copies.
-    TiedValues {
-        /// The batch of the round that updates them.
-        batch: u64,
-        /// The stage that owns them.
-        from: StageId,
-        /// The stage that borrows.
-        to: StageId,
-    },
-    /// Sums of gradients over some of a batch's microbatches, sent to the replica that sums this
-    /// part for all. One tensor for each slice of the receiver's [shard](crate::replicas::shard) of
-    /// the bucket, of shape `[0]` if there is no gradient. The dtype is float32. If the round
-    /// [compresses](Reduction::Compressed), it is bfloat16, or bytes: for each
-    /// [block](crate::replicas::Compress::BLOCK) its scale and then its numbers. In int4 the
-    /// [blocks](crate::replicas::Compress::SMALL_BLOCK) have two numbers in a byte, and the bytes have shape `[1,
-    /// n]`, or `[n, 1]` if the count of numbers is odd.
-    Sum {
-        /// The batch of the round.
-        batch: u64,
-        /// The stage of both.
-        stage: StageId,
-        /// Which of the stage's buckets.
-        bucket: u32,
-        /// Which microbatches. If a replica [adds up first](Reduction::adds_up_first), the first
-        /// node of the sum that it sends.
-        node: Node,
-    },
-    /// The sums over all microbatches of the sender's shard of a bucket, sent to the stage's other
-    /// replicas in the same form. Not sent for a [sharded](crate::replicas::Bucket::sharded)
-    /// bucket.
-    Reduced {
-        /// The batch of the round.
-        batch: u64,
-        /// The stage of both.
-        stage: StageId,
-        /// Which of the stage's buckets.
-        bucket: u32,
-    },
-    /// The values of the sender's shard of a bucket, sent to the stage's other replicas: one
-    /// float32 tensor for each slice.
-    Updated {
-        /// The batch of the round.
-        batch: u64,
-        /// The stage of both.
-        stage: StageId,
-        /// Which of the stage's buckets.
-        bucket: u32,
-        /// The number of the all-gather of the stage's parameters within the round, from 0.
-        visit: u32,
-    },
-    /// The statistics of a stage's batch norms over the sender's microbatches, sent to the stage's
-    /// other replicas.
-    Statistics {
-        /// The batch of the round.
-        batch: u64,
-        /// The stage of both.
-        stage: StageId,
-    },
-    /// Worker to worker, one tensor: a parameter, a buffer or optimizer state, for a replica that
-    /// receives it with [`ChangeMembership::take`].
-    ReplicaState {
-        /// The command, which both workers have received.
-        id: u64,
-        /// Its name.
-        name: String,
-        /// The number of tensors in all.
-        of: u32,
-    },
-    /// Worker to worker, one tensor, or none for an empty part: part of a snapshot that the
-    /// receiver stores.
-    Keeping {
-        /// The command, which both have got.
-        id: u64,
-        /// Of which part.
-        part: u32,
-        /// Its [name](crate::StateName).
-        name: String,
-        /// How many come in all.
-        of: u32,
-    },
-    /// Worker to boss, one tensor: an output of the model.
-    Output {
-        /// Which microbatch.
-        key: MicrobatchKey,
-        /// Which variable.
-        value: layerspec::ValueId,
-    },
-    /// One tensor: a parameter or buffer, part of [`Command::LoadState`] or [`Command::Restore`].
-    /// The boss or the worker that stores it sends it to the first replica of a stage. Replicas
-    /// pass it on along [`StagePlacement::takers`](crate::replicas::StagePlacement::takers).
-    Weight {
-        /// Which command.
-        id: u64,
-        /// Its name, as in PyTorch's `state_dict`.
-        name: String,
-        /// The stage whose replicas get it.
-        stage: StageId,
-    },
-    /// Boss to worker, one tensor: the bytes of a file, part of [`Command::TakeFiles`].
-    File {
-        /// Which command.
-        id: u64,
-        /// Its SHA-256 in hexadecimal digits.
-        name: String,
-    },
 }
 
-impl Head {
-    /// The least and the greatest number of tensors behind this head.
-    pub fn tensors(&self) -> (usize, usize) {
+impl ToBoss {
+    /// The number of the command that it answers or belongs to, if any.
+    pub fn command(&self) -> Option<u64> {
         match self {
-            Head::State { .. }
-            | Head::Value { .. }
-            | Head::Target { .. }
-            | Head::Output { .. }
-            | Head::Weight { .. }
-            | Head::File { .. }
-            | Head::ReplicaState { .. } => (1, 1),
-            Head::Keeping { .. } => (0, 1),
-            Head::Gradient { .. }
-            | Head::TiedGrads { .. }
-            | Head::TiedValues { .. }
-            | Head::Sum { .. }
-            | Head::Reduced { .. }
-            | Head::Updated { .. }
-            | Head::Statistics { .. } => (0, MAX_TENSORS),
-            _ => (0, 0),
+            ToBoss::Done { id, .. }
+            | ToBoss::Norms { id, .. }
+            | ToBoss::Digests { id, .. }
+            | ToBoss::SnapshotStored { id, .. }
+            | ToBoss::Snapshots { id, .. }
+            | ToBoss::UniqueIds { id, .. }
+            | ToBoss::Health { id, .. }
+            | ToBoss::Measured { id, .. }
+            | ToBoss::Failed { id, .. }
+            | ToBoss::Aborted { id, .. } => Some(*id),
+            ToBoss::LinkReport { .. } | ToBoss::LinkFailed { .. } => None,
         }
     }
+}
 
-    /// Whether everything else is sent before it, because no computation waits for it.
-    pub fn can_wait(&self) -> bool {
-        matches!(self, Head::Keeping { .. })
-    }
+/// A message between two workers, of which none exists: workers send each other tensors only.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum NoMessage {}
 
-    /// Whether it has a stream of its own, so that a large tensor delays nothing. All other heads
-    /// share one ordered stream.
-    pub fn is_data(&self) -> bool {
-        self.tensors().1 > 0
+impl From<NoMessage> for ToWorker {
+    fn from(none: NoMessage) -> Self {
+        match none {}
     }
 }
 
@@ -373,53 +220,53 @@ pub enum Command {
         /// Which batch.
         batch: u64,
     },
-    /// Measure layers, and report with [`Head::Measured`].
+    /// Measure layers, and report with [`ToBoss::Measured`].
     Measure(Vec<LayerProbe>),
-    /// Send parameters and buffers as [`Head::State`], of this stage or of all.
+    /// Send parameters and buffers as [`TensorHead::State`], of this stage or of all.
     SendState {
         /// The stage. `None` is every stage.
         stage: Option<StageId>,
         /// Whether to send optimizer state, too.
         optimizer: bool,
     },
-    /// Hash the trained parameters of each stage, and report with [`Head::Digests`].
+    /// Hash the trained parameters of each stage, and report with [`ToBoss::Digests`].
     Digest,
     /// Make NCCL ids for communicators among the replicas of stages, and report with
-    /// [`Head::UniqueIds`].
+    /// [`ToBoss::UniqueIds`].
     MakeIds,
     /// Make the communicators among the replicas of these stages. All replicas do so together.
     Communicate(Vec<(StageId, UniqueId)>),
-    /// Load parameters and buffers, which arrive as [`Head::Weight`], and pass them on.
+    /// Load parameters and buffers, which arrive as [`TensorHead::Weight`], and pass them on.
     LoadState {
         /// The number of them that arrive.
         tensors: u32,
         /// Whether optimizer state is among them. State that is missing then starts fresh.
         optimizer: bool,
     },
-    /// Copy state, store it, and exchange snapshots with other workers. [`Head::Kept`] reports each
-    /// stored part.
-    Keep(Box<Keep>),
-    /// List the stored snapshots of a run with [`Head::Copies`].
-    Copies {
+    /// Copy state, store it, and exchange snapshots with other workers. [`ToBoss::SnapshotStored`]
+    /// reports each stored part.
+    StoreSnapshot(Box<StoreSnapshot>),
+    /// List the stored snapshots of a run with [`ToBoss::Snapshots`].
+    ListSnapshots {
         /// Which run.
         run: u64,
     },
-    /// Load parameters, buffers and optimizer state, which arrive as [`Head::Weight`] from the
-    /// workers that store a snapshot. Pass them on, and send what this worker stores.
-    Restore {
-        /// How many come.
+    /// Load parameters, buffers and optimizer state, which arrive as [`TensorHead::Weight`] from
+    /// the workers that store a snapshot. Pass them on, and send what this worker stores.
+    RestoreSnapshot {
+        /// The number of them that arrive.
         tensors: u32,
         /// The workers that send them, if this worker is the first to receive them.
-        keepers: Vec<WorkerId>,
+        senders: Vec<WorkerId>,
         /// The tensors that this worker sends.
-        recall: Box<Recall>,
+        send: Box<SendSnapshot>,
     },
     /// Open a data set among this worker's own files, and check that its content is the expected
     /// one.
     OpenData(Box<DataSpec>),
-    /// Receive the files that layers are built from, which arrive as [`Head::File`].
+    /// Receive the files that layers are built from, which arrive as [`TensorHead::File`].
     TakeFiles {
-        /// How many come.
+        /// The number of them that arrive.
         files: u32,
     },
 }
@@ -487,7 +334,7 @@ pub struct Round {
     /// Training or evaluation.
     pub mode: Mode,
     /// How forward passes continue a sequence with cached keys and values, in evaluation.
-    pub cached: Option<Cached>,
+    pub kv_cache: Option<KvCacheStep>,
     /// The actions of this worker.
     pub actions: Vec<Action>,
     /// Their order.
@@ -509,7 +356,7 @@ pub struct Round {
     pub grads_from_boss: bool,
     /// How parameters change, if an action of the round changes them.
     pub update: Option<RoundUpdate>,
-    /// What the worker checks during the round.
+    /// The checks of the worker during the round.
     pub watch: Watch,
 }
 

@@ -1,8 +1,8 @@
-//! The norm of gradients, summed so that it does not depend on who has which part of them.
+//! The norm of gradients, summed so that it does not depend on the owners of their parts.
 //!
-//! The squares of a gradient's elements are summed [block](BLOCK) by block, and blocks along the [tree](Tree) over them. A
-//! replica that has a part of a gradient hands over what its blocks come to, as far up the tree as they go, and the boss sums
-//! the rest.
+//! The squares of a gradient's elements are summed [block](BLOCK) by block, and blocks along the
+//! [tree](Tree) over them. A replica with a part of a gradient sends the sums of its blocks, added
+//! as far up the tree as possible. The boss adds the rest.
 
 use crate::replicas::{Node, Tree};
 use layerspec::LayerId;
@@ -21,7 +21,7 @@ pub struct Square {
     pub number: u32,
     /// The number of blocks of the whole gradient.
     pub blocks: u32,
-    /// Which blocks; the root where these are all.
+    /// The blocks, as a node of the tree. All blocks are the root.
     pub node: Node,
     /// The sum.
     pub sum: f64,
@@ -32,8 +32,8 @@ pub fn blocks(elements: u64) -> u32 {
     u32::try_from(elements.div_ceil(BLOCK)).unwrap_or(u32::MAX)
 }
 
-/// The sums of consecutive blocks, of a gradient of `blocks` blocks, as far up the tree as they go; `first` is the first
-/// one's place.
+/// The sums of consecutive blocks of a gradient of `blocks` blocks, added as far up the tree as
+/// possible. `first` is the place of the first block.
 pub fn summed(blocks: u32, first: u32, sums: &[f64]) -> Vec<(Node, f64)> {
     let (mut nodes, mut begin, mut rest) = (Vec::new(), first, sums);
     while begin < blocks && !rest.is_empty() {
@@ -46,7 +46,7 @@ pub fn summed(blocks: u32, first: u32, sums: &[f64]) -> Vec<(Node, f64)> {
     nodes
 }
 
-/// The highest node that begins with this block and has no more than so many.
+/// The highest node that begins with this block and has at most `most` blocks.
 fn widest(blocks: u32, begin: u32, most: usize) -> Node {
     let mut node = Node::leaf(begin);
     while !node.is_root(blocks) {
@@ -82,15 +82,21 @@ struct OfParameter {
 }
 
 impl Squares {
-    /// Takes some in.
+    /// Adds the sums of a worker.
     ///
     /// # Errors
-    /// Another worker has found another sum for the same blocks: replicas have the same gradients, to the bit.
+    /// Another worker sent a different sum of the same blocks. Replicas must have the same
+    /// gradients, to the bit.
     pub(crate) fn take(&mut self, squares: Vec<Square>) -> Result<(), String> {
         for Square { layer, number, blocks, node, sum } in squares {
-            let parameter = self.0.entry((layer, number)).or_insert(OfParameter { blocks, sums: BTreeMap::new() });
+            let parameter = self
+                .0
+                .entry((layer, number))
+                .or_insert(OfParameter { blocks, sums: BTreeMap::new() });
             let before = parameter.sums.insert(node, sum);
-            let differs = |before: f64| before.to_bits() != sum.to_bits() && !(before.is_nan() && sum.is_nan());
+            let differs = |before: f64| {
+                before.to_bits() != sum.to_bits() && !(before.is_nan() && sum.is_nan())
+            };
             if parameter.blocks != blocks || before.is_some_and(differs) {
                 return Err(format!(
                     "found another norm for layer {} than another worker: one computes wrongly",
@@ -104,17 +110,22 @@ impl Squares {
     /// The norm over all parameters, in the order of layers, so that it does not depend on the cut.
     ///
     /// # Errors
-    /// Some blocks of a gradient have not come, or there are no such blocks.
+    /// Some blocks of a gradient have not arrived, or a sum names blocks that do not exist.
     pub(crate) fn norm(&self) -> Result<f64, String> {
-        let of_parameter = |((layer, _), OfParameter { blocks, sums }): (&(LayerId, u32), &OfParameter)| {
-            root(*blocks, sums)
-                .ok_or_else(|| format!("sent norms that, with those of the others, are not all of layer {}", layer.0))
-        };
+        let of_parameter =
+            |((layer, _), OfParameter { blocks, sums }): (&(LayerId, u32), &OfParameter)| {
+                root(*blocks, sums).ok_or_else(|| {
+                    format!(
+                        "sent norms that, with those of the others, are not all of layer {}",
+                        layer.0
+                    )
+                })
+            };
         Ok(self.0.iter().map(of_parameter).sum::<Result<f64, String>>()?.sqrt())
     }
 }
 
-/// The sum of all blocks, where all are here, each once.
+/// The sum of all blocks, if each has arrived once.
 fn root(blocks: u32, sums: &BTreeMap<Node, f64>) -> Option<f64> {
     let is_possible = |node: &Node| node.level <= u32::BITS && !node.leaves(blocks).is_empty();
     if blocks == 0 {
@@ -127,7 +138,8 @@ fn root(blocks: u32, sums: &BTreeMap<Node, f64>) -> Option<f64> {
             return None;
         }
         leaves += u64::try_from(node.leaves(blocks).len()).ok()?;
-        let Ok(()) = tree.put(*node, *sum, |left, right| Ok::<_, std::convert::Infallible>(left + right));
+        let Ok(()) =
+            tree.put(*node, *sum, |left, right| Ok::<_, std::convert::Infallible>(left + right));
     }
     tree.into_root().filter(|_| leaves == u64::from(blocks))
 }
@@ -156,7 +168,11 @@ mod tests {
             assert_eq!(whole.len(), 1, "{blocks}");
             for parts in 1..7 {
                 let found = root(blocks, &in_parts(&all, parts)).unwrap();
-                assert_eq!(found.to_bits(), whole[0].1.to_bits(), "{blocks} blocks in {parts} parts");
+                assert_eq!(
+                    found.to_bits(),
+                    whole[0].1.to_bits(),
+                    "{blocks} blocks in {parts} parts"
+                );
             }
         }
     }
@@ -166,7 +182,11 @@ mod tests {
         let mut parts = in_parts(&sums(9), 3);
         let (node, sum) = parts.pop_first().unwrap();
         assert_eq!(root(9, &parts), None);
-        for stray in [Node { level: 40, index: 0 }, Node { level: 0, index: 9 }, Node { level: 3, index: u32::MAX }] {
+        for stray in [
+            Node { level: 40, index: 0 },
+            Node { level: 0, index: 9 },
+            Node { level: 3, index: u32::MAX },
+        ] {
             let parts = parts.clone().into_iter().chain([(stray, sum)]).collect();
             assert_eq!(root(9, &parts), None, "{stray:?}");
         }

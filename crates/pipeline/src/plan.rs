@@ -1,4 +1,5 @@
-//! A model cut into stages and placed on workers: what each stage gets, gives, and to whom.
+//! The plan: a model cut into stages and placed on workers, with the inputs and outputs of each
+//! stage.
 
 use crate::cut::{balanced, balanced_by, CutPlace, Cuts, LayerCost, TooFewLayers};
 use crate::ids::{StageId, WorkerId};
@@ -6,7 +7,7 @@ use crate::replicas::{MicrobatchAssignment, Sharding, StagePlacement, WorkerGrou
 use crate::schedule::{check, Layout, Placement, Schedule, ScheduleError, ScheduleKind, Terms};
 use crate::stage_spec::stage_of;
 use crate::tied;
-use layerspec::{Bindings, Layer, LayerGraph, LayerId, Source, ValueId};
+use layerspec::{Bindings, Layer, LayerGraph, LayerId, Producer, ValueId};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use thiserror::Error;
@@ -22,7 +23,7 @@ pub struct Plan {
     pub stage_placement: StagePlacement,
     /// The pairs of stages (maker, user) between which a variable goes.
     pub edges: Vec<(StageId, StageId)>,
-    /// What replicas of a stage shard; by default each has all.
+    /// The state that replicas of a stage shard. `None` if each has all of it.
     pub sharding: Option<Sharding>,
 }
 
@@ -38,22 +39,26 @@ pub enum PlanError {
         known: String,
     },
     /// Cuts are not in the order of the model, or one is the first layer or doubled.
-    #[error("cuts: layer `{0}` cannot start a new stage here; name layers after the first, in the order of the model")]
-    Order(String),
-    /// The cuts do not make as many stages as the placement has places.
     #[error(
-        "the cuts make {stages} stages but a pipeline of {workers} workers with {placement} takes {}; name {} layers, or \
-         none to have them chosen", .workers * .placement.chunks(), (.workers * .placement.chunks()).saturating_sub(1)
+        "cuts: layer `{0}` cannot start a new stage here; name layers after the first, in the \
+         order of the model"
+    )]
+    Order(String),
+    /// The number of stages that the cuts make is not that of the placement.
+    #[error(
+        "the cuts make {stages} stages but a pipeline of {workers} workers with {placement} takes \
+         {}; name {} layers, or none to have them chosen",
+        .workers * .placement.chunks(), (.workers * .placement.chunks()).saturating_sub(1)
     )]
     Workers {
-        /// Stages the cuts make.
+        /// The number of stages that the cuts make.
         stages: usize,
-        /// Workers of a pipeline, replicas not counted.
+        /// The number of workers of a pipeline, without further replicas.
         workers: usize,
-        /// How stages are assigned to them.
+        /// The assignment of stages to them.
         placement: Placement,
     },
-    /// The automatic cut found no way.
+    /// The automatic cut found no solution.
     #[error(transparent)]
     TooFewLayers(#[from] TooFewLayers),
     /// The schedule was refused.
@@ -62,7 +67,8 @@ pub enum PlanError {
 }
 
 impl Plan {
-    /// Cuts a model into stages for so many workers, or groups of workers with the same stages. Where the cuts are automatic they are balanced by FLOPs.
+    /// Cuts a model into stages for a number of workers, or for groups of workers with the same
+    /// stages. Automatic cuts are balanced by FLOPs.
     pub fn new(
         graph: &LayerGraph,
         cuts: &Cuts,
@@ -78,9 +84,10 @@ impl Plan {
         Ok(Self::cut(graph, starts, &worker_groups, placement))
     }
 
-    /// As [`Plan::new`] with automatic cuts, balanced by measured times: `time` gives that of a layer on a worker, for
-    /// one microbatch forward and backward. So workers of unequal speed are kept busy equally long; those with the same
-    /// stages are as fast as all of them together.
+    /// As [`Plan::new`] with automatic cuts, balanced by measured times. `time` returns the time of
+    /// a layer on a worker, for one microbatch forward and backward. So workers of unequal speed
+    /// are busy for equal times. Workers with the same stages count as one, whose speed is the sum
+    /// of theirs.
     pub fn balanced(
         graph: &LayerGraph,
         worker_groups: impl Into<WorkerGroups>,
@@ -90,21 +97,33 @@ impl Plan {
         let worker_groups = worker_groups.into();
         let together = |workers: &[WorkerId], layer: LayerId| match workers {
             [only] => time(*only, layer),
-            several => (1.0 / several.iter().map(|w| 1.0 / time(*w, layer).max(1) as f64).sum::<f64>()) as u64,
+            several => {
+                (1.0 / several.iter().map(|w| 1.0 / time(*w, layer).max(1) as f64).sum::<f64>())
+                    as u64
+            }
         };
         let stage_placement = placement.stage_placement(&worker_groups);
-        let times =
-            stage_placement.iter().map(|(_, w)| graph.layers().iter().map(|layer| together(w, layer.id)).collect());
+        let times = stage_placement
+            .iter()
+            .map(|(_, w)| graph.layers().iter().map(|layer| together(w, layer.id)).collect());
         let starts = balanced_by(&places(graph), &times.collect::<Vec<_>>())?;
         Ok(Self::cut(graph, starts, &worker_groups, placement))
     }
 
-    fn cut(graph: &LayerGraph, starts: Vec<usize>, worker_groups: &WorkerGroups, placement: Placement) -> Self {
+    fn cut(
+        graph: &LayerGraph,
+        starts: Vec<usize>,
+        worker_groups: &WorkerGroups,
+        placement: Placement,
+    ) -> Self {
         let layers = graph.layers().len();
         let bounds: Vec<usize> = [0].into_iter().chain(starts).chain([layers]).collect();
         let ranges: Vec<Range<usize>> = bounds.windows(2).map(|w| w[0]..w[1]).collect();
-        let stages: Vec<_> = (0..ranges.len()).map(|s| stage(graph, &ranges, StageId(s as u16))).collect();
-        let edges = stages.iter().flat_map(|s| s.outputs.iter().flat_map(|o| o.to.iter().map(|to| (s.stage, *to))));
+        let stages: Vec<_> =
+            (0..ranges.len()).map(|s| stage(graph, &ranges, StageId(s as u16))).collect();
+        let edges = stages
+            .iter()
+            .flat_map(|s| s.outputs.iter().flat_map(|o| o.to.iter().map(|to| (s.stage, *to))));
         let edges: BTreeSet<_> = edges.collect();
         Plan {
             stage_placement: placement.stage_placement(worker_groups),
@@ -114,13 +133,14 @@ impl Plan {
         }
     }
 
-    /// The same, with replicas that share this out.
+    /// The same plan, with replicas that shard this state.
     #[must_use]
     pub fn sharded(self, sharding: Option<Sharding>) -> Self {
         Plan { sharding, ..self }
     }
 
-    /// Assigns microbatches to replicas, in the order that suits what replicas share out.
+    /// Orders the assigned microbatches as the sharding of the plan needs: in turns if gradients
+    /// are sharded.
     pub fn ordered(&self, microbatch_assignment: MicrobatchAssignment) -> MicrobatchAssignment {
         if self.sharding.is_some_and(Sharding::shards_gradients) {
             microbatch_assignment.in_turn()
@@ -144,7 +164,9 @@ impl Plan {
     /// The layout, on which schedules depend.
     pub fn layout(&self) -> Layout {
         let inputs = self.stages.iter().flat_map(|s| s.inputs.iter().map(|i| (s.stage, i)));
-        let back = inputs.filter(|(_, input)| input.needs_grad).filter_map(|(user, i)| Some((i.from?, user)));
+        let back = inputs
+            .filter(|(_, input)| input.needs_grad)
+            .filter_map(|(user, i)| Some((i.from?, user)));
         let back: BTreeSet<_> = back.collect();
         let ties = self.stages.iter().flat_map(|s| s.tied_copies.iter().map(|b| (b.from, s.stage)));
         let ties: BTreeSet<_> = ties.collect();
@@ -163,20 +185,20 @@ impl Plan {
         self.stage_placement.workers()
     }
 
-    /// The worker of a stage; its first replica, which speaks for it.
+    /// The first replica of a stage, which reports for all of them.
     pub fn home(&self, stage: StageId) -> Option<WorkerId> {
         self.stage_placement.first(stage)
     }
 
-    /// The worker of a layer; the first replica.
+    /// The first replica of the stage with a layer.
     pub fn home_of_layer(&self, layer: LayerId) -> Option<WorkerId> {
         let stage = self.stages.iter().find(|s| s.layers.iter().any(|l| l.id == layer))?;
         self.home(stage.stage)
     }
 
-    /// The stages whose workers keep a parameter or buffer of a layer: the layer's own, and those that borrow it. Loaded
-    /// parameters go to all of their replicas; only the first replica of the first hands them out. Stages of the same
-    /// workers count once.
+    /// The stages whose workers hold a parameter or buffer of a layer: the stage of the layer, and
+    /// those with tied copies. Loaded parameters go to all replicas of these stages. Only the first
+    /// replica of the first stage sends them. Stages on the same workers count once.
     pub fn holders(&self, layer: LayerId, parameter: &str) -> Vec<StageId> {
         let mut reached: BTreeSet<WorkerId> = BTreeSet::new();
         let owns = |stage: &&StageSpec| stage.layers.iter().any(|l| l.id == layer);
@@ -184,7 +206,8 @@ impl Plan {
             let lends = |b: &TiedCopy| b.owner.id == layer && stage.shared(b).contains(&parameter);
             stage.tied_copies.iter().any(lends)
         };
-        let stages = self.stages.iter().find(owns).into_iter().chain(self.stages.iter().filter(borrows));
+        let stages =
+            self.stages.iter().find(owns).into_iter().chain(self.stages.iter().filter(borrows));
         let reaches_more = |stage: &StageId| {
             let before = reached.len();
             reached.extend(self.stage_placement.of(*stage));
@@ -225,23 +248,25 @@ impl Plan {
 fn stage(graph: &LayerGraph, ranges: &[Range<usize>], stage: StageId) -> StageSpec {
     let mine = &ranges[stage.0 as usize];
     let layers: Vec<Layer> = graph.layers()[mine.clone()].to_vec();
-    let maker = |value: ValueId| match graph.value(value).made_by {
-        Source::Input(_) => None,
-        Source::Layer { layer, .. } => Some(StageId(stage_of(ranges, layer) as u16)),
+    let producer = |value: ValueId| match graph.value(value).producer {
+        Producer::Input(_) => None,
+        Producer::Layer { layer, .. } => Some(StageId(stage_of(ranges, layer) as u16)),
     };
     let users = |value: ValueId| -> BTreeSet<StageId> {
         graph.users(value).iter().map(|u| StageId(stage_of(ranges, u.layer) as u16)).collect()
     };
-    let model_output = |value: ValueId| graph.outputs().iter().position(|o| *o == value).map(|i| i as u32);
+    let model_output =
+        |value: ValueId| graph.outputs().iter().position(|o| *o == value).map(|i| i as u32);
 
     let used: BTreeSet<ValueId> = layers.iter().flat_map(|l| l.inputs.iter().copied()).collect();
-    let foreign = used.into_iter().filter(|v| maker(*v) != Some(stage));
+    let foreign = used.into_iter().filter(|v| producer(*v) != Some(stage));
     let inputs = foreign.map(|value| {
-        let uses_here = graph.users(value).iter().filter(|u| mine.contains(&(u.layer.0 as usize))).count();
+        let uses_here =
+            graph.users(value).iter().filter(|u| mine.contains(&(u.layer.0 as usize))).count();
         let last_user = users(value).last() == Some(&stage);
         StageInput {
             value,
-            from: maker(value),
+            from: producer(value),
             needs_grad: graph.requires_grad(value),
             sum_here: uses_here == 1 || (last_user && model_output(value).is_none()),
         }
@@ -250,7 +275,12 @@ fn stage(graph: &LayerGraph, ranges: &[Range<usize>], stage: StageId) -> StageSp
         let to: Vec<StageId> = users(value).into_iter().rev().filter(|s| *s != stage).collect();
         let model_output = model_output(value);
         let leaves = !to.is_empty() || model_output.is_some();
-        leaves.then(|| StageOutput { value, to, model_output, needs_grad: graph.requires_grad(value) })
+        leaves.then(|| StageOutput {
+            value,
+            to,
+            model_output,
+            needs_grad: graph.requires_grad(value),
+        })
     });
     StageSpec {
         stage,
@@ -262,11 +292,11 @@ fn stage(graph: &LayerGraph, ranges: &[Range<usize>], stage: StageId) -> StageSp
     }
 }
 
-/// Sizes for words that only a batch will tell: one sample, and for anything else (a sequence, say) a
-/// middling length, the same for every layer.
+/// Sizes for dimensions that only a batch determines: one sample, and 64 for any other dimension,
+/// for example a sequence's length.
 fn one_sample(graph: &LayerGraph) -> Bindings {
     let size = |word: &str| if graph.batch() == Some(word) { 1 } else { 64 };
-    graph.words().iter().fold(Bindings::new(), |bindings, word| bindings.with(word, size(word)))
+    graph.symbols().iter().fold(Bindings::new(), |bindings, word| bindings.with(word, size(word)))
 }
 
 fn flops(graph: &LayerGraph) -> Vec<LayerCost> {
@@ -281,13 +311,15 @@ fn places(graph: &LayerGraph) -> Vec<CutPlace> {
     let one_sample = one_sample(graph);
     let count = graph.layers().len();
     let position = |layer: LayerId| layer.0 as usize;
-    // change[i]: by how much the bytes that cross a cut before layer i exceed those before layer i - 1.
+    // change[i]: the bytes that cross a cut before layer i, less those that cross one before layer
+    // i
+    // - 1.
     let mut change = vec![0i128; count + 2];
     let mut ties = vec![0u64; count];
     for value in graph.values() {
-        let start = match value.made_by {
-            Source::Input(_) => continue,
-            Source::Layer { layer, .. } => position(layer),
+        let start = match value.producer {
+            Producer::Input(_) => continue,
+            Producer::Layer { layer, .. } => position(layer),
         };
         let end = graph.users(value.id).iter().map(|u| position(u.layer)).max().unwrap_or(start);
         let size = i128::from(value.ty.bytes(&one_sample).unwrap_or(0));
@@ -307,7 +339,12 @@ fn places(graph: &LayerGraph) -> Vec<CutPlace> {
     places.collect()
 }
 
-fn named(graph: &LayerGraph, names: &[String], workers: usize, placement: Placement) -> Result<Vec<usize>, PlanError> {
+fn named(
+    graph: &LayerGraph,
+    names: &[String],
+    workers: usize,
+    placement: Placement,
+) -> Result<Vec<usize>, PlanError> {
     let mut starts = Vec::with_capacity(names.len());
     for name in names {
         let layer = graph.layer_by_name(name).ok_or_else(|| {

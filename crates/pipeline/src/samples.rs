@@ -80,7 +80,7 @@ pub enum Column {
 /// A microbatch to read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reading {
-    /// Of which data set.
+    /// The data set.
     pub data: DataId,
     /// The sample numbers of its batch, whose longest sequence sets the padding.
     pub batch: Arc<[i64]>,
@@ -105,7 +105,9 @@ mod tests {
 
     #[test]
     fn a_batch_is_cut_as_by_tensor_split() {
-        let parts = |samples, count| (0..count).map(|index| part(samples, index, count)).collect::<Vec<_>>();
+        let parts = |samples, count| {
+            (0..count).map(|index| part(samples, index, count)).collect::<Vec<_>>()
+        };
         assert_eq!(parts(7, 3), [Some(0..3), Some(3..5), Some(5..7)]);
         assert_eq!(parts(4, 4), [Some(0..1), Some(1..2), Some(2..3), Some(3..4)]);
         assert_eq!((part(2, 0, 3), part(4, 2, 2), part(0, 0, 1)), (None, None, None));

@@ -1,20 +1,21 @@
-//! The names of what workers hand out and take of a model's state.
+//! The names of the tensors of a model's state, as workers send and receive them.
 
 use std::fmt;
 
-/// The prefix of the names of optimizer state; no parameter's does, for it begins with a layer's.
+/// The prefix of the names of optimizer state. A parameter's name never has it, because it begins
+/// with a layer's name.
 const OPTIMIZER: &str = "optimizer/";
 
-/// A parameter or buffer, as `0.weight`; what the optimizer keeps for one, under PyTorch's names, as
-/// `optimizer/0.weight.exp_avg`; or the part of that which one replica keeps alone, flat, with the element at which it
-/// begins, as `optimizer/0.weight.exp_avg[1024]`.
+/// The name of a parameter or buffer, such as `0.weight`, or of optimizer state under PyTorch's
+/// names, such as `optimizer/0.weight.exp_avg`. A replica's shard of that is flat, and its name
+/// ends with its first element: `optimizer/0.weight.exp_avg[1024]`.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct StateName<'a> {
-    /// Whether it is the optimizer's.
+    /// Whether it names optimizer state.
     pub optimizer: bool,
-    /// The parameter's name, and for the optimizer's state that of the kind after a dot.
+    /// The parameter's name. For optimizer state, a dot and the name of its kind follow.
     pub name: &'a str,
-    /// Where a part begins; nothing for the whole.
+    /// The first element of a shard. `None` for the whole.
     pub start: Option<u64>,
 }
 
@@ -29,7 +30,7 @@ impl<'a> StateName<'a> {
         StateName { optimizer: true, name, start }
     }
 
-    /// The parts of a name.
+    /// Reads a name.
     pub fn parse(text: &'a str) -> Self {
         let Some(rest) = text.strip_prefix(OPTIMIZER) else { return Self::of_parameter(text) };
         let part = rest.strip_suffix(']').and_then(|rest| rest.rsplit_once('['));
@@ -39,7 +40,7 @@ impl<'a> StateName<'a> {
         }
     }
 
-    /// The parameter that the optimizer keeps it for, and under which name.
+    /// The parameter of optimizer state, and the name of its kind.
     pub fn kept(&self) -> Option<(&'a str, &'a str)> {
         self.name.rsplit_once('.').filter(|_| self.optimizer)
     }

@@ -3,8 +3,9 @@
 //! Generic over the tensor type: a session fills in slot numbers, and the driver replaces them by
 //! bytes.
 
-use crate::cached::Cached;
+use crate::failure::Failure;
 use crate::ids::{MicrobatchKey, StageId};
+use crate::kv_cache_step::KvCacheStep;
 use crate::loss::LossSpec;
 use crate::mode::Mode;
 use crate::norm::Square;
@@ -12,7 +13,7 @@ use crate::optimizer::OptimizerSpec;
 use crate::replicas::{BucketBytes, Node, ShardId, Sharding, UniqueId};
 use crate::stage_spec::StageSpec;
 use crate::tensor_meta::TensorMeta;
-use crate::watch::{Finite, LayerHealth};
+use crate::watch::{FiniteCheck, LayerHealth};
 use layerspec::Layer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -26,7 +27,7 @@ pub enum Task<T> {
         stages: Vec<StageSpec>,
         /// The sizes of the buckets in which gradients are handed out.
         buckets: BucketBytes,
-        /// What their replicas shard, if anything.
+        /// The state that their replicas shard, if any.
         sharding: Option<Sharding>,
         /// This worker's shard of each stage that is sharded.
         shard_ids: BTreeMap<StageId, ShardId>,
@@ -46,7 +47,7 @@ pub enum Task<T> {
         /// Whether backward will follow.
         mode: Mode,
         /// How the pass continues a sequence with cached keys and values.
-        cached: Option<Cached>,
+        kv_cache: Option<KvCacheStep>,
         /// A tensor for each of the stage's inputs, in order.
         inputs: Vec<T>,
         /// The outputs of the stage to hand back, ascending.
@@ -55,9 +56,9 @@ pub enum Task<T> {
         loss: Option<LossTask<T>>,
         /// Keep the statistics of batch norms apart for [`Task::Reduce`], which applies them in the
         /// order of microbatches.
-        apart: bool,
+        defer_statistics: bool,
         /// Which numbers must be finite.
-        finite: Finite,
+        finite: FiniteCheck,
     },
     /// The gradients of one microbatch through one stage.
     Backward {
@@ -70,7 +71,7 @@ pub enum Task<T> {
         /// Whether [`Task::BackwardWeight`] computes the parameters' gradients later.
         input_only: bool,
         /// The place of the parameters' gradients in the sum, if they are summed along a tree.
-        branch: Option<Branch>,
+        leaf: Option<TreeLeaf>,
     },
     /// The second half of a backward pass: the gradients of the parameters.
     BackwardWeight {
@@ -79,7 +80,7 @@ pub enum Task<T> {
         /// Which microbatch.
         key: MicrobatchKey,
         /// As for [`Task::Backward`].
-        branch: Option<Branch>,
+        leaf: Option<TreeLeaf>,
     },
     /// Ends the sum of a round's gradients along a tree. Adds the sums over all microbatches to the
     /// accumulated gradients, which [`Task::OptimStep`] uses.
@@ -89,8 +90,8 @@ pub enum Task<T> {
         /// The batch of the round, whose statistics the batch norms take over.
         batch: u64,
         /// For every bucket and replica, the slices of that replica's shard
-        /// ([`Head::Reduced`](crate::message::Head)). For a sharded bucket, only this replica's
-        /// slices. Empty if the stage has one replica, whose own sums are complete.
+        /// ([`TensorHead::Reduced`](crate::message::TensorHead)). For a sharded bucket, only this
+        /// replica's slices. Empty if the stage has one replica, whose own sums are complete.
         buckets: Vec<Vec<Vec<T>>>,
         /// The statistics of the batch norms of each replica, in any order. Empty if the stage has
         /// one replica.
@@ -138,7 +139,7 @@ pub enum Task<T> {
     /// [`Outcome::Tied`] with the new values of tied parameters that other stages copy. Fails if
     /// any task since the last [`Task::Discard`] failed, because it may have been submitted before
     /// that failure was known, and the parameters must not change. Of sharded buckets only this
-    /// replica's part is updated, and handed out as [`HandedOut::Updated`].
+    /// replica's part is updated, and handed out as [`EarlyOutput::Updated`].
     OptimStep {
         /// Which stage.
         stage: StageId,
@@ -146,7 +147,7 @@ pub enum Task<T> {
         update: Update,
         /// As for [`Task::GradNorm`]. Empty if that task ran before.
         tied: Vec<(StageId, Vec<T>)>,
-        /// Whether to hand out the health of the layers, as [`HandedOut::Health`].
+        /// Whether to hand out the health of the layers, as [`EarlyOutput::Health`].
         health: bool,
     },
     /// Load the parts of the parameters that the other replicas have updated or share.
@@ -157,8 +158,8 @@ pub enum Task<T> {
         /// replica, and for buckets that are not sharded.
         buckets: Vec<Vec<Vec<T>>>,
     },
-    /// Hand out this replica's part of the parameters, as [`HandedOut::Updated`].
-    Share {
+    /// Hand out this replica's part of the parameters, as [`EarlyOutput::Updated`].
+    EmitShard {
         /// Which stage.
         stage: StageId,
     },
@@ -214,21 +215,21 @@ pub enum Task<T> {
 
 /// The place of a microbatch's gradients in the sum over all microbatches.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Branch {
+pub struct TreeLeaf {
     /// The number of microbatches of the batch.
     pub microbatches: u32,
-    /// Set if the sum so far is handed out with this microbatch, as [`HandedOut`], as soon as a
+    /// Set if the sum so far is handed out with this microbatch, as [`EarlyOutput`], as soon as a
     /// bucket is complete. The value is the number of replicas.
-    pub hand_out: Option<u16>,
+    pub emit_to_replicas: Option<u16>,
     /// Whether it is the last microbatch of this replica.
     pub last: bool,
     /// Whether to hand out the statistics of batch norms.
-    pub tells: bool,
+    pub emits_statistics: bool,
 }
 
 /// A result that the compute thread hands out during a task.
 #[derive(Clone, PartialEq, Debug)]
-pub enum HandedOut<T> {
+pub enum EarlyOutput<T> {
     /// The sums of a bucket over this replica's microbatches.
     Sums {
         /// Which stage.
@@ -298,9 +299,9 @@ pub struct LayerTimes {
     /// Nanoseconds of an optimizer step over its parameters.
     pub optim_step: u64,
     /// Bytes kept from forward to backward.
-    pub held: u64,
+    pub saved_bytes: u64,
     /// Bytes kept from the first half of backward to the second.
-    pub held_between: u64,
+    pub saved_bytes_between: u64,
 }
 
 /// An hour in nanoseconds, also used as a limit for bytes. Sums of such numbers never overflow.
@@ -315,8 +316,8 @@ impl LayerTimes {
             backward_input: self.backward_input.min(MOST),
             backward_weight: self.backward_weight.min(MOST),
             optim_step: self.optim_step.min(MOST),
-            held: self.held.min(MOST),
-            held_between: self.held_between.min(MOST),
+            saved_bytes: self.saved_bytes.min(MOST),
+            saved_bytes_between: self.saved_bytes_between.min(MOST),
         }
     }
 }
@@ -343,7 +344,7 @@ pub enum Outcome<T> {
     Forward {
         /// The exported outputs, in the order asked for.
         outputs: Vec<T>,
-        /// The weighted loss, where one was asked for.
+        /// The weighted loss, if requested.
         loss: Option<f32>,
     },
     /// After [`Task::Backward`].
@@ -386,6 +387,21 @@ pub enum Outcome<T> {
     },
 }
 
+/// The failure of a task of the compute thread.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TaskError {
+    /// The error.
+    pub failure: Failure,
+    /// Whether the task had begun to update parameters, so that they may have changed.
+    pub updated: bool,
+}
+
+impl From<Failure> for TaskError {
+    fn from(failure: Failure) -> Self {
+        TaskError { failure, updated: false }
+    }
+}
+
 impl<T> Task<T> {
     /// Whether the task waits for the same task on other workers.
     pub fn waits_for_others(&self) -> bool {
@@ -399,12 +415,23 @@ impl<T> Task<T> {
                 Task::Build { stages, buckets, sharding, shard_ids, seed }
             }
             Task::SetOptimizer(spec) => Task::SetOptimizer(spec),
-            Task::Forward { stage, key, step, mode, cached, inputs, export, loss, apart, finite } => Task::Forward {
+            Task::Forward {
                 stage,
                 key,
                 step,
                 mode,
-                cached,
+                kv_cache,
+                inputs,
+                export,
+                loss,
+                defer_statistics,
+                finite,
+            } => Task::Forward {
+                stage,
+                key,
+                step,
+                mode,
+                kv_cache,
                 inputs: inputs.into_iter().map(&mut f).collect::<Result<_, E>>()?,
                 export,
                 loss: match loss {
@@ -413,16 +440,19 @@ impl<T> Task<T> {
                     }
                     None => None,
                 },
-                apart,
+                defer_statistics,
                 finite,
             },
-            Task::Backward { stage, key, grads, input_only, branch } => {
-                Task::Backward { stage, key, grads: nested(grads, f)?, input_only, branch }
+            Task::Backward { stage, key, grads, input_only, leaf } => {
+                Task::Backward { stage, key, grads: nested(grads, f)?, input_only, leaf }
             }
-            Task::BackwardWeight { stage, key, branch } => Task::BackwardWeight { stage, key, branch },
-            Task::Reduce { stage, batch, buckets, statistics } => {
-                Task::Reduce { stage, batch, buckets: shards(buckets, &mut f)?, statistics: nested(statistics, f)? }
-            }
+            Task::BackwardWeight { stage, key, leaf } => Task::BackwardWeight { stage, key, leaf },
+            Task::Reduce { stage, batch, buckets, statistics } => Task::Reduce {
+                stage,
+                batch,
+                buckets: shards(buckets, &mut f)?,
+                statistics: nested(statistics, f)?,
+            },
             Task::AllReduce { stage, batch, statistics } => {
                 Task::AllReduce { stage, batch, statistics: nested(statistics, f)? }
             }
@@ -433,15 +463,21 @@ impl<T> Task<T> {
             Task::OptimStep { stage, update, tied, health } => {
                 Task::OptimStep { stage, update, tied: by_stage(tied, f)?, health }
             }
-            Task::AllGather { stage, buckets } => Task::AllGather { stage, buckets: shards(buckets, f)? },
-            Task::UpdateTied { stage, tied } => Task::UpdateTied { stage, tied: by_stage(tied, f)? },
-            Task::Share { stage } => Task::Share { stage },
+            Task::AllGather { stage, buckets } => {
+                Task::AllGather { stage, buckets: shards(buckets, f)? }
+            }
+            Task::UpdateTied { stage, tied } => {
+                Task::UpdateTied { stage, tied: by_stage(tied, f)? }
+            }
+            Task::EmitShard { stage } => Task::EmitShard { stage },
             Task::Reshard { stage } => Task::Reshard { stage },
             Task::Measure { probes } => Task::Measure { probes },
             Task::Discard { batch, gradients } => Task::Discard { batch, gradients },
             Task::Snapshot { parameters, optimizer } => Task::Snapshot { parameters, optimizer },
             Task::Digest => Task::Digest,
-            Task::Load { tensors, optimizer } => Task::Load { tensors: named(tensors, f)?, optimizer },
+            Task::Load { tensors, optimizer } => {
+                Task::Load { tensors: named(tensors, f)?, optimizer }
+            }
             Task::Files { files } => Task::Files { files: named(files, f)? },
         })
     }
@@ -459,9 +495,10 @@ impl<T> Outcome<T> {
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Outcome<U>, E> {
         Ok(match self {
             Outcome::Done => Outcome::Done,
-            Outcome::Forward { outputs, loss } => {
-                Outcome::Forward { outputs: outputs.into_iter().map(&mut f).collect::<Result<_, E>>()?, loss }
-            }
+            Outcome::Forward { outputs, loss } => Outcome::Forward {
+                outputs: outputs.into_iter().map(&mut f).collect::<Result<_, E>>()?,
+                loss,
+            },
             Outcome::Backward { grads } => Outcome::Backward { grads: nested(grads, f)? },
             Outcome::Tied { tensors } => Outcome::Tied { tensors: by_stage(tensors, f)? },
             Outcome::Norms { squares } => Outcome::Norms { squares },
@@ -480,7 +517,9 @@ impl<T> Outcome<T> {
             | Outcome::Measured { .. }
             | Outcome::Digests { .. }
             | Outcome::UniqueIds { .. } => Vec::new(),
-            Outcome::Tied { tensors } => tensors.into_iter().flat_map(|(_, tensors)| tensors).collect(),
+            Outcome::Tied { tensors } => {
+                tensors.into_iter().flat_map(|(_, tensors)| tensors).collect()
+            }
             Outcome::Forward { outputs, .. } => outputs,
             Outcome::Backward { grads } => grads.into_iter().flatten().collect(),
             Outcome::State { tensors } => tensors.into_iter().map(|(_, t)| t).collect(),
@@ -488,40 +527,55 @@ impl<T> Outcome<T> {
     }
 }
 
-impl<T> HandedOut<T> {
+impl<T> EarlyOutput<T> {
     /// The same over other tensors.
-    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> HandedOut<U> {
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> EarlyOutput<U> {
         match self {
-            HandedOut::Sums { stage, bucket, shards } => {
+            EarlyOutput::Sums { stage, bucket, shards } => {
                 let mut slices = |list: Vec<T>| list.into_iter().map(&mut f).collect();
-                let mut shard = |sums: Vec<(Node, Vec<T>)>| sums.into_iter().map(|(n, s)| (n, slices(s))).collect();
-                HandedOut::Sums { stage, bucket, shards: shards.into_iter().map(&mut shard).collect() }
+                let mut shard = |sums: Vec<(Node, Vec<T>)>| {
+                    sums.into_iter().map(|(n, s)| (n, slices(s))).collect()
+                };
+                EarlyOutput::Sums {
+                    stage,
+                    bucket,
+                    shards: shards.into_iter().map(&mut shard).collect(),
+                }
             }
-            HandedOut::Updated { stage, bucket, slices } => {
-                HandedOut::Updated { stage, bucket, slices: slices.into_iter().map(f).collect() }
+            EarlyOutput::Updated { stage, bucket, slices } => {
+                EarlyOutput::Updated { stage, bucket, slices: slices.into_iter().map(f).collect() }
             }
-            HandedOut::Statistics { stage, tensors } => {
-                HandedOut::Statistics { stage, tensors: tensors.into_iter().map(f).collect() }
+            EarlyOutput::Statistics { stage, tensors } => {
+                EarlyOutput::Statistics { stage, tensors: tensors.into_iter().map(f).collect() }
             }
-            HandedOut::Health(layers) => HandedOut::Health(layers),
+            EarlyOutput::Health(layers) => EarlyOutput::Health(layers),
         }
     }
 
     /// Every tensor in it.
     pub fn into_tensors(self) -> Vec<T> {
         match self {
-            HandedOut::Sums { shards, .. } => shards.into_iter().flatten().flat_map(|(_, slices)| slices).collect(),
-            HandedOut::Updated { slices: tensors, .. } | HandedOut::Statistics { tensors, .. } => tensors,
-            HandedOut::Health(_) => Vec::new(),
+            EarlyOutput::Sums { shards, .. } => {
+                shards.into_iter().flatten().flat_map(|(_, slices)| slices).collect()
+            }
+            EarlyOutput::Updated { slices: tensors, .. }
+            | EarlyOutput::Statistics { tensors, .. } => tensors,
+            EarlyOutput::Health(_) => Vec::new(),
         }
     }
 }
 
-fn shards<T, U, E>(buckets: Vec<Vec<Vec<T>>>, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Vec<Vec<Vec<U>>>, E> {
+fn shards<T, U, E>(
+    buckets: Vec<Vec<Vec<T>>>,
+    mut f: impl FnMut(T) -> Result<U, E>,
+) -> Result<Vec<Vec<Vec<U>>>, E> {
     buckets.into_iter().map(|shards| nested(shards, &mut f)).collect()
 }
 
-fn nested<T, U, E>(lists: Vec<Vec<T>>, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Vec<Vec<U>>, E> {
+fn nested<T, U, E>(
+    lists: Vec<Vec<T>>,
+    mut f: impl FnMut(T) -> Result<U, E>,
+) -> Result<Vec<Vec<U>>, E> {
     lists.into_iter().map(|list| list.into_iter().map(&mut f).collect()).collect()
 }
 
@@ -533,6 +587,9 @@ fn by_stage<T, U, E>(
     tensors.into_iter().map(|(stage, list)| Ok((stage, each(list)?))).collect()
 }
 
-fn named<T, U, E>(tensors: Vec<(String, T)>, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Vec<(String, U)>, E> {
+fn named<T, U, E>(
+    tensors: Vec<(String, T)>,
+    mut f: impl FnMut(T) -> Result<U, E>,
+) -> Result<Vec<(String, U)>, E> {
     tensors.into_iter().map(|(name, t)| Ok((name, f(t)?))).collect()
 }

@@ -4,7 +4,7 @@ use layerspec::DType;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// More dimensions than any tensor here has; a frame that claims more is refused.
+/// The most dimensions of a tensor. A frame with more is refused.
 pub const MAX_RANK: usize = 16;
 
 /// Element type and sizes of a dense, row-major tensor.
@@ -24,7 +24,8 @@ impl TensorMeta {
         }
         // An empty tensor's other sizes must be real too: strides are computed from them.
         let elements = self.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d.max(1)))?;
-        let bytes = elements.checked_mul(self.dtype.size_bytes()).filter(|&n| n <= i64::MAX as u64)?;
+        let bytes =
+            elements.checked_mul(self.dtype.size_bytes()).filter(|&n| n <= i64::MAX as u64)?;
         Some(if self.shape.contains(&0) { 0 } else { bytes })
     }
 }

@@ -8,44 +8,49 @@ use std::collections::BTreeMap;
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Watch {
     /// The numbers that must be finite.
-    pub finite: Finite,
-    /// Whether workers tell with [`Head::Health`](crate::message::Head::Health) how the layers fare that they update.
+    pub finite: FiniteCheck,
+    /// Whether workers report the health of the layers that they update, as
+    /// [`ToBoss::Health`](crate::message::ToBoss::Health).
     pub health: bool,
 }
 
-/// Where a number that is not finite (NaN or an infinity) is an error. Forward passes come before any parameter changes, so the
-/// step is void and nothing is lost.
+/// The numbers that must be finite, so neither NaN nor infinite. Forward passes come before any
+/// parameter changes, so a failed check voids the step and loses nothing.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub enum Finite {
-    /// Nowhere.
+pub enum FiniteCheck {
+    /// None.
     #[default]
-    Nowhere,
-    /// In the loss.
+    Off,
+    /// The loss.
     Loss,
-    /// In what comes into a stage, in its parameters and in what its layers make, too: to find out where it began, for every
-    /// number is looked at.
-    Everywhere,
+    /// The loss, the inputs and parameters of every stage, and the outputs of every layer. Finds
+    /// the first layer with a bad number, but reads every number, which takes time.
+    All,
 }
 
-/// How a layer fared in an optimizer step, as far as one worker sees it.
+/// The health of a layer in an optimizer step, as far as one worker sees it.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LayerHealth {
     /// The layer that owns the parameters.
     pub layer: LayerId,
-    /// All its gradients are finite numbers.
+    /// Whether all its gradients are finite.
     pub finite: bool,
-    /// Some of its gradients is not 0.
+    /// Whether one of its gradients is not 0.
     pub has_gradient: bool,
-    /// Some of the parameters with the largest gradients has changed.
+    /// Whether one of the parameters with the largest gradients has changed.
     pub changed: bool,
 }
 
 impl LayerHealth {
-    /// Each layer once: replicas may see different parts of it.
+    /// Merges the entries of each layer. Replicas may see different parts of a layer.
     pub fn together(all: impl IntoIterator<Item = LayerHealth>) -> Vec<LayerHealth> {
         let mut layers: BTreeMap<LayerId, LayerHealth> = BTreeMap::new();
         for seen in all {
-            let layer = layers.entry(seen.layer).or_insert(LayerHealth { has_gradient: false, changed: false, ..seen });
+            let layer = layers.entry(seen.layer).or_insert(LayerHealth {
+                has_gradient: false,
+                changed: false,
+                ..seen
+            });
             layer.finite &= seen.finite;
             layer.has_gradient |= seen.has_gradient;
             layer.changed |= seen.changed;
@@ -60,14 +65,21 @@ mod tests {
 
     #[test]
     fn what_replicas_see_of_a_layer_comes_together() {
-        let seen =
-            |layer, finite, has_gradient, changed| LayerHealth { layer: LayerId(layer), finite, has_gradient, changed };
+        let seen = |layer, finite, has_gradient, changed| LayerHealth {
+            layer: LayerId(layer),
+            finite,
+            has_gradient,
+            changed,
+        };
         let all = [
             seen(2, true, false, false),
             seen(1, true, true, false),
             seen(2, false, true, true),
             seen(1, true, false, true),
         ];
-        assert_eq!(LayerHealth::together(all), [seen(1, true, true, true), seen(2, false, true, true)]);
+        assert_eq!(
+            LayerHealth::together(all),
+            [seen(1, true, true, true), seen(2, false, true, true)]
+        );
     }
 }

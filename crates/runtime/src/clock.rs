@@ -1,4 +1,4 @@
-//! The only clock: sessions are told the time in microseconds since their driver started.
+//! The only clock. Sessions get the time in microseconds since their driver started.
 
 use pipeline::effect::Micros;
 use std::time::{Duration, Instant};
@@ -15,13 +15,17 @@ impl Clock {
     }
 
     pub(crate) fn of(&self, moment: Instant) -> Micros {
-        Micros(u64::try_from(moment.saturating_duration_since(self.0).as_micros()).unwrap_or(u64::MAX))
+        Micros(
+            u64::try_from(moment.saturating_duration_since(self.0).as_micros()).unwrap_or(u64::MAX),
+        )
     }
 
-    /// Ends at that time; never where there is none.
+    /// Waits until this time, or forever if it is `None`.
     pub(crate) async fn at(&self, time: Option<Micros>) {
         match time {
-            Some(Micros(at)) => tokio::time::sleep_until((self.0 + Duration::from_micros(at)).into()).await,
+            Some(Micros(at)) => {
+                tokio::time::sleep_until((self.0 + Duration::from_micros(at)).into()).await
+            }
             None => std::future::pending().await,
         }
     }

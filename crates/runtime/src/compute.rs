@@ -1,97 +1,130 @@
-//! The compute thread: takes tasks in order and never waits on the network.
+//! The compute thread. It runs tasks in order, and never waits for the network.
 
 use crate::interrupt::Interrupt;
+use crate::log_fields::{task_span, TASKS};
 use crate::watchdog::TaskWatch;
 use link::Payload;
 use pipeline::ids::Ticket;
-use pipeline::message::Failure;
-use pipeline::task::{HandedOut, Outcome, Task};
+use pipeline::message::{Failure, FailureKind};
+use pipeline::task::{EarlyOutput, Outcome, Task, TaskError};
 use std::future::Future;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc as results;
+use tracing::{debug, Span};
 
-/// An executor of tasks; the worker crate does it with libtorch.
+/// An executor of tasks. The worker crate implements it with libtorch.
 pub trait Compute {
-    /// One task, to its end. Results that other workers wait for may be handed out earlier.
+    /// Runs a task to its end. `emit` takes results early, because other workers wait for them.
+    ///
+    /// # Errors
+    /// The task failed.
     fn run(
         &mut self,
         task: Task<Payload>,
-        hand_out: &mut dyn FnMut(HandedOut<Payload>),
-    ) -> Result<Outcome<Payload>, Failure>;
+        emit: &mut dyn FnMut(EarlyOutput<Payload>),
+    ) -> Result<Outcome<Payload>, TaskError>;
 }
 
-/// The results of tasks, in order.
+/// A result of the compute thread. Results arrive in order.
 pub(crate) enum ComputeEvent {
-    HandedOut(HandedOut<Payload>),
+    EarlyOutput(EarlyOutput<Payload>),
     Done(FinishedTask),
 }
 
-/// A task that was carried out.
+/// A task that has ended.
 pub(crate) struct FinishedTask {
     pub(crate) ticket: Ticket,
-    pub(crate) result: Result<Outcome<Payload>, Failure>,
-    /// When the work began and ended.
+    pub(crate) result: Result<Outcome<Payload>, TaskError>,
+    /// When the task began.
     pub(crate) start: Instant,
+    /// When the task ended.
     pub(crate) end: Instant,
 }
 
-/// Longer than any task of a device in order takes, unless [`ComputeThread::task_limit`] says otherwise: what NCCL's watchdog
-/// in PyTorch allows.
+/// A task for the thread.
+struct Submission {
+    ticket: Ticket,
+    task: Task<Payload>,
+    span: Span,
+}
+
+/// The time limit of a task unless [`ComputeThread::task_limit`] sets another one. A device in
+/// order never needs as long. It is the default of PyTorch's NCCL watchdog.
 const DEFAULT_TASK_LIMIT: Duration = Duration::from_secs(600);
 
-/// A thread that ends when this is dropped, which waits for the task at work; that one waits for no other worker then.
+/// The compute thread. Dropping it interrupts a task that waits for other workers, and waits for
+/// the thread's end.
 pub struct ComputeThread {
-    /// Taken, and so closed, to end the thread.
-    tasks: Option<std::sync::mpsc::Sender<(Ticket, Task<Payload>)>>,
+    /// `None` ends the thread.
+    tasks: Option<std::sync::mpsc::Sender<Submission>>,
     results: results::UnboundedReceiver<ComputeEvent>,
     thread: Option<JoinHandle<()>>,
     interrupt: Interrupt,
-    at_work: TaskWatch,
+    watch: TaskWatch,
     limit: Duration,
 }
 
 impl ComputeThread {
-    /// Starts the thread; `make` runs on it.
+    /// Starts the thread, and runs `make` on it.
+    ///
+    /// # Errors
+    /// The system starts no thread.
     pub fn start<C: Compute>(make: impl FnOnce() -> C + Send + 'static) -> std::io::Result<Self> {
         Self::start_interruptible(|_| make())
     }
 
-    /// The same for tasks that wait for other workers, unless they are interrupted.
+    /// Starts the thread for tasks that wait for other workers until they are interrupted.
+    ///
+    /// # Errors
+    /// The system starts no thread.
     pub fn start_interruptible<C: Compute>(
         make: impl FnOnce(Interrupt) -> C + Send + 'static,
     ) -> std::io::Result<Self> {
         let interrupt = Interrupt::default();
         let given = interrupt.clone();
-        let at_work = TaskWatch::default();
-        let working = at_work.clone();
-        let (tasks, todo) = std::sync::mpsc::channel::<(Ticket, Task<Payload>)>();
+        let watch = TaskWatch::default();
+        let thread_watch = watch.clone();
+        let (tasks, todo) = std::sync::mpsc::channel::<Submission>();
         let (done, results) = results::unbounded_channel();
         let thread = std::thread::Builder::new().name("compute".into()).spawn(move || {
             let mut compute = make(given);
-            for (ticket, task) in todo {
+            for Submission { ticket, task, span } in todo {
+                let _in_span = span.entered();
                 let start = Instant::now();
-                working.begin(task.waits_for_others());
-                // A panic is a defect of ours; it must reach the boss as an error all the same.
-                // Without a receiver, the thread ends below.
-                let mut hand_out = |handed| drop(done.send(ComputeEvent::HandedOut(handed)));
-                let result = catch_unwind(AssertUnwindSafe(|| compute.run(task, &mut hand_out)));
-                working.end();
-                let panicked =
-                    || Failure { unfit: true, ..Failure::new("the compute thread panicked; please report it") };
-                let result = result.unwrap_or_else(|_| Err(panicked()));
-                let report = ComputeEvent::Done(FinishedTask { ticket, result, start, end: Instant::now() });
+                thread_watch.begin(task.waits_for_others());
+                // A panic is a defect of ours, and must reach the boss as an error.
+                // If the receiver is gone, the thread ends below.
+                let mut emit = |output| drop(done.send(ComputeEvent::EarlyOutput(output)));
+                let result = catch_unwind(AssertUnwindSafe(|| compute.run(task, &mut emit)));
+                thread_watch.end();
+                let panicked = || Failure {
+                    kind: FailureKind::Unfit,
+                    ..Failure::new("the compute thread panicked; please report it")
+                };
+                let result = result.unwrap_or_else(|_| Err(panicked().into()));
+                let end = Instant::now();
+                let micros = (end - start).as_micros() as u64;
+                match &result {
+                    Ok(_) => debug!(target: TASKS, micros, "task done"),
+                    Err(error) => {
+                        let failure = &error.failure.message;
+                        debug!(target: TASKS, micros, failure, "task failed");
+                    }
+                }
+                let report = ComputeEvent::Done(FinishedTask { ticket, result, start, end });
                 if done.send(report).is_err() {
                     return;
                 }
             }
         })?;
         let (tasks, thread, limit) = (Some(tasks), Some(thread), DEFAULT_TASK_LIMIT);
-        Ok(ComputeThread { tasks, results, thread, interrupt, at_work, limit })
+        Ok(ComputeThread { tasks, results, thread, interrupt, watch, limit })
     }
 
-    /// A task that takes longer shows that the device or its driver hangs, and ends the membership.
+    /// Sets the time limit of a task. A task that takes longer counts as hanging, and ends the run
+    /// of this worker.
     #[must_use]
     pub fn task_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -103,25 +136,27 @@ impl ComputeThread {
         self.limit
     }
 
-    /// Ends if a task takes longer.
+    /// A future that ends if a task exceeds the limit.
     pub(crate) fn watchdog(&self) -> impl Future<Output = ()> + Send + 'static {
-        let (at_work, limit) = (self.at_work.clone(), self.limit);
-        async move { at_work.stuck_for(limit).await }
+        let (watch, limit) = (self.watch.clone(), self.limit);
+        async move { watch.wait_until_hanging(limit).await }
     }
 
-    /// Leaves the thread behind: it is in a task that never ends.
+    /// Abandons the thread, because its task never ends.
     pub(crate) fn abandon(&mut self) {
         self.thread = None;
     }
 
+    /// Queues a task.
     pub(crate) fn submit(&self, ticket: Ticket, task: Task<Payload>) {
-        // The thread lives as long as this does.
+        // The thread lives as long as this value.
         if let Some(tasks) = &self.tasks {
-            tasks.send((ticket, task)).ok();
+            let span = task_span(ticket, &task);
+            tasks.send(Submission { ticket, task, span }).ok();
         }
     }
 
-    /// Tasks up to the next that clears up wait for no other worker any more.
+    /// Stops queued tasks from waiting for other workers, up to the next task that cleans up.
     pub(crate) fn interrupt(&self) {
         self.interrupt.raise();
     }
@@ -137,7 +172,7 @@ impl Drop for ComputeThread {
         self.tasks = None;
         self.interrupt.raise();
         self.results.close();
-        // A thread left behind would hold its memory while the next one fills its own.
+        // Without this, the old thread would hold its memory while the next one fills its own.
         if let Some(thread) = self.thread.take() {
             thread.join().ok();
         }

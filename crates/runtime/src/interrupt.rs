@@ -1,25 +1,26 @@
-//! How the compute thread is told not to wait any longer for other workers.
+//! The signal that stops the compute thread from waiting for other workers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-/// Raised by the driver where a step is cancelled or the run has ended, looked at by whatever waits on the compute thread for
-/// others, and lowered there once what was given to it before is over ([`pipeline::effect::StageEffect::Interrupt`]).
+/// A flag that tells tasks not to wait for other workers. The driver raises it when a step is
+/// cancelled or the run ends. Tasks that wait check it. The compute thread lowers it when the tasks
+/// queued before are done ([`pipeline::effect::StageEffect::Interrupt`]).
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Nobody is to wait.
+    /// Stops all waiting.
     pub(crate) fn raise(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Tasks may wait again.
+    /// Allows tasks to wait again.
     pub fn lower(&self) {
         self.0.store(false, Ordering::Release);
     }
 
-    /// Whether nobody is to wait.
+    /// Whether tasks must not wait.
     pub fn is_raised(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }

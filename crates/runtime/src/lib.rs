@@ -1,10 +1,11 @@
-//! Runs the sessions: the only place where a session meets a thread, a clock or a connection.
+//! Runs the sessions. Only this crate connects a session to threads, a clock and connections.
 //!
 //! ```text
-//! boss:    Handle -> boss_driver -> BossSession
+//! boss:    handle -> boss_driver -> BossSession
 //!                        | frames over link
 //! worker:  serve -> stage_driver -> StageSession
-//!                        +-> compute (the compute thread), watched by watchdog, stopped by interrupt
+//!                        +-> peer_connections (to the boss and to other workers)
+//!                        +-> compute (the compute thread) -> watchdog, interrupt
 //!                        +-> reduction::thread (sums of gradients)
 //!                        +-> reader_thread (samples from the worker's files)
 //!                        +-> snapshot_store (peers' state, beyond the run)
@@ -13,7 +14,11 @@
 mod boss_driver;
 mod clock;
 mod compute;
+mod handle;
 mod interrupt;
+mod log;
+mod log_fields;
+mod peer_connections;
 mod reader_thread;
 mod reduction;
 mod snapshot_store;
@@ -22,9 +27,11 @@ mod stage_driver;
 pub mod testing;
 mod watchdog;
 
-pub use boss_driver::{start, Handle, MembershipEvent};
+pub use boss_driver::start;
 pub use compute::{Compute, ComputeThread};
+pub use handle::{Handle, MembershipEvent};
 pub use interrupt::Interrupt;
+pub use log::{start_log, LogError, LOG_VARIABLE};
 pub use reader_thread::SampleReader;
 pub use reduction::compression::decompress;
 pub use snapshot_store::SnapshotStore;

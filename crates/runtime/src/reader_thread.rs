@@ -1,4 +1,4 @@
-//! The thread that reads samples from this worker's own files, beside the compute thread.
+//! The thread that reads samples from this worker's own files. It works beside the compute thread.
 
 use link::Payload;
 use pipeline::ids::Ticket;
@@ -7,12 +7,18 @@ use pipeline::samples::{DataSpec, DataTask, Reading};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use tokio::sync::mpsc as results;
 
-/// A reader of samples; the worker crate does it with the crate `data`.
+/// A reader of samples. The worker crate implements it with the crate `data`.
 pub trait SampleReader: Send {
-    /// Opens a data set, and sees that it is the one that is meant.
+    /// Opens a data set, and checks that its content is the expected one.
+    ///
+    /// # Errors
+    /// The data set cannot be read, or differs.
     fn open(&mut self, spec: DataSpec) -> Result<(), Failure>;
 
-    /// A tensor for each column.
+    /// Reads samples. Returns a tensor for each column.
+    ///
+    /// # Errors
+    /// The samples cannot be read.
     fn read(&mut self, reading: &Reading) -> Result<Vec<Payload>, Failure>;
 }
 
@@ -23,7 +29,7 @@ enum Job {
     Prefetch(Vec<Reading>),
 }
 
-/// A thread that begins with the first task, and ends some time after this is dropped.
+/// The thread that reads samples. It starts with the first task, and ends after this is dropped.
 pub(crate) struct ReaderThread(State);
 
 enum State {
@@ -36,29 +42,38 @@ impl ReaderThread {
         ReaderThread(State::Idle(reader))
     }
 
+    /// Queues a task.
+    ///
+    /// # Errors
+    /// This worker reads no samples, or its thread does not run.
     pub(crate) fn submit(&mut self, ticket: Ticket, task: DataTask) -> Result<(), String> {
         self.send(Job::Task(ticket, task))
     }
 
+    /// Reads these samples before they are requested, and forgets those read ahead before.
+    ///
+    /// # Errors
+    /// As for [`ReaderThread::submit`].
     pub(crate) fn read_ahead(&mut self, readings: Vec<Reading>) -> Result<(), String> {
         self.send(Job::Prefetch(readings))
     }
 
-    fn send(&mut self, what: Job) -> Result<(), String> {
+    fn send(&mut self, job: Job) -> Result<(), String> {
         if let State::Idle(reader) = &mut self.0 {
-            let reader = reader.take().ok_or("it reads no samples by itself")?;
-            let (todo, done) = start(reader).map_err(|e| format!("cannot start a thread that reads samples: {e}"))?;
+            let reader = reader.take().ok_or("it has no reader of samples")?;
+            let (todo, done) = start(reader)
+                .map_err(|e| format!("cannot start a thread that reads samples: {e}"))?;
             self.0 = State::Running { todo, done };
         }
         match &self.0 {
             State::Running { todo, .. } => {
-                todo.send(what).map_err(|_| "the thread that reads samples has ended".into())
+                todo.send(job).map_err(|_| "the thread that reads samples has ended".into())
             }
             State::Idle(_) => Ok(()),
         }
     }
 
-    /// The next result; never, where nothing has been asked for. Cancel safe.
+    /// The next result. `None` if nothing was requested. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Done> {
         match &mut self.0 {
             State::Running { done, .. } => done.recv().await,
@@ -73,7 +88,7 @@ fn start(reader: Box<dyn SampleReader>) -> std::io::Result<Channels> {
     let (sender, todo) = std::sync::mpsc::channel::<Job>();
     let (done, receiver) = results::unbounded_channel();
     std::thread::Builder::new().name("samples".into()).spawn(move || {
-        let mut samples = PrefetchingReader { reader, kept: Vec::new() };
+        let mut samples = PrefetchingReader { reader, read_ahead: Vec::new() };
         for todo in todo {
             match todo {
                 Job::Prefetch(readings) => samples.prefetch(readings),
@@ -88,10 +103,10 @@ fn start(reader: Box<dyn SampleReader>) -> std::io::Result<Channels> {
     Ok((sender, receiver))
 }
 
-/// A reader with what it has read before it was asked for.
+/// A reader, and the samples that it has read before they were requested.
 struct PrefetchingReader {
     reader: Box<dyn SampleReader>,
-    kept: Vec<(Reading, Vec<Payload>)>,
+    read_ahead: Vec<(Reading, Vec<Payload>)>,
 }
 
 impl PrefetchingReader {
@@ -101,27 +116,30 @@ impl PrefetchingReader {
                 catch_panic(|| self.reader.open(spec))?;
                 Ok(Vec::new())
             }
-            DataTask::Read(reading) => match self.kept.iter().position(|(kept, _)| *kept == reading) {
-                Some(place) => Ok(self.kept.swap_remove(place).1),
-                None => catch_panic(|| self.reader.read(&reading)),
-            },
+            DataTask::Read(reading) => {
+                match self.read_ahead.iter().position(|(read, _)| *read == reading) {
+                    Some(place) => Ok(self.read_ahead.swap_remove(place).1),
+                    None => catch_panic(|| self.reader.read(&reading)),
+                }
+            }
         }
     }
 
     fn prefetch(&mut self, readings: Vec<Reading>) {
-        self.kept.clear();
+        self.read_ahead.clear();
         for reading in readings {
             // A failure here repeats when the samples are requested, and is reported then.
             if let Ok(payloads) = catch_panic(|| self.reader.read(&reading)) {
-                self.kept.push((reading, payloads));
+                self.read_ahead.push((reading, payloads));
             }
         }
     }
 }
 
-/// A panic is a defect of ours; it must reach the boss as an error all the same.
+/// Turns a panic into an error. A panic is a defect of ours, and must reach the boss as an error.
 fn catch_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    let panicked = |_| Err(Failure::new("the thread that reads samples panicked; please report it"));
+    let panicked =
+        |_| Err(Failure::new("the thread that reads samples panicked; please report it"));
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
 }
 
@@ -133,7 +151,7 @@ mod tests {
     use pipeline::TensorMeta;
     use std::sync::{Arc, Mutex};
 
-    /// Gives the numbers of the samples, and notes what it was asked for.
+    /// Returns the numbers of samples as their values, and records the requests.
     struct Counting(Arc<Mutex<Vec<i64>>>);
 
     impl SampleReader for Counting {
@@ -148,21 +166,31 @@ mod tests {
                 [i64::MIN] => panic!("a defect"),
                 [-1] => Err(Failure::new("no sample -1")),
                 _ => {
-                    let meta = TensorMeta { dtype: DType::UInt8, shape: vec![numbers.len() as u64] };
-                    Ok(vec![Payload { meta, bytes: numbers.iter().map(|n| *n as u8).collect::<Vec<_>>().into() }])
+                    let meta =
+                        TensorMeta { dtype: DType::UInt8, shape: vec![numbers.len() as u64] };
+                    Ok(vec![Payload {
+                        meta,
+                        bytes: numbers.iter().map(|n| *n as u8).collect::<Vec<_>>().into(),
+                    }])
                 }
             }
         }
     }
 
     fn reading(batch: &[i64]) -> Reading {
-        Reading { data: DataId([0; 32]), batch: batch.into(), part: 0..batch.len(), columns: Vec::new() }
+        Reading {
+            data: DataId([0; 32]),
+            batch: batch.into(),
+            part: 0..batch.len(),
+            columns: Vec::new(),
+        }
     }
 
     #[test]
     fn what_was_read_ahead_is_not_read_again() {
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let mut samples = PrefetchingReader { reader: Box::new(Counting(asked.clone())), kept: Vec::new() };
+        let mut samples =
+            PrefetchingReader { reader: Box::new(Counting(asked.clone())), read_ahead: Vec::new() };
         let read = |samples: &mut PrefetchingReader, batch: &[i64]| {
             let result = samples.execute(DataTask::Read(reading(batch)));
             result.map(|payloads| payloads[0].bytes.to_vec()).map_err(|failure| failure.message)
@@ -176,7 +204,7 @@ mod tests {
         assert_eq!(*asked.lock().unwrap(), [1, 2, -1, 3, 3, -1]);
         samples.prefetch(vec![reading(&[4])]);
         samples.prefetch(vec![reading(&[5])]);
-        assert_eq!(samples.kept.len(), 1);
+        assert_eq!(samples.read_ahead.len(), 1);
         let panicked = read(&mut samples, &[i64::MIN]).unwrap_err();
         assert!(panicked.contains("please report it"), "{panicked}");
     }

@@ -1,359 +1,311 @@
-//! Feeds a worker's session with what happens and carries out what it wants.
+//! Drives a worker's session: reports events to it, and executes its effects.
 
 use crate::clock::Clock;
 use crate::compute::{ComputeEvent, ComputeThread};
+use crate::log_fields::{command_span, log_message, log_received};
+use crate::peer_connections::{DialledWorker, PeerConnections, PeerEvent, PeerEvents};
 use crate::reader_thread::{ReaderThread, SampleReader};
 use crate::reduction::thread::ReductionThread;
 use crate::snapshot_store::SnapshotStore;
-use link::connection::outgoing::{self, Channel};
-use link::connection::{Connection, ConnectionEvent, SilenceLimit};
+use link::admission::acceptor::Accept;
+use link::admission::join::JoinedRun;
+use link::connection::outgoing::take_payloads;
+use link::connection::ConnectionEvent;
 use link::quic::close_codes::{DONE, PROTOCOL_VIOLATION};
-use link::quic::endpoint::AcceptPolicy;
-use link::trust::acceptor::{Accept, Acceptor, Caller};
-use link::trust::handshake::{self, Handshake, HandshakeReply};
-use link::trust::join::{dial_peer, JoinedRun};
-use link::LinkError;
-use link::Ticket;
-use link::Transport;
-use link::{Carrier, PathReport};
-use link::{Payload, Slots};
+use link::{Carrier, LinkError, PathReport, Payload, Slots, Ticket};
 use pipeline::effect::{Destination, Frame, Micros, Peer, StageEffect};
-use pipeline::ids::{Slot, WorkerId};
-use pipeline::message::{LinkReport, Progress};
+use pipeline::frame::TensorEnvelope;
+use pipeline::ids::Slot;
+use pipeline::message::{LinkReport, Progress, ToWorker};
 use pipeline::replicas::Node;
 use pipeline::stage::StageSession;
-use quinn::{Endpoint, RecvStream, SendStream};
-use std::collections::BTreeMap;
+use pipeline::task::Task;
+use quinn::Endpoint;
 use std::io::Write;
-use std::net::SocketAddr;
 use std::ops::ControlFlow;
-use tokio::sync::mpsc;
+use tracing::{debug, info, Instrument, Span};
 
-/// A connection to another worker, dialled by either end, with its control stream.
-type Dialled = Result<(quinn::Connection, SendStream, RecvStream), LinkError>;
-
-/// Works for a boss until it ends the run (`Ok`) or the connection to it is lost (`Err`).
+/// Works for a boss until the boss ends the run.
 ///
-/// Other workers are let in, and dialled, as the boss's assignment says. Without `samples` a boss that wants some read breaks
-/// the protocol. `kept` is what the worker keeps for the boss that comes next, should it lose this one.
+/// Other workers connect as the boss's assignment says. Without `reader`, a boss that asks for
+/// samples breaks the protocol. `snapshots` outlives this run: if the boss is lost, the next boss
+/// may ask for them.
+///
+/// # Errors
+/// The connection to the boss is lost, a party broke the protocol, or a task hangs.
 pub async fn serve(
-    membership: JoinedRun,
+    joined: JoinedRun,
     endpoint: &Endpoint,
     ticket: &Ticket,
     compute: ComputeThread,
-    samples: Option<Box<dyn SampleReader>>,
-    kept: SnapshotStore,
+    reader: Option<Box<dyn SampleReader>>,
+    snapshots: SnapshotStore,
 ) -> Result<(), LinkError> {
-    let JoinedRun { worker, run, boss, boss_address, sender, mut events, transport } = membership;
-    boss.negotiate(transport);
-    let (dial_sender, mut dials) = mpsc::channel::<(WorkerId, Dialled)>(16);
-    let mut acceptor = Acceptor::open(endpoint.clone(), AcceptPolicy::of_worker(ticket)?);
-    let mut driver = Driver {
-        session: StageSession::with_kept(kept.list()),
-        me: worker,
-        run,
-        transport,
-        boss,
-        boss_address,
-        peers: BTreeMap::new(),
+    let span = joined.span.clone();
+    let (connections, events) =
+        span.in_scope(|| PeerConnections::start(joined, endpoint, ticket))?;
+    let driver = Driver {
+        session: StageSession::with_snapshots(snapshots.list()),
+        connections,
         slots: Slots::default(),
         clock: Clock::start(),
         compute,
-        sums: ReductionThread::default(),
-        samples: ReaderThread::new(samples),
-        kept,
-        endpoint: endpoint.clone(),
-        ticket: ticket.clone(),
-        events: sender,
-        dials: dial_sender,
+        reduction: ReductionThread::default(),
+        reader: ReaderThread::new(reader),
+        snapshots,
+        command: Span::none(),
     };
-    driver.session.on_measuring(Peer::Boss);
-    let watchdog = driver.compute.watchdog();
-    tokio::pin!(watchdog);
-    let result = loop {
-        match driver.execute_effects() {
-            ControlFlow::Continue(()) => {}
-            ControlFlow::Break(result) => break result,
-        }
-        let deadline = driver.session.poll_timeout();
-        tokio::select! {
-            Some(event) = events.recv() => {
-                if let ControlFlow::Break(error) = driver.on_event(event) {
-                    break Err(error);
-                }
-            }
-            Some(report) = driver.compute.next() => driver.on_report(report),
-            Some((ticket, sums)) = driver.sums.next() => {
-                let slots = sums.map(|sums| sums.into_iter().map(|sum| driver.slots.insert(sum)).collect());
-                driver.session.on_summed(driver.clock.now(), ticket, slots);
-            }
-            Some((ticket, tensors)) = driver.samples.next() => {
-                let slots = tensors.map(|tensors| tensors.into_iter().map(|tensor| driver.slots.insert(tensor)).collect());
-                driver.session.on_data(driver.clock.now(), ticket, slots);
-            }
-            Some(accept) = acceptor.next() => driver.on_accept(accept),
-            Some((peer, dialled)) = dials.recv() => driver.on_dialled(peer, dialled),
-            () = driver.clock.at(deadline) => driver.session.on_timeout(driver.clock.now()),
-            () = &mut watchdog => {
-                driver.compute.abandon();
-                break Err(LinkError::Hung { seconds: driver.compute.limit().as_secs() });
-            }
-        }
-    };
-    let (code, reason) = match &result {
-        Ok(()) => (DONE, "the run is over".to_string()),
-        Err(e) => (PROTOCOL_VIOLATION, e.to_string()),
-    };
-    for connection in driver.peers.values().chain([&driver.boss]) {
-        connection.close(code, &reason);
-    }
-    result
+    driver.serve(events).instrument(span).await
 }
 
 struct Driver {
     session: StageSession,
-    me: WorkerId,
-    run: u64,
-    transport: Transport,
-    boss: Connection,
-    boss_address: SocketAddr,
-    peers: BTreeMap<WorkerId, Connection>,
+    connections: PeerConnections,
     slots: Slots,
     clock: Clock,
     compute: ComputeThread,
-    sums: ReductionThread,
-    samples: ReaderThread,
-    kept: SnapshotStore,
-    endpoint: Endpoint,
-    ticket: Ticket,
-    events: mpsc::Sender<ConnectionEvent>,
-    dials: mpsc::Sender<(WorkerId, Dialled)>,
+    reduction: ReductionThread,
+    reader: ReaderThread,
+    snapshots: SnapshotStore,
+    /// The span of the latest command.
+    command: Span,
 }
 
 impl Driver {
-    fn execute_effects(&mut self) -> ControlFlow<Result<(), LinkError>> {
-        while let Some(effect) = self.session.poll_effect() {
-            match effect {
-                StageEffect::Send { to, slots } => {
-                    if let Err(reason) = outgoing::take_payloads(&self.slots, &slots).and_then(|t| self.send(&to, t)) {
-                        return ControlFlow::Break(Err(broken("this worker", reason)));
-                    }
-                }
-                StageEffect::Compute { ticket, task } => {
-                    let slots = &self.slots;
-                    match task.try_map(|slot| slots.remove(slot).ok_or(slot)) {
-                        Ok(task) => self.compute.submit(ticket, task),
-                        Err(slot) => {
-                            let reason = format!("{slot} holds no tensor; please report it");
-                            return ControlFlow::Break(Err(broken("this worker", reason)));
-                        }
-                    }
-                }
-                StageEffect::Interrupt => self.compute.interrupt(),
-                StageEffect::Sum { ticket, summing, sums } => {
-                    let take =
-                        |(node, slots): (Node, Vec<Slot>)| Ok((node, outgoing::take_payloads(&self.slots, &slots)?));
-                    let given = sums.into_iter().map(take).collect::<Result<_, String>>();
-                    if let Err(reason) = given.and_then(|sums| self.sums.submit(ticket, summing, sums)) {
-                        return ControlFlow::Break(Err(broken("this worker", reason)));
-                    }
-                }
-                StageEffect::Data { ticket, task } => {
-                    if let Err(reason) = self.samples.submit(ticket, task) {
-                        return ControlFlow::Break(Err(broken("this worker", reason)));
-                    }
-                }
-                StageEffect::ReadAhead(readings) => {
-                    if let Err(reason) = self.samples.read_ahead(readings) {
-                        return ControlFlow::Break(Err(broken("this worker", reason)));
-                    }
-                }
-                StageEffect::StoreSnapshot { copy, note, part, tensors } => {
-                    let (names, slots): (Vec<String>, Vec<Slot>) = tensors.into_iter().unzip();
-                    match outgoing::take_payloads(&self.slots, &slots) {
-                        Ok(tensors) => self.kept.insert((copy, part), note, names.into_iter().zip(tensors).collect()),
-                        Err(reason) => return ControlFlow::Break(Err(broken("this worker", reason))),
-                    }
-                }
-                StageEffect::SendSnapshot { to, copy, part, name } => {
-                    let kept = self.kept.get((copy, part), &name).ok_or_else(|| format!("`{name}` is not kept"));
-                    if let Err(reason) = kept.and_then(|tensor| self.send(&to, vec![tensor])) {
-                        return ControlFlow::Break(Err(broken("this worker", reason)));
-                    }
-                }
-                StageEffect::RetainSnapshots(copies) => self.kept.retain(&copies),
-                StageEffect::Residuals(residuals) => self.sums.settle(residuals),
-                StageEffect::Dial { peer, address } => self.dial(peer, address),
-                StageEffect::Drop(slots) => slots.into_iter().for_each(|slot| drop(self.slots.remove(slot))),
-                StageEffect::Hangup { peer: Peer::Boss, reason } => {
-                    return ControlFlow::Break(Err(broken("the boss", reason)));
-                }
-                StageEffect::Hangup { peer: Peer::Worker(peer), reason } => {
-                    if let Some(connection) = self.peers.get(&peer) {
-                        connection.close(PROTOCOL_VIOLATION, &reason);
-                    }
-                }
-                StageEffect::Finish => return ControlFlow::Break(Ok(())),
-                StageEffect::Progress(progress) => print_progress(&progress),
-            }
-        }
-        ControlFlow::Continue(())
+    async fn serve(mut self, events: PeerEvents) -> Result<(), LinkError> {
+        let result = self.run(events).await;
+        let (code, reason) = match &result {
+            Ok(()) => (DONE, "the run is over".to_string()),
+            Err(e) => (PROTOCOL_VIOLATION, e.to_string()),
+        };
+        info!(reason, "run ends");
+        self.connections.close(code, &reason);
+        result
     }
 
-    fn on_report(&mut self, report: ComputeEvent) {
+    async fn run(&mut self, mut events: PeerEvents) -> Result<(), LinkError> {
+        self.session.on_measuring(Peer::Boss);
+        let watchdog = self.compute.watchdog();
+        tokio::pin!(watchdog);
+        while self.execute_effects()?.is_continue() {
+            let deadline = self.session.poll_timeout();
+            tokio::select! {
+                event = events.next() => self.on_peer_event(event)?,
+                Some(event) = self.compute.next() => self.on_compute_event(event),
+                Some((ticket, sums)) = self.reduction.next() => {
+                    let slots = sums.map(|sums| self.store(sums));
+                    self.session.on_summed(self.clock.now(), ticket, slots);
+                }
+                Some((ticket, tensors)) = self.reader.next() => {
+                    let slots = tensors.map(|tensors| self.store(tensors));
+                    self.session.on_data(self.clock.now(), ticket, slots);
+                }
+                () = self.clock.at(deadline) => self.session.on_timeout(self.clock.now()),
+                () = &mut watchdog => {
+                    self.compute.abandon();
+                    return Err(LinkError::Hung { seconds: self.compute.limit().as_secs() });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn store(&self, tensors: Vec<Payload>) -> Vec<Slot> {
+        tensors.into_iter().map(|tensor| self.slots.insert(tensor)).collect()
+    }
+
+    /// Executes all effects. Breaks if the boss ended the run.
+    fn execute_effects(&mut self) -> Result<ControlFlow<()>, LinkError> {
+        let _in_command = self.command.clone().entered();
+        while let Some(effect) = self.session.poll_effect() {
+            if self.execute(effect)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn execute(&mut self, effect: StageEffect) -> Result<ControlFlow<()>, LinkError> {
+        match effect {
+            StageEffect::Tell(message) => self.connections.tell(message).map_err(defect)?,
+            StageEffect::Send { to, slots } => {
+                let tensors = take_payloads(&self.slots, &slots).map_err(defect)?;
+                self.send(&to, &tensors).map_err(defect)?;
+            }
+            StageEffect::Compute { ticket, task } => {
+                let task = self.fill_in(task).map_err(defect)?;
+                self.compute.submit(ticket, task);
+            }
+            StageEffect::Interrupt => {
+                debug!("waiting tasks are interrupted");
+                self.compute.interrupt();
+            }
+            StageEffect::Sum { ticket, summing, sums } => {
+                let take = |(node, slots): (Node, Vec<Slot>)| {
+                    Ok::<_, String>((node, take_payloads(&self.slots, &slots)?))
+                };
+                let sums = sums.into_iter().map(take).collect::<Result<_, _>>().map_err(defect)?;
+                self.reduction.submit(ticket, summing, sums).map_err(defect)?;
+            }
+            StageEffect::Data { ticket, task } => {
+                self.reader.submit(ticket, task).map_err(defect)?
+            }
+            StageEffect::ReadAhead(readings) => self.reader.read_ahead(readings).map_err(defect)?,
+            StageEffect::StoreSnapshot { snapshot, note, part, tensors } => {
+                let (names, slots): (Vec<String>, Vec<Slot>) = tensors.into_iter().unzip();
+                let tensors = take_payloads(&self.slots, &slots).map_err(defect)?;
+                let tensors = names.into_iter().zip(tensors).collect();
+                self.snapshots.insert(snapshot, part, note, tensors);
+            }
+            StageEffect::SendSnapshot { to, snapshot, part, name } => {
+                let tensor = self.snapshots.get(snapshot, part, &name);
+                let tensor = tensor.ok_or_else(|| defect(format!("`{name}` is not stored")))?;
+                self.send(&to, &[tensor]).map_err(defect)?;
+            }
+            StageEffect::RetainSnapshots(wanted) => self.snapshots.retain(&wanted),
+            StageEffect::Residuals(residuals) => self.reduction.settle(residuals),
+            StageEffect::Dial { peer, address } => self.connections.dial(peer, address),
+            StageEffect::Drop(slots) => {
+                slots.into_iter().for_each(|slot| drop(self.slots.remove(slot)))
+            }
+            StageEffect::Hangup { peer: Peer::Boss, reason } => {
+                return Err(broken("the boss", reason))
+            }
+            StageEffect::Hangup { peer: Peer::Worker(peer), reason } => {
+                self.connections.hang_up(peer, &reason)
+            }
+            StageEffect::Progress(progress) => print_progress(&progress),
+            StageEffect::Finish => return Ok(ControlFlow::Break(())),
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Replaces a task's slots by tensors.
+    fn fill_in(&self, task: Task<Slot>) -> Result<Task<Payload>, String> {
+        task.try_map(|slot| self.slots.remove(slot).ok_or(slot))
+            .map_err(|slot| format!("{slot} holds no tensor; please report it"))
+    }
+
+    fn send(&mut self, to: &[Destination], tensors: &[Payload]) -> Result<(), String> {
+        for destination in to {
+            if self.connections.is_self(destination.peer) {
+                let slots = self.store(tensors.to_vec());
+                let frame = Frame { route: None, head: destination.head.clone(), slots };
+                self.session.on_frame(self.clock.now(), destination.peer, frame);
+            } else {
+                self.connections.send(destination, tensors)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn on_compute_event(&mut self, event: ComputeEvent) {
         let now = self.clock.now();
-        match report {
-            ComputeEvent::HandedOut(handed) => {
-                let handed = handed.map(|payload| self.slots.insert(payload));
-                self.session.on_handed_out(now, handed);
+        match event {
+            ComputeEvent::EarlyOutput(output) => {
+                let output = output.map(|payload| self.slots.insert(payload));
+                self.session.on_early_output(now, output);
             }
             ComputeEvent::Done(done) => {
-                let result = done.result.map(|outcome| outcome.map(|payload| self.slots.insert(payload)));
+                let result =
+                    done.result.map(|outcome| outcome.map(|payload| self.slots.insert(payload)));
                 let span = (self.clock.of(done.start), self.clock.of(done.end));
                 self.session.on_done(now, done.ticket, result, span);
             }
         }
     }
 
-    fn send(&mut self, to: &[Destination], tensors: Vec<Payload>) -> Result<(), String> {
-        for destination in to {
-            if destination.peer == Peer::Worker(self.me) {
-                let slots = tensors.iter().map(|t| self.slots.insert(t.clone())).collect();
-                let frame = Frame { route: None, head: destination.head.clone(), slots };
-                self.session.on_frame(self.clock.now(), destination.peer, frame);
-                continue;
+    fn on_peer_event(&mut self, event: PeerEvent) -> Result<(), LinkError> {
+        let now = self.clock.now();
+        match event {
+            PeerEvent::Connection(event) => return self.on_connection_event(event),
+            PeerEvent::Dialled(DialledWorker { worker, result: Ok(established) }) => {
+                self.connections.on_dialled(worker, established);
+                self.session.on_measuring(Peer::Worker(worker));
+                self.session.on_link_up(now, worker);
             }
-            let (way, head) = outgoing::encode_head(destination, &tensors)?;
-            let connection = match destination.peer {
-                Peer::Boss => Some(&self.boss),
-                Peer::Worker(peer) => self.peers.get(&peer),
-            };
-            // A connection that is gone was or will be reported to the session as lost.
-            if let Some(connection) = connection {
-                connection.send(way, head, tensors.iter().map(|t| t.bytes.clone()).collect());
+            PeerEvent::Dialled(DialledWorker { worker, result: Err(e) }) => {
+                info!(peer = %worker, error = e.to_string(), "cannot connect");
+                self.session.on_link_down(now, worker, &e.to_string());
+            }
+            PeerEvent::Accept(Accept::Authenticated(caller)) => {
+                if let Some(worker) = self.connections.on_caller(caller) {
+                    self.session.on_link_up(now, worker);
+                }
+            }
+            PeerEvent::Accept(Accept::Rejected { .. }) => {}
+        }
+        Ok(())
+    }
+
+    fn on_connection_event(&mut self, event: ConnectionEvent<ToWorker>) -> Result<(), LinkError> {
+        match event {
+            // Only the boss's connection brings messages.
+            ConnectionEvent::Message { message, .. } => self.on_message(message),
+            ConnectionEvent::Frame { from, envelope, payloads } => {
+                self.on_frame(from, envelope, payloads)
+            }
+            ConnectionEvent::Measured { from, report } => {
+                self.session.on_link_report(from, report.map(link_report))
+            }
+            ConnectionEvent::Closed { from: Peer::Boss, reason, permanent, .. } => {
+                return Err(match permanent {
+                    true => LinkError::Evicted { reason },
+                    false => LinkError::Lost { peer: "the boss".into(), reason },
+                });
+            }
+            ConnectionEvent::Closed { from: Peer::Worker(worker), connection, reason, .. } => {
+                if self.connections.remove(worker, connection) {
+                    self.session.on_link_down(self.clock.now(), worker, &reason);
+                }
             }
         }
         Ok(())
     }
 
-    fn dial(&self, peer: WorkerId, address: SocketAddr) {
-        // A worker on the boss's own machine is known to it by the loopback address.
-        let ip = if address.ip().is_loopback() { self.boss_address.ip() } else { address.ip() };
-        let address = SocketAddr::new(ip, address.port());
-        let (endpoint, ticket, dials) = (self.endpoint.clone(), self.ticket.clone(), self.dials.clone());
-        let (me, run) = (self.me, self.run);
-        tokio::spawn(async move {
-            let dialled = dial_peer(&endpoint, address, &ticket, me, run).await;
-            dials.send((peer, dialled)).await.ok();
-        });
-    }
-
-    fn on_dialled(&mut self, peer: WorkerId, dialled: Dialled) {
-        match dialled {
-            Ok((quic, send, recv)) => self.connected(peer, quic, (send, recv), None),
-            Err(e) => self.session.on_link_down(self.clock.now(), peer, &e.to_string()),
+    fn on_message(&mut self, message: ToWorker) {
+        if let ToWorker::Command { id, body } = &message {
+            self.command = command_span(*id, body);
         }
+        self.command.in_scope(|| log_message("received", Peer::Boss, &message));
+        self.session.on_message(self.clock.now(), message);
     }
 
-    fn on_accept(&mut self, accept: Accept) {
-        let Accept::Authenticated(caller) = accept else { return };
-        match caller.handshake {
-            Handshake::Peer { worker, run } if run == self.run && self.is_connected_elsewhere(worker, &caller) => {
-                caller.refuse(format!("{worker} is here, and calls from elsewhere"), false);
-            }
-            Handshake::Peer { worker, run } if run == self.run && worker != self.me => {
-                if let Ok(accepted) = handshake::encode(&HandshakeReply::Accepted) {
-                    self.connected(worker, caller.quic, (caller.send, caller.recv), Some(accepted));
-                }
-            }
-            Handshake::Peer { .. } => caller.refuse("this worker is in another run".into(), false),
-            Handshake::Join(_) | Handshake::Status => {
-                caller.refuse("this is a worker, not a boss; check MODEL_HOST and MODEL_PORT".into(), false)
-            }
-        }
-    }
-
-    /// Whether a caller says that it is a worker which is connected from another address. One whose old connection is lost
-    /// calls again from the same one.
-    fn is_connected_elsewhere(&self, worker: WorkerId, caller: &Caller) -> bool {
-        let there = self.peers.get(&worker).filter(|connection| !connection.is_closed());
-        there.is_some_and(|connection| connection.address() != caller.quic.remote_address())
-    }
-
-    fn connected(
-        &mut self,
-        peer: WorkerId,
-        quic: quinn::Connection,
-        control: (SendStream, RecvStream),
-        greeting: Option<Vec<u8>>,
-    ) {
-        let connection = Connection::start(
-            Peer::Worker(peer),
-            quic,
-            control,
-            &self.events,
-            self.transport,
-            SilenceLimit::BETWEEN_WORKERS,
-        );
-        match greeting {
-            Some(greeting) => connection.send(Channel::Control, greeting, Vec::new()),
-            None => {
-                // This end dialled.
-                connection.negotiate(self.transport);
-                self.session.on_measuring(Peer::Worker(peer));
-            }
-        }
-        self.peers.insert(peer, connection);
-        self.session.on_link_up(self.clock.now(), peer);
-    }
-
-    fn on_event(&mut self, event: ConnectionEvent) -> ControlFlow<LinkError> {
-        let now = self.clock.now();
-        match event {
-            ConnectionEvent::Frame { from, envelope, payloads } => {
-                let slots = payloads.into_iter().map(|p| self.slots.insert(p)).collect();
-                self.session.on_frame(now, from, Frame { route: envelope.route, head: envelope.head, slots });
-            }
-            ConnectionEvent::Measured { from, report } => self.on_measured(from, report),
-            ConnectionEvent::Closed { from: Peer::Boss, reason, permanent: true, .. } => {
-                return ControlFlow::Break(LinkError::Evicted { reason });
-            }
-            ConnectionEvent::Closed { from: Peer::Boss, reason, .. } => {
-                return ControlFlow::Break(LinkError::Lost { peer: "the boss".into(), reason });
-            }
-            ConnectionEvent::Closed { from: Peer::Worker(peer), connection, reason, .. } => {
-                // A newer connection to the same worker stays.
-                if self.peers.get(&peer).is_some_and(|c| c.id() == connection) {
-                    self.peers.remove(&peer);
-                    self.session.on_link_down(now, peer, &reason);
-                }
-            }
-        }
-        ControlFlow::Continue(())
+    fn on_frame(&mut self, from: Peer, envelope: TensorEnvelope, payloads: Vec<Payload>) {
+        let TensorEnvelope { route, head, .. } = envelope;
+        self.command.in_scope(|| log_received(from, &head, &payloads));
+        let slots = self.store(payloads);
+        self.session.on_frame(self.clock.now(), from, Frame { route, head, slots });
     }
 }
 
-impl Driver {
-    /// A path was measured: the boss predicts schedules with it.
-    fn on_measured(&mut self, peer: Peer, report: Option<PathReport>) {
-        let report = report.map(|report| LinkReport {
-            rtt: Micros(report.rtt),
-            bytes_per_second: report.bytes_per_second,
-            packet_bytes: report.packet_bytes.into(),
-            shared_memory: report.carrier == Carrier::SharedMemory,
-            same_machine: report.same_machine,
-        });
-        self.session.on_link_report(peer, report);
+/// Translates the measured figures of a path for the boss, which predicts schedules with them.
+fn link_report(report: PathReport) -> LinkReport {
+    LinkReport {
+        rtt: Micros(report.rtt),
+        bytes_per_second: report.bytes_per_second,
+        packet_bytes: report.packet_bytes.into(),
+        shared_memory: report.carrier == Carrier::SharedMemory,
+        same_machine: report.same_machine,
     }
 }
 
 /// Prints one line for the user of a worker in a pool.
 fn print_progress(progress: &Progress) {
     let Progress { step, loss, steps, samples, share, bytes_per_second } = progress;
-    let link = bytes_per_second.map_or(String::new(), |rate| format!(", link {:.1} MB/s", rate as f64 / 1e6));
+    let link = bytes_per_second
+        .map_or(String::new(), |rate| format!(", link {:.1} MB/s", rate as f64 / 1e6));
     let share = share * 100.0;
-    let line = format!("step {step}, loss {loss:.4}; here {steps} steps, {samples} samples, share {share:.0} %{link}");
+    let line = format!(
+        "step {step}, loss {loss:.4}; here {steps} steps, {samples} samples, share {share:.0} \
+         %{link}"
+    );
     drop(writeln!(std::io::stdout(), "{line}"));
+}
+
+/// This worker cannot do what its session wants.
+fn defect(reason: String) -> LinkError {
+    broken("this worker", reason)
 }
 
 fn broken(peer: &str, reason: String) -> LinkError {

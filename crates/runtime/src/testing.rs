@@ -1,4 +1,4 @@
-//! Sums as a worker takes them, for tests without a run.
+//! Sums of gradients as a worker computes them, for tests without a run.
 
 use crate::reduction::{sums, tree};
 use link::memory::pool::BufferPool;
@@ -7,23 +7,33 @@ use pipeline::effect::{Residuals, Summing};
 use pipeline::message::Failure;
 use pipeline::replicas::Node;
 
-/// Sums slices for each node along the tree over `microbatches`, as a worker does for its shards.
+/// Sums the slices of nodes along the tree over `microbatches`, as a worker does for its shards.
+///
+/// # Errors
+/// The slices do not belong together.
 pub fn sum(microbatches: u32, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Payload>, Failure> {
     tree::tree_sum(microbatches, sums, &BufferPool::default())
 }
 
-/// Sums beside a compute thread, with the residuals of compression.
+/// The sums of a worker, with the residuals of compression.
 #[derive(Default)]
 pub struct Reducer(sums::Reducer);
 
 impl Reducer {
-    /// Carries out a [`StageEffect::Sum`](pipeline::effect::StageEffect::Sum).
-    pub fn reduce(&mut self, summing: Summing, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Payload>, Failure> {
+    /// Executes a [`StageEffect::Sum`](pipeline::effect::StageEffect::Sum).
+    ///
+    /// # Errors
+    /// The slices do not belong together.
+    pub fn reduce(
+        &mut self,
+        summing: Summing,
+        sums: &[(Node, Vec<Payload>)],
+    ) -> Result<Vec<Payload>, Failure> {
         self.0.reduce(summing, sums)
     }
 
-    /// Carries out a [`StageEffect::Residuals`](pipeline::effect::StageEffect::Residuals).
-    pub fn settle(&mut self, what: Residuals) {
-        self.0.settle(what);
+    /// Executes a [`StageEffect::Residuals`](pipeline::effect::StageEffect::Residuals).
+    pub fn settle(&mut self, residuals: Residuals) {
+        self.0.settle(residuals);
     }
 }

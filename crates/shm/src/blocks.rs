@@ -1,8 +1,8 @@
-//! Which part of a memory file is in use: plain bookkeeping, known to the writer alone.
+//! The parts of a memory file that are in use. Only the writer knows them.
 
-/// At most so many blocks: as many contents may be with the reader at a time.
+/// The most blocks, and so the most contents that the reader can hold at a time.
 pub(crate) const BLOCKS: usize = 512;
-/// BlockAllocator are whole pages, so that each is warm or cold by itself.
+/// Blocks are whole pages, so that no two blocks share a page.
 const PAGE: usize = 4096;
 
 /// A part of the file.
@@ -28,38 +28,52 @@ pub(crate) enum Allocation {
 #[derive(Debug)]
 pub(crate) struct BlockAllocator {
     blocks: Vec<Block>,
-    /// Contents of blocks that are no more; numbers go on from there.
+    /// The last content numbers of removed blocks. New numbers continue from there.
     retired: Vec<u64>,
     start: usize,
     end: usize,
     limit: usize,
-    /// Up to here pages were written once.
+    /// The end of the pages that were ever written.
     touched: usize,
 }
 
 impl BlockAllocator {
-    /// None yet, in the part of the file from `start` to `limit`.
+    /// No blocks yet, in the part of the file from `start` to `limit`.
     pub(crate) fn new(start: usize, limit: usize) -> Self {
-        BlockAllocator { blocks: Vec::new(), retired: vec![0; BLOCKS], start, end: start, limit, touched: start }
+        BlockAllocator {
+            blocks: Vec::new(),
+            retired: vec![0; BLOCKS],
+            start,
+            end: start,
+            limit,
+            touched: start,
+        }
     }
 
     pub(crate) fn get(&self, number: usize) -> Option<&Block> {
         self.blocks.get(number)
     }
 
-    /// A block for so many bytes, or nothing while too much is with the reader. `returned` says the latest
-    /// content of a block that came back.
+    /// A block for `len` bytes, or `None` while the reader holds too much. `returned` tells the
+    /// latest content of a block that the reader has returned.
     ///
-    /// The first that fits well is taken, and blocks of equal size stand in the order of their making: so
-    /// what is warm in the processor's cache is used again soon.
-    pub(crate) fn allocate(&mut self, len: usize, returned: impl Fn(usize) -> u64) -> Option<Allocation> {
+    /// Takes the first block that fits well. Blocks of equal size are in the order of their
+    /// creation, so a block that is still in the processor's cache is used again soon.
+    pub(crate) fn allocate(
+        &mut self,
+        len: usize,
+        returned: impl Fn(usize) -> u64,
+    ) -> Option<Allocation> {
         let len = len.max(1).checked_next_multiple_of(PAGE)?;
         let mut best: Option<(usize, usize)> = None;
         let mut all_free = true;
         for (number, block) in self.blocks.iter_mut().enumerate() {
             block.free = block.free || returned(number) == block.generation;
             all_free &= block.free;
-            if block.free && block.capacity >= len && best.is_none_or(|(_, capacity)| block.capacity < capacity) {
+            if block.free
+                && block.capacity >= len
+                && best.is_none_or(|(_, capacity)| block.capacity < capacity)
+            {
                 best = Some((number, block.capacity));
                 if block.capacity == len {
                     break;
@@ -68,10 +82,13 @@ impl BlockAllocator {
         }
         let room = len <= self.limit - self.end && self.blocks.len() < BLOCKS;
         match best {
-            // A block much too large is kept for what needs it, while there is room for a fitting one.
-            Some((number, capacity)) if capacity / 2 <= len || !room => Some(Allocation::Reused(number)),
+            // A block that is much too large is kept for larger contents while there is room for a
+            // fitting one.
+            Some((number, capacity)) if capacity / 2 <= len || !room => {
+                Some(Allocation::Reused(number))
+            }
             _ if room => Some(self.add(len)),
-            // BlockAllocator of sizes that nobody needs any more make room once all came back.
+            // Blocks of sizes that are no longer needed make room once all have been returned.
             _ if all_free && len <= self.limit - self.start => {
                 for (retired, block) in self.retired.iter_mut().zip(&self.blocks) {
                     *retired = block.generation;
@@ -98,16 +115,16 @@ impl BlockAllocator {
         }
     }
 
-    /// Takes the latest block back, for which there was no memory.
+    /// Removes the latest block, because there was no memory for it.
     pub(crate) fn undo_allocate(&mut self) {
         if let Some(block) = self.blocks.pop() {
             self.end = block.offset;
-            // It may have begun on pages that were written before; asking for them again costs nothing.
+            // It may begin on pages that were written before. Reserving them again costs nothing.
             self.touched = self.touched.min(block.offset);
         }
     }
 
-    /// Gives the block's next content its number; the block is then with the reader.
+    /// Numbers the block's next content. The reader then holds the block.
     pub(crate) fn fill(&mut self, number: usize) -> Option<Block> {
         let block = self.blocks.get_mut(number)?;
         block.generation += 1;
@@ -122,7 +139,11 @@ mod tests {
 
     const START: usize = 8192;
 
-    fn fill(blocks: &mut BlockAllocator, len: usize, returned: &[u64]) -> Option<(Allocation, Block)> {
+    fn fill(
+        blocks: &mut BlockAllocator,
+        len: usize,
+        returned: &[u64],
+    ) -> Option<(Allocation, Block)> {
         let room = blocks.allocate(len, |i| returned.get(i).copied().unwrap_or(0))?;
         let (Allocation::Reused(number) | Allocation::Fresh(number)) = room;
         Some((room, blocks.fill(number).unwrap()))
@@ -132,14 +153,26 @@ mod tests {
     fn a_block_is_used_again_once_it_came_back() {
         let mut blocks = BlockAllocator::new(START, START + 4 * PAGE);
         let (room, first) = fill(&mut blocks, 5000, &[]).unwrap();
-        assert_eq!((room, first.offset, first.capacity, first.generation), (Allocation::Fresh(0), START, 8192, 1));
+        assert_eq!(
+            (room, first.offset, first.capacity, first.generation),
+            (Allocation::Fresh(0), START, 8192, 1)
+        );
         let (room, second) = fill(&mut blocks, 8192, &[0, 0]).unwrap();
-        assert_eq!((room, second.offset, second.generation), (Allocation::Fresh(1), START + 8192, 1));
+        assert_eq!(
+            (room, second.offset, second.generation),
+            (Allocation::Fresh(1), START + 8192, 1)
+        );
         assert!(fill(&mut blocks, 1, &[0, 0]).is_none(), "both are with the reader");
         assert!(fill(&mut blocks, 1, &[7, 9]).is_none(), "contents that never were say nothing");
         let (room, again) = fill(&mut blocks, 8000, &[0, 1]).unwrap();
-        assert_eq!((room, again.offset, again.generation), (Allocation::Reused(1), START + 8192, 2));
-        assert!(fill(&mut blocks, 8000, &[0, 1]).is_none(), "its first generation came back, not its second");
+        assert_eq!(
+            (room, again.offset, again.generation),
+            (Allocation::Reused(1), START + 8192, 2)
+        );
+        assert!(
+            fill(&mut blocks, 8000, &[0, 1]).is_none(),
+            "its first generation came back, not its second"
+        );
     }
 
     #[test]
@@ -150,7 +183,11 @@ mod tests {
         }
         assert!(fill(&mut blocks, 4 * PAGE, &[1, 1, 1, 0]).is_none());
         let (room, whole) = fill(&mut blocks, 4 * PAGE, &[1; 4]).unwrap();
-        assert_eq!((room, whole.offset, whole.generation), (Allocation::Reused(0), START, 2), "numbers go on");
+        assert_eq!(
+            (room, whole.offset, whole.generation),
+            (Allocation::Reused(0), START, 2),
+            "numbers go on"
+        );
         assert!(fill(&mut blocks, 4 * PAGE + 1, &[2; 4]).is_none(), "more than there is");
         assert!(fill(&mut blocks, usize::MAX, &[2; 4]).is_none());
     }

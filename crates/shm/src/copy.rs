@@ -1,4 +1,4 @@
-//! Copying much at once: one core alone cannot keep the memory busy.
+//! Copies large data with several threads, because one core cannot use the whole memory bandwidth.
 
 use parking_lot::Mutex;
 use std::num::NonZero;
@@ -8,13 +8,17 @@ use std::thread;
 const LARGE: usize = 2 << 20;
 /// Threads take pieces of this size, so that one which starts late takes fewer.
 const PIECE: usize = 256 << 10;
-/// More threads bring nothing more.
+/// More threads are not faster.
 const MOST: usize = 4;
 
-/// Copies `from`, which is as long as `to`; what is large on several threads.
+/// Copies `from`, which is as long as `to`. Uses several threads for large data.
 pub fn copy(to: &mut [u8], from: &[u8]) {
     debug_assert_eq!(to.len(), from.len(), "a copy is as long as what is copied");
-    let threads = if to.len() < LARGE { 1 } else { thread::available_parallelism().map_or(1, NonZero::get).min(MOST) };
+    let threads = if to.len() < LARGE {
+        1
+    } else {
+        thread::available_parallelism().map_or(1, NonZero::get).min(MOST)
+    };
     let pieces = Mutex::new(to.chunks_mut(PIECE).zip(from.chunks(PIECE)));
     let next = || pieces.lock().next();
     let work = || {

@@ -14,11 +14,11 @@ pub struct ReleaseTable(Infallible);
 /// The other process's memory file; never opened here.
 pub struct PeerFile(Infallible);
 
-/// Bytes in the other's file; never lent here.
+/// Bytes in the other's file; never made here.
 pub struct BlockRef(Infallible);
 
 impl LocalFile {
-    /// Answers that there is none.
+    /// Returns [`ShmError::Unsupported`].
     pub fn create(_limit: usize, _nonce: Nonce) -> Result<Self, ShmError> {
         Err(ShmError::Unsupported)
     }
@@ -40,7 +40,7 @@ impl LocalFile {
 }
 
 impl PeerFile {
-    /// Answers that there is none.
+    /// Returns [`ShmError::Unsupported`].
     pub fn open(_address: FileAddress) -> Result<Self, ShmError> {
         Err(ShmError::Unsupported)
     }

@@ -15,7 +15,7 @@ const NONCE: usize = 8;
 const GENERATIONS: usize = 4096;
 /// For each block of the other's file, the number of the latest content that was given back.
 const RETURNED: usize = GENERATIONS + 8 * BLOCKS;
-/// BlockAllocator begin here.
+/// Blocks begin here.
 const START: usize = RETURNED + 8 * BLOCKS;
 /// A larger file is not opened: its address range is taken from this process.
 const LARGEST: u64 = 64 << 30;
@@ -32,22 +32,24 @@ pub struct LocalFile {
 }
 
 impl LocalFile {
-    /// Makes a file of at most `limit` bytes for contents, and of at most a sixteenth of the machine's
-    /// memory. It takes memory only as contents need it, and keeps what it took.
+    /// Makes a file of at most `limit` bytes for contents, and of at most a sixteenth of the
+    /// machine's memory. It takes memory only as contents need it, and keeps what it took.
     ///
     /// # Errors
-    /// Where the system has no memory files, or refuses.
+    /// If the system has no memory files, or refuses one.
     pub fn create(limit: usize, nonce: Nonce) -> Result<Self, ShmError> {
         let system = |what| move |e: rustix::io::Errno| ShmError::System { what, source: e.into() };
         let info = rustix::system::sysinfo();
         let memory = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit.max(1)));
-        let limit = limit.min(usize::try_from(memory / SHARE_OF_MEMORY).unwrap_or(limit)) & !(GENERATIONS - 1);
+        let limit = limit.min(usize::try_from(memory / SHARE_OF_MEMORY).unwrap_or(limit))
+            & !(GENERATIONS - 1);
         let len = START + limit;
         let file = fs::memfd_create("bossman", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = file.map_err(system("making a memory file"))?;
         fs::ftruncate(&file, len as u64).map_err(system("sizing a memory file"))?;
         let file = File::from(file);
-        // What the header needs is taken now: a page that the system cannot give would end the process.
+        // Reserves the memory of the header now, because a missing page would later end the
+        // process.
         reserve(&file, 0, START).map_err(system("taking memory for a memory file"))?;
         let header = Map::new(&file, START, true)?;
         let data = Map::new(&file, len, true)?;
@@ -57,7 +59,12 @@ impl LocalFile {
         header.store(0, MARK);
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         fs::fcntl_add_seals(&file, seals).map_err(system("sealing a memory file"))?;
-        Ok(LocalFile { file, header: Arc::new(header), data, blocks: BlockAllocator::new(START, len) })
+        Ok(LocalFile {
+            file,
+            header: Arc::new(header),
+            data,
+            blocks: BlockAllocator::new(START, len),
+        })
     }
 
     /// The address for the other process.
@@ -71,14 +78,17 @@ impl LocalFile {
         ReleaseTable(self.header.clone())
     }
 
-    /// Copies bytes into a free block, one part behind the other, each at a multiple of [`ALIGNMENT`].
-    /// Nothing where too much is with the other process, or the system has no more memory.
+    /// Copies bytes into a free block, one part behind the other, each at a multiple of
+    /// [`ALIGNMENT`]. Nothing where too much is with the other process, or the system has no more
+    /// memory.
     pub fn write(&mut self, theirs: &PeerFile, parts: &[&[u8]]) -> Option<BlockLocation> {
         let mut len = 0usize;
         for part in parts {
             len = len.checked_next_multiple_of(ALIGNMENT)?.checked_add(part.len())?;
         }
-        let room = self.blocks.allocate(len, |block| theirs.map.load(RETURNED + 8 * block).unwrap_or(0))?;
+        let room = self
+            .blocks
+            .allocate(len, |block| theirs.map.load(RETURNED + 8 * block).unwrap_or(0))?;
         let (Allocation::Reused(number) | Allocation::Fresh(number)) = room;
         if let Allocation::Fresh(_) = room {
             let block = *self.blocks.get(number)?;
@@ -91,8 +101,8 @@ impl LocalFile {
         let mut at = block.offset;
         for part in parts {
             at = at.next_multiple_of(ALIGNMENT);
-            // SAFETY: `allocate` gives a block only once its latest content came back from the other process,
-            // and this process never makes slices of its own file.
+            // SAFETY: `allocate` gives a block only once its latest content came back from the
+            // other process, and this process never makes slices of its own file.
             if !unsafe { self.data.write(at, part) } {
                 return None;
             }
@@ -124,7 +134,7 @@ pub struct ReleaseTable(Arc<Map>);
 pub struct PeerFile {
     map: Map,
     nonce: Nonce,
-    /// The latest content taken of each block: none is taken twice, for it is given back once.
+    /// The latest content taken of each block. None is taken twice, because it is given back once.
     taken: Vec<AtomicU64>,
 }
 
@@ -132,20 +142,24 @@ impl PeerFile {
     /// Opens it, for reading only.
     ///
     /// # Errors
-    /// Where there is no such file on this machine, or it is not sealed as one of [`LocalFile`].
+    /// If the file does not exist on this machine, or is not sealed like a [`LocalFile`].
     pub fn open(address: FileAddress) -> Result<Self, ShmError> {
         let system = |what| move |e: rustix::io::Errno| ShmError::System { what, source: e.into() };
         let path = format!("/proc/{}/fd/{}", address.process, address.file);
-        // Whatever else may be there, a pipe or a terminal, must not make this process wait or take it over.
+        // Whatever else may be there, a pipe or a terminal, must not make this process wait or take
+        // it over.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = fs::open(path, flags, Mode::empty()).map_err(system("opening shared memory"))?;
-        let seals = fs::fcntl_get_seals(&file).map_err(|_| ShmError::NotAMemoryFile("it has no seals"))?;
+        let seals =
+            fs::fcntl_get_seals(&file).map_err(|_| ShmError::NotAMemoryFile("it has no seals"))?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE) {
             return Err(ShmError::NotAMemoryFile("it is not sealed"));
         }
         let len = fs::fstat(&file).map_err(system("sizing shared memory"))?.st_size;
         let len = u64::try_from(len).ok().filter(|len| (START as u64..=LARGEST).contains(len));
-        let len = len.and_then(|len| usize::try_from(len).ok()).ok_or(ShmError::NotAMemoryFile("its size"))?;
+        let len = len
+            .and_then(|len| usize::try_from(len).ok())
+            .ok_or(ShmError::NotAMemoryFile("its size"))?;
         let map = Map::new(&File::from(file), len, false)?;
         if map.load(0) != Some(MARK) {
             return Err(ShmError::NotAMemoryFile("it begins otherwise"));
@@ -162,11 +176,17 @@ impl PeerFile {
         self.nonce
     }
 
-    /// Borrows the content at a place, of which the other process has told, with so many bytes.
+    /// Borrows the `len` bytes of content at `place`, which the other process has announced.
     ///
     /// # Errors
-    /// Where the place is outside the file, its block has another content, or this one was taken before.
-    pub fn read(self: &Arc<Self>, own: &ReleaseTable, place: BlockLocation, len: usize) -> Result<BlockRef, ShmError> {
+    /// If the place is outside the file, its block has another content, or this content
+    /// was taken before.
+    pub fn read(
+        self: &Arc<Self>,
+        own: &ReleaseTable,
+        place: BlockLocation,
+        len: usize,
+    ) -> Result<BlockRef, ShmError> {
         let block = usize::try_from(place.block).ok().filter(|block| *block < BLOCKS);
         let block = block.ok_or(ShmError::Location("no such block"))?;
         let offset = usize::try_from(place.offset).map_err(|_| ShmError::Location("its offset"))?;
@@ -177,11 +197,19 @@ impl PeerFile {
         if self.map.load(GENERATIONS + 8 * block) != Some(place.generation) {
             return Err(ShmError::Location("another generation is there"));
         }
-        let taken = self.taken.get(block).map(|taken| taken.fetch_max(place.generation, Ordering::Relaxed));
+        let taken =
+            self.taken.get(block).map(|taken| taken.fetch_max(place.generation, Ordering::Relaxed));
         if taken.is_none_or(|taken| taken >= place.generation) {
             return Err(ShmError::Location("a generation that was taken before"));
         }
-        Ok(BlockRef { map: self.clone(), own: own.0.clone(), block, generation: place.generation, offset, len })
+        Ok(BlockRef {
+            map: self.clone(),
+            own: own.0.clone(),
+            block,
+            generation: place.generation,
+            offset,
+            len,
+        })
     }
 }
 
@@ -197,8 +225,8 @@ pub struct BlockRef {
 
 impl AsRef<[u8]> for BlockRef {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the other process writes to a block only once its content was given back, which `drop`
-        // does (see the argument in lib.rs).
+        // SAFETY: the other process writes to a block only once its content was given back, which
+        // `drop` does (see the argument in lib.rs).
         unsafe { self.map.map.bytes(self.offset, self.len) }.unwrap_or(&[])
     }
 }

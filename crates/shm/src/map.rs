@@ -16,7 +16,8 @@ pub(crate) struct Map {
 
 // SAFETY: the mapping belongs to no thread; what may be read and written is said at each function.
 unsafe impl Send for Map {}
-// SAFETY: as above. Shared references only load atomically, or read what the contract of `bytes` lets them.
+// SAFETY: as above. Shared references only load atomically, or read what the contract of `bytes`
+// lets them.
 unsafe impl Sync for Map {}
 
 impl Map {
@@ -25,8 +26,10 @@ impl Map {
         let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: the system chooses an address range that nothing else uses.
         let start = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) };
-        let start = start.map_err(|e| ShmError::System { what: "mapping shared memory", source: e.into() })?;
-        let start = NonNull::new(start.cast()).ok_or(ShmError::NotAMemoryFile("mapped at address 0"))?;
+        let start = start
+            .map_err(|e| ShmError::System { what: "mapping shared memory", source: e.into() })?;
+        let start =
+            NonNull::new(start.cast()).ok_or(ShmError::NotAMemoryFile("mapped at address 0"))?;
         Ok(Map { start, len, writable })
     }
 
@@ -36,7 +39,8 @@ impl Map {
 
     /// Reads the number at an offset; what its writer wrote before it can be read afterwards.
     pub(crate) fn load(&self, offset: usize) -> Option<u64> {
-        // A relaxed load is a plain one to the processor, as read-only memory asks; the fence orders it.
+        // A relaxed load is a plain one to the processor, as read-only memory asks; the fence
+        // orders it.
         let number = self.number(offset)?.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         Some(number)
@@ -52,9 +56,10 @@ impl Map {
     }
 
     fn number(&self, offset: usize) -> Option<&AtomicU64> {
-        let fits = offset.is_multiple_of(8) && offset.checked_add(8).is_some_and(|end| end <= self.len);
-        // SAFETY: inside the mapping, aligned (a mapping starts at a page), and every process accesses
-        // these bytes only as atomic numbers: blocks begin behind the last of them.
+        let fits =
+            offset.is_multiple_of(8) && offset.checked_add(8).is_some_and(|end| end <= self.len);
+        // SAFETY: inside the mapping, aligned (a mapping starts at a page), and every process
+        // accesses these bytes only as atomic numbers: blocks begin behind the last of them.
         fits.then(|| unsafe { self.start.add(offset).cast::<AtomicU64>().as_ref() })
     }
 
@@ -63,11 +68,14 @@ impl Map {
     /// # Safety
     /// Nobody in this process holds a slice of that part of the file, and none reads it in another.
     pub(crate) unsafe fn write(&mut self, offset: usize, bytes: &[u8]) -> bool {
-        let fits = self.writable && offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len);
+        let fits =
+            self.writable && offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len);
         if fits {
-            // SAFETY: inside the writable mapping, which is borrowed exclusively; nobody else looks at that part by the
-            // contract.
-            let to = unsafe { std::slice::from_raw_parts_mut(self.start.add(offset).as_ptr(), bytes.len()) };
+            // SAFETY: inside the writable mapping, which is borrowed exclusively; nobody else looks
+            // at that part by the contract.
+            let to = unsafe {
+                std::slice::from_raw_parts_mut(self.start.add(offset).as_ptr(), bytes.len())
+            };
             copy(to, bytes);
         }
         fits

@@ -1,5 +1,5 @@
-//! Contents go from file to file as they are, and nothing wrong is borrowed. Both ends are in this process,
-//! which the code cannot tell from two.
+//! Contents arrive unchanged, and invalid locations are refused. Both ends are in this process,
+//! which makes no difference to the code.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "everything here is part of a test")]
 
@@ -10,8 +10,10 @@ use std::sync::Arc;
 const LIMIT: usize = 1 << 20;
 
 fn pair() -> ((LocalFile, Arc<PeerFile>), (LocalFile, Arc<PeerFile>)) {
-    let (a, b) = (LocalFile::create(LIMIT, [1; 32]).unwrap(), LocalFile::create(LIMIT, [2; 32]).unwrap());
-    let (a_seen, b_seen) = (PeerFile::open(a.address()).unwrap(), PeerFile::open(b.address()).unwrap());
+    let (a, b) =
+        (LocalFile::create(LIMIT, [1; 32]).unwrap(), LocalFile::create(LIMIT, [2; 32]).unwrap());
+    let (a_seen, b_seen) =
+        (PeerFile::open(a.address()).unwrap(), PeerFile::open(b.address()).unwrap());
     ((a, Arc::new(b_seen)), (b, Arc::new(a_seen)))
 }
 
@@ -25,8 +27,10 @@ fn who_opens_a_file_can_say_its_nonce() {
 #[test]
 fn parts_arrive_aligned_and_equal() {
     let ((mut a, b_seen), (b, a_seen)) = pair();
-    let parts: Vec<Vec<u8>> =
-        [3usize, 64, 0, 1000, 65_537].iter().map(|n| (0..*n).map(|i| (i * 7) as u8).collect()).collect();
+    let parts: Vec<Vec<u8>> = [3usize, 64, 0, 1000, 65_537]
+        .iter()
+        .map(|n| (0..*n).map(|i| (i * 7) as u8).collect())
+        .collect();
     let slices: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
     let place = a.write(&b_seen, &slices).unwrap();
     let len = 3 + 61 + 64 + 1000 + 24 + 65_537;
@@ -52,7 +56,10 @@ fn a_block_is_written_again_only_after_the_last_borrow() {
     drop(borrowed);
     let third = a.write(&b_seen, &[&[3; 5000]]).unwrap();
     assert_eq!((third.block, third.generation), (first.block, first.generation + 1));
-    assert!(a_seen.read(&b.ledger(), first, 5000).is_err(), "its block has another generation by now");
+    assert!(
+        a_seen.read(&b.ledger(), first, 5000).is_err(),
+        "its block has another generation by now"
+    );
 }
 
 #[test]
@@ -81,7 +88,10 @@ fn places_that_are_none_are_refused() {
     assert!(refused(place, LIMIT + 1));
     assert!(refused(place, usize::MAX));
     let borrowed = a_seen.read(&b.ledger(), place, 100).unwrap();
-    assert!(refused(place, 100), "nothing is lent twice: it would be given back while still borrowed");
+    assert!(
+        refused(place, 100),
+        "nothing is lent twice: it would be given back while still borrowed"
+    );
     assert_eq!(borrowed.as_ref(), &[1; 100]);
 }
 
@@ -96,7 +106,10 @@ fn a_borrow_outlives_both_files() {
 
 #[test]
 fn other_files_are_refused() {
-    let here = |file: &dyn AsRawFd| FileAddress { process: std::process::id(), file: file.as_raw_fd() as u32 };
+    let here = |file: &dyn AsRawFd| FileAddress {
+        process: std::process::id(),
+        file: file.as_raw_fd() as u32,
+    };
     let plain = std::fs::File::open("/proc/self/exe").unwrap();
     assert!(PeerFile::open(here(&plain)).is_err());
     let null = std::fs::File::open("/dev/null").unwrap();

@@ -60,7 +60,8 @@ impl Activation {
             Activation::Softshrink { lambd } => (6, lambd, 0.0),
         };
         let mut out = std::ptr::null_mut();
-        // SAFETY: the tensor is borrowed for the call; on success the pointer is set to a new tensor that is ours.
+        // SAFETY: the tensor is borrowed for the call; on success the pointer is set to a new
+        // tensor that is ours.
         let status = unsafe { ffi::bm_activation(which, input.as_ptr(), a, b, &mut out) };
         ffi::check("an activation function", status)?;
         // SAFETY: as above.

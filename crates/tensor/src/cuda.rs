@@ -1,8 +1,8 @@
 //! Loading libtorch's CUDA half at run time.
 //!
 //! A binary linked against libtorch names only libtorch_cpu, so that it starts on machines that
-//! have no CUDA libraries. Where they do lie beside it, loading them registers the GPU with
-//! libtorch. That must happen before libtorch is first asked about GPUs: it remembers the answer.
+//! have no CUDA libraries. If they lie beside it, loading them registers the GPU with libtorch.
+//! That must happen before libtorch is first asked about GPUs: it remembers the answer.
 
 use crate::ffi;
 use std::ffi::{CStr, CString};
@@ -20,14 +20,14 @@ pub enum CudaStatus {
     },
     /// No libtorch_cuda beside libtorch_cpu: a libtorch for CPUs only.
     NoLibrary {
-        /// The folder that was looked into.
+        /// The folder in which it was expected.
         folder: PathBuf,
     },
-    /// The library is there but this machine has no NVIDIA driver, so it was left alone.
+    /// The library exists, but this machine has no NVIDIA driver, so it was not loaded.
     NoDriver,
-    /// The library is there and could not be loaded.
+    /// The library exists but cannot be loaded.
     Failed {
-        /// The loader's message: most often an nvidia library that is missing.
+        /// The loader's message. Usually one of NVIDIA's libraries is missing.
         reason: String,
     },
 }
@@ -39,7 +39,9 @@ impl fmt::Display for CudaStatus {
             CudaStatus::NoLibrary { folder } => {
                 write!(f, "no CUDA: {} holds no libtorch_cuda.so", folder.display())
             }
-            CudaStatus::NoDriver => f.write_str("no CUDA: this machine has no NVIDIA driver (libcuda.so.1)"),
+            CudaStatus::NoDriver => {
+                f.write_str("no CUDA: this machine has no NVIDIA driver (libcuda.so.1)")
+            }
             CudaStatus::Failed { reason } => {
                 write!(f, "no CUDA: libtorch_cuda.so does not load: {reason}")
             }
@@ -49,16 +51,18 @@ impl fmt::Display for CudaStatus {
 
 /// Loads libtorch_cuda if it lies beside the libtorch_cpu of this process and there is a driver.
 ///
-/// Call it first thing in `main`. Harmless without CUDA, and when called again.
+/// Call it first in `main`. It does no harm without CUDA, or when called again.
 pub fn load() -> CudaStatus {
     let Some(folder) = libtorch_folder() else {
-        return CudaStatus::Failed { reason: "cannot tell where libtorch_cpu was loaded from".into() };
+        return CudaStatus::Failed {
+            reason: "cannot tell where libtorch_cpu was loaded from".into(),
+        };
     };
     let libraries = [folder.join("libc10_cuda.so"), folder.join("libtorch_cuda.so")];
     if libraries.iter().any(|library| !library.exists()) {
         return CudaStatus::NoLibrary { folder };
     }
-    // Half a gigabyte of libtorch_cuda is not worth loading for nothing.
+    // libtorch_cuda has half a gigabyte, so it is not loaded without a driver.
     if open(Path::new("libcuda.so.1")).is_err() {
         return CudaStatus::NoDriver;
     }
@@ -70,7 +74,7 @@ pub fn load() -> CudaStatus {
     CudaStatus::Loaded { gpus: usize::try_from(tch::Cuda::device_count()).unwrap_or(0) }
 }
 
-/// The folder that holds the libtorch this process runs on.
+/// The folder of this process's libtorch.
 pub fn libtorch_folder() -> Option<PathBuf> {
     // SAFETY: returns null or a string that the dynamic loader keeps for the life of the process.
     let path = unsafe {
@@ -84,18 +88,22 @@ pub fn libtorch_folder() -> Option<PathBuf> {
     path.parent().map(Path::to_path_buf)
 }
 
-/// A name of a GPU that no other of the machine has, whatever `CUDA_VISIBLE_DEVICES` says: its address on the PCI bus. Nothing
-/// where CUDA is not loaded or there is no such GPU.
+/// A unique name of a GPU on this machine: its address on the PCI bus, which does not depend on
+/// `CUDA_VISIBLE_DEVICES`. `None` if CUDA is not loaded or there is no such GPU.
 pub fn bus_id(gpu: usize) -> Option<String> {
     type GetBusId = unsafe extern "C" fn(*mut std::ffi::c_char, i32, i32) -> i32;
-    // SAFETY: what libtorch_cuda has loaded is searched for the function, whose declaration in CUDA's headers is this type.
+    // SAFETY: what libtorch_cuda has loaded is searched for the function, whose declaration in
+    // CUDA's headers is this type.
     let get_bus_id = unsafe {
         let symbol = libc::dlsym(libc::RTLD_DEFAULT, c"cudaDeviceGetPCIBusId".as_ptr());
         (!symbol.is_null()).then(|| std::mem::transmute::<*mut libc::c_void, GetBusId>(symbol))
     }?;
     let mut name = [0u8; 32];
-    // SAFETY: the pointer is to as many bytes as it is told, the last of which it leaves for the end of the string.
-    let status = unsafe { get_bus_id(name.as_mut_ptr().cast(), name.len() as i32 - 1, i32::try_from(gpu).ok()?) };
+    // SAFETY: the pointer has the given number of bytes, the last of them for the end of the
+    // string.
+    let status = unsafe {
+        get_bus_id(name.as_mut_ptr().cast(), name.len() as i32 - 1, i32::try_from(gpu).ok()?)
+    };
     let name = CStr::from_bytes_until_nul(&name).ok()?.to_str().ok()?;
     (status == 0 && !name.is_empty()).then(|| name.to_string())
 }

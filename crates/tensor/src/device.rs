@@ -1,4 +1,4 @@
-//! Devices by name, which of them there are, and how much memory each has.
+//! Devices: their names, the existing ones, and their memory.
 
 use crate::ffi;
 use tch::Device;
@@ -6,9 +6,9 @@ use tch::Device;
 /// Memory of a device in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Not in use by anybody now.
+    /// The memory that is not in use now.
     pub free: u64,
-    /// All there is.
+    /// The whole memory.
     pub total: u64,
 }
 
@@ -17,7 +17,7 @@ pub struct DeviceMemory {
 #[error("no device is called {0:?}; expected cpu, cuda:N (cuda:0 is the first GPU) or mps")]
 pub struct UnknownDevice(pub String);
 
-/// Reads `cpu`, `cuda`, `cuda:N` or `mps`. Says nothing about whether the device is there.
+/// Parses `cpu`, `cuda`, `cuda:N` or `mps`. Does not check that the device exists.
 pub fn parse(name: &str) -> Result<Device, UnknownDevice> {
     match name {
         "cpu" => Ok(Device::Cpu),

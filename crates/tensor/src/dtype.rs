@@ -18,8 +18,8 @@ pub const fn kind_of(dtype: DType) -> Kind {
     }
 }
 
-/// The dtype of a tensor, or an error where it has a kind that BossMan does not carry
-/// (complex, quantized, int8, int16, float8).
+/// The dtype of a tensor, or an error for a kind that BossMan does not carry (complex, quantized,
+/// int8, int16, float8).
 pub fn dtype_of(tensor: &Tensor) -> Result<DType, TensorError> {
     match tensor.f_kind()? {
         Kind::Float => Ok(DType::Float32),

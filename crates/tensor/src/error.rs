@@ -14,19 +14,25 @@ pub enum TensorError {
         message: String,
     },
     /// The bytes of a tensor do not fit its dtype and shape.
-    #[error("a {dtype} tensor of shape {shape:?} takes {} bytes, but {got} were given", Bytes(*expected))]
+    #[error(
+        "a {dtype} tensor of shape {shape:?} takes {} bytes, but {got} were given",
+        Bytes(*expected)
+    )]
     WrongSize {
         /// The tensor's dtype.
         dtype: layerspec::DType,
         /// The tensor's shape.
         shape: Vec<i64>,
-        /// The bytes that dtype and shape ask for; none where the shape is negative or overflows.
+        /// The bytes that dtype and shape ask for; `None` if the shape is negative or overflows.
         expected: Option<u64>,
         /// The bytes that were there.
         got: u64,
     },
     /// A dtype that BossMan does not carry.
-    #[error("tensors of kind {0} are not supported; convert to float32, float64, float16, bfloat16, int64, int32, uint8 or bool")]
+    #[error(
+        "tensors of kind {0} are not supported; convert to float32, float64, float16, bfloat16, \
+         int64, int32, uint8 or bool"
+    )]
     UnsupportedKind(String),
     /// Lists or arguments that do not belong together.
     #[error("{attempted}: {problem}")]
@@ -54,10 +60,16 @@ impl TensorError {
         TensorError::Libtorch { attempted: attempted.into(), message: first_line(message).into() }
     }
 
-    /// Whether the device, or this machine, has no memory left for it. libtorch says so in words alone.
+    /// Whether the device, or this machine, has too little memory. libtorch reports this only in
+    /// its message.
     pub fn is_out_of_memory(&self) -> bool {
-        let says = |words: &str| matches!(self, TensorError::Libtorch { message, .. } if message.contains(words));
-        // On a GPU; on a CPU; on one under Windows.
+        let says = |words: &str| {
+            matches!(
+                self,
+                TensorError::Libtorch { message, .. } if message.contains(words)
+            )
+        };
+        // The messages of GPUs, of CPUs, and of CPUs under Windows.
         says("out of memory") || says("can't allocate memory") || says("not enough memory")
     }
 
@@ -76,16 +88,18 @@ impl From<TchError> for TensorError {
     }
 }
 
-/// Says what was attempted when a tch call fails.
+/// Adds the attempted operation to the error of a tch call.
 pub trait Attempt<T> {
-    /// Names what was attempted: `tensor.f_to_device(gpu).attempt("copy to the GPU")?`.
+    /// Names the attempted operation: `tensor.f_to_device(gpu).attempt("copy to the GPU")?`.
     fn attempt(self, what: &str) -> Result<T, TensorError>;
 }
 
 impl<T> Attempt<T> for Result<T, TchError> {
     fn attempt(self, what: &str) -> Result<T, TensorError> {
         self.map_err(|error| match TensorError::from(error) {
-            TensorError::Libtorch { message, .. } => TensorError::Libtorch { attempted: what.into(), message },
+            TensorError::Libtorch { message, .. } => {
+                TensorError::Libtorch { attempted: what.into(), message }
+            }
             other => other,
         })
     }
@@ -102,7 +116,9 @@ mod tests {
 
     #[test]
     fn libtorch_says_where_memory_is_lacking() {
-        let much = Tensor::f_zeros([1 << 30, 1 << 20], (Kind::Float, Device::Cpu)).attempt("a large one").unwrap_err();
+        let much = Tensor::f_zeros([1 << 30, 1 << 20], (Kind::Float, Device::Cpu))
+            .attempt("a large one")
+            .unwrap_err();
         assert!(much.is_out_of_memory(), "{much}");
         let wrong = Tensor::from(1).f_view([3]).attempt("a view").unwrap_err();
         assert!(!wrong.is_out_of_memory(), "{wrong}");
@@ -112,13 +128,22 @@ mod tests {
     fn a_libtorch_error_is_one_line_without_a_backtrace() {
         let a = Tensor::zeros([2, 3], (Kind::Float, tch::Device::Cpu));
         let error = a.f_matmul(&a).attempt("multiply").unwrap_err();
-        assert_eq!(error.to_string(), "multiply: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)");
+        assert_eq!(
+            error.to_string(),
+            "multiply: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"
+        );
     }
 
     #[test]
     fn an_impossible_size_reads_well() {
-        let error =
-            TensorError::WrongSize { dtype: layerspec::DType::Float32, shape: vec![-1], expected: None, got: 4 };
-        assert!(error.to_string().contains("takes an impossible number of bytes, but 4 were given"));
+        let error = TensorError::WrongSize {
+            dtype: layerspec::DType::Float32,
+            shape: vec![-1],
+            expected: None,
+            got: 4,
+        };
+        assert!(error
+            .to_string()
+            .contains("takes an impossible number of bytes, but 4 were given"));
     }
 }

@@ -18,7 +18,12 @@ type List = *const *const C_tensor;
 extern "C" {
     pub(crate) fn bm_libtorch_cpu_path() -> *const c_char;
     pub(crate) fn bm_set_interop_threads(threads: i32) -> Status;
-    pub(crate) fn bm_device_memory(kind: i32, index: i32, free: *mut u64, total: *mut u64) -> Status;
+    pub(crate) fn bm_device_memory(
+        kind: i32,
+        index: i32,
+        free: *mut u64,
+        total: *mut u64,
+    ) -> Status;
     pub(crate) fn bm_use_device(kind: i32, index: i32) -> Status;
     pub(crate) fn bm_is_idle(kind: i32, index: i32, idle: *mut bool) -> Status;
     pub(crate) fn bm_floats(
@@ -57,7 +62,13 @@ extern "C" {
         wanted: u8,
         out: *mut *mut C_tensor,
     ) -> Status;
-    pub(crate) fn bm_activation(which: u8, input: *const C_tensor, a: f64, b: f64, out: *mut *mut C_tensor) -> Status;
+    pub(crate) fn bm_activation(
+        which: u8,
+        input: *const C_tensor,
+        a: f64,
+        b: f64,
+        out: *mut *mut C_tensor,
+    ) -> Status;
     pub(crate) fn bm_conv_backward(
         grad: *const C_tensor,
         input: *const C_tensor,
@@ -72,7 +83,12 @@ extern "C" {
     pub(crate) fn bm_is_alone(tensor: *const C_tensor) -> bool;
     pub(crate) fn bm_is_plain(tensor: *const C_tensor) -> bool;
     pub(crate) fn bm_storage(tensor: *const C_tensor, data: *mut *const c_void, bytes: *mut u64);
-    pub(crate) fn bm_squares_of_blocks(tensor: *const C_tensor, block: usize, sums: *mut f64, blocks: usize) -> Status;
+    pub(crate) fn bm_squares_of_blocks(
+        tensor: *const C_tensor,
+        block: usize,
+        sums: *mut f64,
+        blocks: usize,
+    ) -> Status;
     pub(crate) fn bm_keep_freed_memory(largest_block: usize, keep: usize) -> bool;
     pub(crate) fn bm_fused_sgd(
         params: List,
@@ -101,11 +117,27 @@ extern "C" {
         weight_decay: f64,
         decoupled: bool,
     ) -> Status;
-    pub(crate) fn bm_generator_new(kind: i32, index: i32, seed: u64, out: *mut *mut Generator) -> Status;
+    pub(crate) fn bm_generator_new(
+        kind: i32,
+        index: i32,
+        seed: u64,
+        out: *mut *mut Generator,
+    ) -> Status;
     pub(crate) fn bm_generator_free(generator: *mut Generator);
-    pub(crate) fn bm_uniform_(tensor: *mut C_tensor, generator: *mut Generator, low: f64, high: f64) -> Status;
-    pub(crate) fn bm_normal_(tensor: *mut C_tensor, generator: *mut Generator, mean: f64, std: f64) -> Status;
-    pub(crate) fn bm_bernoulli_(tensor: *mut C_tensor, generator: *mut Generator, p: f64) -> Status;
+    pub(crate) fn bm_uniform_(
+        tensor: *mut C_tensor,
+        generator: *mut Generator,
+        low: f64,
+        high: f64,
+    ) -> Status;
+    pub(crate) fn bm_normal_(
+        tensor: *mut C_tensor,
+        generator: *mut Generator,
+        mean: f64,
+        std: f64,
+    ) -> Status;
+    pub(crate) fn bm_bernoulli_(tensor: *mut C_tensor, generator: *mut Generator, p: f64)
+        -> Status;
 }
 
 /// Turns a status of the shim into a result.
@@ -113,8 +145,12 @@ pub(crate) fn check(attempted: &str, status: Status) -> Result<(), TensorError> 
     check_by(attempted, status, str::to_owned)
 }
 
-/// The same, with what matters of the message picked out.
-pub(crate) fn check_by(attempted: &str, status: Status, pick: fn(&str) -> String) -> Result<(), TensorError> {
+/// The same, with the relevant part of the message.
+pub(crate) fn check_by(
+    attempted: &str,
+    status: Status,
+    pick: fn(&str) -> String,
+) -> Result<(), TensorError> {
     if status.is_null() {
         return Ok(());
     }

@@ -3,8 +3,8 @@
 use crate::{ffi, TensorError};
 use tch::Tensor;
 
-/// The gradients of `inputs`, given the gradients of `outputs`: one for each input, none where it
-/// has no part in any output.
+/// The gradients of `inputs`, given the gradients of `outputs`: one for each input, `None` if no
+/// output depends on it.
 ///
 /// Nothing is added to any tensor's `.grad`, and the graph behind `outputs` is freed. Each output
 /// must require a gradient, and `output_grads` must match `outputs` in number and shapes. A
@@ -15,7 +15,8 @@ pub fn backward(
     inputs: &[&Tensor],
 ) -> Result<Vec<Option<Tensor>>, TensorError> {
     if outputs.len() != output_grads.len() {
-        let problem = format!("{} outputs but {} gradients for them", outputs.len(), output_grads.len());
+        let problem =
+            format!("{} outputs but {} gradients for them", outputs.len(), output_grads.len());
         return Err(TensorError::invalid("backward", problem));
     }
     if inputs.is_empty() {
@@ -36,7 +37,10 @@ pub fn backward(
     };
     ffi::check("backward", status)?;
     // SAFETY: each pointer that is not null is a new C++ tensor that is ours.
-    Ok(grads.into_iter().map(|grad| (!grad.is_null()).then(|| unsafe { Tensor::from_ptr(grad) })).collect())
+    Ok(grads
+        .into_iter()
+        .map(|grad| (!grad.is_null()).then(|| unsafe { Tensor::from_ptr(grad) }))
+        .collect())
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
-//! Backward functions of single operations, as libtorch's autograd calls them, for those that go back without autograd.
+//! Backward functions of single operations, as libtorch's autograd calls them, for those that go
+//! back without autograd.
 
 use crate::{ffi, TensorError};
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-/// Which gradients a backward function is to compute.
+/// The gradients that a backward function computes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GradMask {
     /// The gradient of the input.
@@ -15,21 +16,21 @@ pub struct GradMask {
     pub bias: bool,
 }
 
-/// The result of a backward function: what was wanted.
+/// The result of a backward function: the requested gradients.
 #[derive(Debug, Default)]
 pub struct KernelGrads {
-    /// Of the input.
+    /// The gradient of the input.
     pub input: Option<Tensor>,
-    /// Of the weight.
+    /// The gradient of the weight.
     pub weight: Option<Tensor>,
-    /// Of the bias.
+    /// The gradient of the bias.
     pub bias: Option<Tensor>,
 }
 
-/// The arguments of a layer norm, and what its forward pass (`native_layer_norm`) left.
+/// The arguments of a layer norm, and the results of its forward pass (`native_layer_norm`).
 #[derive(Debug, Clone, Copy)]
 pub struct LayerNorm<'a> {
-    /// What was normalised.
+    /// The tensor that was normalised.
     pub input: &'a Tensor,
     /// The last dimensions' sizes.
     pub shape: &'a [i64],
@@ -47,7 +48,8 @@ impl LayerNorm<'_> {
     /// The gradients, given that of the output.
     pub fn backward(&self, grad: &Tensor, wanted: GradMask) -> Result<KernelGrads, TensorError> {
         let mut out = [std::ptr::null_mut(); 3];
-        // SAFETY: all tensors are borrowed for the call, `shape` is as long as said, `out` has three places.
+        // SAFETY: all tensors are borrowed for the call, `shape` is as long as said, `out` has
+        // three places.
         let status = unsafe {
             ffi::bm_layer_norm_backward(
                 grad.as_ptr(),
@@ -68,12 +70,14 @@ impl LayerNorm<'_> {
     }
 }
 
-/// The arguments of a convolution, less its bias. Sizes are by dimension of the image: height and width, say.
+/// The arguments of a convolution, without its bias. There is a size for each dimension of the
+/// image, for example height and width.
 #[derive(Debug, Clone, Copy)]
 pub struct Conv<'a> {
     /// `[batch, channels, ..]`.
     pub input: &'a Tensor,
-    /// `[out channels, channels of a group, ..]`; where it is transposed `[channels, out channels of a group, ..]`.
+    /// `[out channels, channels of a group, ..]`; if transposed `[channels, out channels of a
+    /// group, ..]`.
     pub weight: &'a Tensor,
     /// Step from one window to the next.
     pub stride: &'a [i64],
@@ -81,7 +85,7 @@ pub struct Conv<'a> {
     pub padding: &'a [i64],
     /// Distance between the kernel's own places.
     pub dilation: &'a [i64],
-    /// Where the convolution is transposed, what is added to the output's size.
+    /// For a transposed convolution, the size to add to the output.
     pub transposed: Option<&'a [i64]>,
     /// Groups of channels.
     pub groups: i64,
@@ -94,12 +98,15 @@ impl Conv<'_> {
         let none = vec![0; dims];
         let sizes = [self.stride, self.padding, self.dilation, self.transposed.unwrap_or(&none)];
         let fits = |tensor: &Tensor| tensor.dim() == dims + 2;
-        if sizes.iter().any(|sizes| sizes.len() != dims) || ![grad, self.input, self.weight].into_iter().all(fits) {
+        if sizes.iter().any(|sizes| sizes.len() != dims)
+            || ![grad, self.input, self.weight].into_iter().all(fits)
+        {
             let problem = format!("input, weight and gradient must have {} dimensions", dims + 2);
             return Err(TensorError::invalid("backward of a convolution", problem));
         }
         let mut out = [std::ptr::null_mut(); 3];
-        // SAFETY: all tensors are borrowed for the call, the sizes are four for each dimension, `out` has three places.
+        // SAFETY: all tensors are borrowed for the call, the sizes are four for each dimension,
+        // `out` has three places.
         let status = unsafe {
             ffi::bm_conv_backward(
                 grad.as_ptr(),
@@ -129,9 +136,10 @@ impl KernelGrads {
     /// # Safety
     /// Each pointer is null or a new C++ tensor that nobody else owns.
     unsafe fn from_raw(pointers: [*mut C_tensor; 3]) -> Self {
+        // SAFETY: the caller's promise.
+        let wrap = |pointer: *mut C_tensor| unsafe { Tensor::from_ptr(pointer) };
         let [input, weight, bias] =
-            // SAFETY: the caller's promise.
-            pointers.map(|pointer| (!pointer.is_null()).then(|| unsafe { Tensor::from_ptr(pointer) }));
+            pointers.map(|pointer| (!pointer.is_null()).then(|| wrap(pointer)));
         KernelGrads { input, weight, bias }
     }
 }
@@ -160,16 +168,22 @@ mod tests {
 
     #[test]
     fn a_layer_norm_goes_back_as_under_autograd() {
-        let (x, weight, bias, g) = (leaf(&[3, 4, 5]), leaf(&[5]), leaf(&[5]), Tensor::ones_like(&leaf(&[3, 4, 5])));
+        let (x, weight, bias, g) =
+            (leaf(&[3, 4, 5]), leaf(&[5]), leaf(&[5]), Tensor::ones_like(&leaf(&[3, 4, 5])));
         let y = x.layer_norm([5], Some(&weight), Some(&bias), 1e-5, true);
         let theirs = grad::backward(&[&y], &[&g], &[&x, &weight, &bias]).unwrap();
         let x = x.detach();
-        let (_, mean, rstd) = tch::no_grad(|| x.native_layer_norm([5], Some(&weight), Some(&bias), 1e-5));
+        let (_, mean, rstd) =
+            tch::no_grad(|| x.native_layer_norm([5], Some(&weight), Some(&bias), 1e-5));
         let (weight, bias) = (Some(&weight), Some(&bias));
         let norm = LayerNorm { input: &x, shape: &[5], mean: &mean, rstd: &rstd, weight, bias };
         same(&norm.backward(&g, ALL).unwrap(), &theirs);
-        let input_only = norm.backward(&g, GradMask { input: true, ..GradMask::default() }).unwrap();
-        assert!(input_only.input.unwrap().equal(theirs[0].as_ref().unwrap()) && input_only.weight.is_none());
+        let input_only =
+            norm.backward(&g, GradMask { input: true, ..GradMask::default() }).unwrap();
+        assert!(
+            input_only.input.unwrap().equal(theirs[0].as_ref().unwrap())
+                && input_only.weight.is_none()
+        );
     }
 
     #[test]
@@ -190,11 +204,19 @@ mod tests {
     #[test]
     fn mistakes_are_errors() {
         let x = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
-        let norm = LayerNorm { input: &x, shape: &[7], mean: &x, rstd: &x, weight: None, bias: None };
+        let norm =
+            LayerNorm { input: &x, shape: &[7], mean: &x, rstd: &x, weight: None, bias: None };
         assert!(norm.backward(&x, ALL).is_err());
         let (one, none) = (&[1, 1][..], &[0, 0][..]);
-        let flat =
-            Conv { input: &x, weight: &x, stride: one, padding: none, dilation: one, transposed: None, groups: 1 };
+        let flat = Conv {
+            input: &x,
+            weight: &x,
+            stride: one,
+            padding: none,
+            dilation: one,
+            transposed: None,
+            groups: 1,
+        };
         assert!(flat.backward(&x, ALL).unwrap_err().to_string().contains("4 dimensions"));
     }
 }

@@ -1,9 +1,17 @@
-//! What libtorch gives beyond `tch`: CUDA loading, tensors as bytes, activation functions with arguments, backward from given output
-//! gradients, backward functions of single operations, fused optimizers with visible state, tensors out of parts, random streams,
-//! TorchScript modules, a look at tensors' memory, sums over the GPUs of several processes.
+//! Functions of libtorch that `tch` lacks. Tensors: as bytes, out of the parts of replicas, and
+//! facts about their memory. Computing: activation functions with arguments, backward from given
+//! output gradients, backward functions of single operations, fused optimizers with visible state,
+//! random streams, TorchScript modules. Devices: CUDA loading, sums over the GPUs of several
+//! processes.
 //!
-//! The one crate that holds `unsafe`. Everything it offers returns errors; a C++ exception never
-//! crosses into Rust and nothing here panics on what a caller passes.
+//! ```text
+//! ffi (cpp/shim.cpp) <- activation, grad, kernels, optim, random, script, payload, memory, threads
+//! cuda: loads libtorch's CUDA half <- device <- nccl: loads NCCL, sums over GPUs
+//! payload: tensors as bytes        parts: a tensor out of the parts of several replicas
+//! ```
+//!
+//! Only this crate and `shm` contain `unsafe`. Every function returns errors. A C++ exception never
+//! crosses into Rust, and no argument of a caller causes a panic.
 
 #[cfg(target_endian = "big")]
 compile_error!("tensors travel as little-endian bytes; a big-endian host is not supported");

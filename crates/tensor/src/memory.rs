@@ -1,24 +1,26 @@
-//! A look at tensors' memory: whose it is, how it lies, how much there is.
+//! Facts about the memory of tensors: references, strides and size.
 
 use crate::{ffi, TensorError};
 use std::collections::HashSet;
 use tch::Tensor;
 
-/// Whether this is the only reference to the tensor and its memory, so that nobody notices when it is written to.
+/// Whether this is the only reference to the tensor and its memory, so that it may be written to.
 ///
-/// False for memory that was made elsewhere ([`crate::payload::from_bytes`]): who else reads it cannot be told.
+/// False for memory that was made elsewhere ([`crate::payload::from_bytes`]), because its other
+/// readers are unknown.
 pub fn is_uniquely_owned(tensor: &Tensor) -> bool {
     // SAFETY: the tensor is borrowed for the call.
     unsafe { ffi::bm_is_alone(tensor.as_ptr()) }
 }
 
-/// Whether the tensor's strides are those that fresh memory would have: row-major, also where sizes are 1.
+/// Whether the tensor's strides are those that fresh memory would have: row-major, also where sizes
+/// are 1.
 pub fn has_canonical_strides(tensor: &Tensor) -> bool {
     // SAFETY: the tensor is borrowed for the call.
     unsafe { ffi::bm_is_plain(tensor.as_ptr()) }
 }
 
-/// Bytes of memory that tensors keep; memory that several of them share counts once.
+/// Counts the bytes of memory that tensors keep. Shared memory counts once.
 #[derive(Debug, Default)]
 pub struct StorageCounter {
     seen: HashSet<usize>,
@@ -26,7 +28,7 @@ pub struct StorageCounter {
 }
 
 impl StorageCounter {
-    /// Counts the memory behind a tensor, all of it, though the tensor may be a view of a part.
+    /// Counts all memory behind a tensor, also if the tensor is a view of a part.
     pub fn count(&mut self, tensor: &Tensor) {
         let (mut data, mut bytes) = (std::ptr::null(), 0);
         // SAFETY: the tensor is borrowed for the call, and both pointers are to live places.
@@ -49,22 +51,23 @@ impl StorageCounter {
     }
 }
 
-/// The sums of the squares of a floating-point tensor's elements, in f64: one for every so many elements, in the order of
-/// rows, the last one perhaps of fewer. Each is taken in one order, whatever the number of threads.
+/// The sums of the squares of a floating-point tensor's elements, in f64: one for each block of
+/// elements, in row-major order. The last block may be shorter. The order of each sum does not
+/// depend on the number of threads.
 pub fn squares_of_blocks(tensor: &Tensor, block: usize) -> Result<Vec<f64>, TensorError> {
     let mut sums = vec![0.0; tensor.numel().div_ceil(block.max(1))];
     // SAFETY: the tensor is borrowed for the call, and there is a place for every sum.
-    let status = unsafe { ffi::bm_squares_of_blocks(tensor.as_ptr(), block, sums.as_mut_ptr(), sums.len()) };
+    let status =
+        unsafe { ffi::bm_squares_of_blocks(tensor.as_ptr(), block, sums.as_mut_ptr(), sums.len()) };
     ffi::check("a gradient's norm", status)?;
     Ok(sums)
 }
 
-/// Makes freed memory stay with the process, where it is found warm again, rather than go back to the kernel, which would
-/// hand out cold pages and fill them with zeros: tensors come and go by the thousand in a training step.
+/// Keeps freed memory in the process, because a training step makes and frees thousands of tensors.
+/// New pages from the kernel must be filled with zeros and are not in the processor's cache.
 ///
-/// Call it first thing in `main`. Blocks above 64 MiB still come from the kernel and go back to it,
-/// and so does what is free at the heap's end beyond 128 MiB. Does nothing if the C library is not
-/// glibc.
+/// Call it first in `main`. Blocks above 64 MiB still come from the kernel and return to it, and so
+/// does free memory beyond 128 MiB at the heap's end. Does nothing if the C library is not glibc.
 pub fn keep_freed_memory() {
     const LARGEST_BLOCK: usize = 64 << 20;
     const KEEP: usize = 128 << 20;
@@ -72,8 +75,8 @@ pub fn keep_freed_memory() {
     unsafe { ffi::bm_keep_freed_memory(LARGEST_BLOCK, KEEP) };
 }
 
-/// The reverse, for a process that is short of memory: blocks from 4 MiB on go back to the kernel once they are free, and
-/// so does what is free at the heap's end beyond 16 MiB.
+/// The reverse, for a process that is short of memory: free blocks from 4 MiB on return to the
+/// kernel, and so does free memory beyond 16 MiB at the heap's end.
 pub fn return_freed_memory() {
     const LARGEST_BLOCK: usize = 4 << 20;
     const KEEP: usize = 16 << 20;
@@ -138,7 +141,9 @@ mod tests {
             sums[2..],
             "a part that begins with a block"
         );
-        assert!(squares_of_blocks(&Tensor::zeros([0], (Kind::Float, Device::Cpu)), 256).unwrap().is_empty());
+        assert!(squares_of_blocks(&Tensor::zeros([0], (Kind::Float, Device::Cpu)), 256)
+            .unwrap()
+            .is_empty());
         assert!(squares_of_blocks(&Tensor::from(1i64), 256).is_err());
         assert!(squares_of_blocks(&tensor, 0).is_err());
     }

@@ -32,7 +32,7 @@ pub struct Adam {
     pub beta2: f64,
     /// Added to the denominator.
     pub eps: f64,
-    /// L2 penalty, or the decay itself where `decoupled`.
+    /// L2 penalty, or the decay itself if `decoupled`.
     pub weight_decay: f64,
     /// Whether the weight decay is decoupled from the gradient: AdamW.
     pub decoupled: bool,
@@ -45,13 +45,13 @@ pub struct AdamState<'a> {
     pub exp_avg: &'a [&'a Tensor],
     /// Running averages of their squares, shaped like the parameters; 0 at first.
     pub exp_avg_sq: &'a [&'a Tensor],
-    /// Steps done, float32 scalars on the parameters' device; each is to be counted up by one
-    /// before the call, so 1 in the first.
+    /// Steps done, as float32 scalars on the parameters' device. The caller adds 1 before each
+    /// call, so it is 1 in the first.
     pub step: &'a [&'a Tensor],
 }
 
 /// One step of SGD. `momentum_buffers` is empty without momentum. With `first_step` the buffers are
-/// set to the gradient, whatever they held, as PyTorch does without dampening.
+/// set to the gradient without dampening, as PyTorch does.
 pub fn sgd(
     params: &[&Tensor],
     grads: &[&Tensor],
@@ -85,7 +85,12 @@ pub fn sgd(
 }
 
 /// One step of Adam or AdamW.
-pub fn adam(params: &[&Tensor], grads: &[&Tensor], state: AdamState<'_>, args: &Adam) -> Result<(), TensorError> {
+pub fn adam(
+    params: &[&Tensor],
+    grads: &[&Tensor],
+    state: AdamState<'_>,
+    args: &Adam,
+) -> Result<(), TensorError> {
     let lists = [
         ("gradients", grads.len()),
         ("running averages", state.exp_avg.len()),
@@ -119,9 +124,10 @@ pub fn adam(params: &[&Tensor], grads: &[&Tensor], state: AdamState<'_>, args: &
 fn same_length(who: &str, expected: usize, lists: &[(&str, usize)]) -> Result<(), TensorError> {
     match lists.iter().find(|(_, length)| *length != expected) {
         None => Ok(()),
-        Some((what, got)) => {
-            Err(TensorError::invalid(format!("a step of {who}"), format!("expected {expected} {what}, got {got}")))
-        }
+        Some((what, got)) => Err(TensorError::invalid(
+            format!("a step of {who}"),
+            format!("expected {expected} {what}, got {got}"),
+        )),
     }
 }
 

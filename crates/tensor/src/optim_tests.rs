@@ -29,12 +29,17 @@ fn doubles(tensors: &[Tensor]) -> Vec<Tensor> {
 fn run_adam(args: &Adam) -> Vec<Tensor> {
     let params = tensors(0, 0);
     let (exp_avg, exp_avg_sq) = (zeros(), zeros());
-    let steps: Vec<Tensor> = SIZES.iter().map(|_| Tensor::zeros([0i64; 0], (Kind::Float, Device::Cpu))).collect();
+    let steps: Vec<Tensor> =
+        SIZES.iter().map(|_| Tensor::zeros([0i64; 0], (Kind::Float, Device::Cpu))).collect();
     for step in 1..=STEPS {
         for count in &steps {
             let _ = count.shallow_clone().fill_(step as f64);
         }
-        let state = AdamState { exp_avg: &refs(&exp_avg), exp_avg_sq: &refs(&exp_avg_sq), step: &refs(&steps) };
+        let state = AdamState {
+            exp_avg: &refs(&exp_avg),
+            exp_avg_sq: &refs(&exp_avg_sq),
+            step: &refs(&steps),
+        };
         adam(&refs(&params), &refs(&tensors(1, step as u64)), state, args).unwrap();
     }
     params
@@ -46,7 +51,8 @@ fn plain_adam(args: &Adam) -> Vec<Tensor> {
     let (mut m, mut v) = (doubles(&zeros()), doubles(&zeros()));
     for step in 1..=STEPS {
         let grads = doubles(&tensors(1, step as u64));
-        let (correction1, correction2) = (1.0 - args.beta1.powi(step as i32), 1.0 - args.beta2.powi(step as i32));
+        let (correction1, correction2) =
+            (1.0 - args.beta1.powi(step as i32), 1.0 - args.beta2.powi(step as i32));
         for (i, grad) in grads.iter().enumerate() {
             let grad = if args.decoupled {
                 params[i] = &params[i] * (1.0 - args.lr * args.weight_decay);
@@ -84,7 +90,11 @@ fn plain_sgd(args: &Sgd) -> Vec<Tensor> {
                     1 => grad.shallow_clone(),
                     _ => &buffers[i] * args.momentum + &grad * (1.0 - args.dampening),
                 };
-                grad = if args.nesterov { grad + &buffers[i] * args.momentum } else { buffers[i].shallow_clone() };
+                grad = if args.nesterov {
+                    grad + &buffers[i] * args.momentum
+                } else {
+                    buffers[i].shallow_clone()
+                };
             }
             params[i] = &params[i] - grad * args.lr;
         }
@@ -101,7 +111,8 @@ fn assert_close(fused: &[Tensor], plain: &[Tensor]) {
 
 #[test]
 fn adam_and_adamw_follow_the_formula() {
-    let plain = Adam { lr: 3e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, decoupled: false };
+    let plain =
+        Adam { lr: 3e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, decoupled: false };
     for weight_decay in [0.0, 0.1] {
         for decoupled in [false, true] {
             let args = Adam { weight_decay, decoupled, ..plain };

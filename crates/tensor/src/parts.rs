@@ -1,22 +1,22 @@
-//! A tensor out of the flat parts that several replicas have of it.
+//! Makes a tensor out of the flat shards of several replicas.
 
 use crate::TensorError;
 use std::collections::BTreeMap;
 use tch::Tensor;
 use thiserror::Error;
 
-/// The parts do not make a whole.
+/// The parts do not make a whole tensor.
 #[derive(Debug, Error)]
 pub enum ShardError {
-    /// Something between two parts, or before the first, is nowhere.
+    /// Elements between two parts, or before the first, are missing.
     #[error("elements {from} to {to} are with no replica")]
     Gap {
-        /// The first that is missing, or there twice.
+        /// The first element that is missing or duplicated.
         from: u64,
-        /// The begin of the next part.
+        /// The first element of the next part.
         to: u64,
     },
-    /// The end is missing, or there is too much.
+    /// The end is missing, or there are too many elements.
     #[error("{came} of {expected} elements came")]
     Length {
         /// The number of elements of the parts.
@@ -29,11 +29,11 @@ pub enum ShardError {
     Tensor(#[from] TensorError),
 }
 
-/// The tensor of these sizes that the parts make, each given with the element at which it begins. A number of its own, as that
-/// of the optimizer's steps, is with each part, and is itself the whole.
+/// Joins parts to a tensor of these sizes. Each part has the element at which it begins. A scalar,
+/// such as the optimizer's step count, is in each part and is itself the whole.
 ///
 /// # Errors
-/// The parts do not follow each other, or are not of these sizes.
+/// The parts do not follow each other, or do not fit these sizes.
 pub fn concat_shards(parts: BTreeMap<u64, Tensor>, sizes: &[i64]) -> Result<Tensor, ShardError> {
     let mut flat: Vec<Tensor> = Vec::new();
     let mut next = 0;
@@ -75,7 +75,10 @@ mod tests {
     fn what_makes_none_says_why() {
         let of = |parts, sizes: &[i64]| concat_shards(parts, sizes).unwrap_err().to_string();
         assert_eq!(of(parts([(1, &[1.0])]), &[2]), "elements 0 to 1 are with no replica");
-        assert_eq!(of(parts([(0, &[1.0, 2.0]), (1, &[3.0])]), &[3]), "elements 2 to 1 are with no replica");
+        assert_eq!(
+            of(parts([(0, &[1.0, 2.0]), (1, &[3.0])]), &[3]),
+            "elements 2 to 1 are with no replica"
+        );
         assert_eq!(of(parts([(0, &[1.0])]), &[2]), "1 of 2 elements came");
         assert_eq!(of(BTreeMap::new(), &[2]), "0 of 2 elements came");
     }

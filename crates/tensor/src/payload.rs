@@ -1,8 +1,8 @@
-//! Tensors as bytes and back, without a needless copy.
+//! Converts tensors to bytes and back, without needless copies.
 //!
-//! Bytes are the elements in row-major order, little-endian, with nothing around them. Tensor and
-//! bytes share memory wherever they can, so neither side may be written to while the other lives:
-//! an in-place operation on a shared tensor would change bytes that are on their way.
+//! Bytes are the elements in row-major order, little-endian. Tensor and bytes share memory if
+//! possible, so neither may be written to while the other lives. An in-place operation on a shared
+//! tensor would change bytes that are in flight.
 
 use crate::{dtype_of, ffi, kind_of, TensorError};
 use bytes::Bytes;
@@ -19,7 +19,7 @@ pub fn to_bytes(tensor: &Tensor) -> Result<Bytes, TensorError> {
     if tensor.is_sparse() || tensor.is_mkldnn() {
         return Err(TensorError::UnsupportedKind("sparse or MKL-DNN".into()));
     }
-    // Both are the tensor itself where there is nothing to do.
+    // Both are the tensor itself if there is nothing to do.
     let tensor = tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?;
     let length = tensor.numel() * dtype.size_bytes() as usize;
     if length == 0 {
@@ -35,25 +35,31 @@ struct Elements {
     _tensor: Tensor,
 }
 
-// SAFETY: the pointer is into memory that the tensor beside it keeps; a tensor may move between threads.
+// SAFETY: the pointer is into memory that the tensor beside it keeps; a tensor may move between
+// threads.
 unsafe impl Send for Elements {}
 
 impl AsRef<[u8]> for Elements {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: `data` points to `length` bytes of a contiguous host tensor that lives as long
-        // as `self`; this module's contract is that nobody writes to it meanwhile.
+        // SAFETY: `data` points to `length` bytes of a contiguous host tensor that lives as long as
+        // `self`; by this module's contract it is not written to during that time.
         unsafe { std::slice::from_raw_parts(self.data, self.length) }
     }
 }
 
-/// A host tensor made of `bytes`, which must be exactly what dtype and shape ask for.
+/// Makes a host tensor of `bytes`, whose number must be that of dtype and shape.
 ///
-/// No copy where the bytes lie aligned for the dtype: the tensor keeps them alive. Write to the
+/// No copy if the bytes are aligned for the dtype: the tensor keeps them alive. Write to the
 /// tensor in place only after copying it. Booleans must be 0 or 1.
 pub fn from_bytes(dtype: DType, shape: &[i64], bytes: Bytes) -> Result<Tensor, TensorError> {
     let expected = byte_count(dtype, shape);
     if expected != u64::try_from(bytes.len()).ok() {
-        return Err(TensorError::WrongSize { dtype, shape: shape.into(), expected, got: bytes.len() as u64 });
+        return Err(TensorError::WrongSize {
+            dtype,
+            shape: shape.into(),
+            expected,
+            got: bytes.len() as u64,
+        });
     }
     if dtype == DType::Bool && bytes.iter().any(|&byte| byte > 1) {
         return Err(TensorError::invalid("reading a bool tensor", "a byte is neither 0 nor 1"));
@@ -68,24 +74,35 @@ pub fn from_bytes(dtype: DType, shape: &[i64], bytes: Bytes) -> Result<Tensor, T
     share(kind, shape, bytes)
 }
 
-/// Bytes of a tensor; none where a dimension is negative or the product overflows.
+/// The bytes of a tensor; `None` if a dimension is negative or the product overflows.
 fn byte_count(dtype: DType, shape: &[i64]) -> Option<u64> {
-    shape.iter().try_fold(dtype.size_bytes(), |product, &dim| product.checked_mul(u64::try_from(dim).ok()?))
+    shape
+        .iter()
+        .try_fold(dtype.size_bytes(), |product, &dim| product.checked_mul(u64::try_from(dim).ok()?))
 }
 
 fn share(kind: Kind, shape: &[i64], bytes: Bytes) -> Result<Tensor, TensorError> {
     extern "C" fn drop_bytes(owner: *mut c_void) {
-        // SAFETY: `owner` came from `Box::into_raw` of a `Bytes`, and libtorch calls its deleter once.
+        // SAFETY: `owner` came from `Box::into_raw` of a `Bytes`, and libtorch calls its deleter
+        // once.
         drop(unsafe { Box::from_raw(owner.cast::<Bytes>()) });
     }
     let data = bytes.as_ptr().cast_mut().cast();
     let owner = Box::into_raw(Box::new(bytes)).cast();
     let mut tensor = std::ptr::null_mut();
     // SAFETY: `data` is aligned for `kind` and holds exactly the elements of `shape` (checked by
-    // the caller); it stays where it is until `drop_bytes` runs. Should libtorch throw, it may or
-    // may not have run the deleter, so the bytes are left to leak rather than freed twice.
+    // the caller); it does not move until `drop_bytes` runs. If libtorch throws, it may or may not
+    // have run the deleter, so the bytes leak rather than being freed twice.
     let status = unsafe {
-        ffi::bm_from_blob(data, shape.as_ptr(), shape.len(), scalar_type(kind), drop_bytes, owner, &mut tensor)
+        ffi::bm_from_blob(
+            data,
+            shape.as_ptr(),
+            shape.len(),
+            scalar_type(kind),
+            drop_bytes,
+            owner,
+            &mut tensor,
+        )
     };
     ffi::check("making a tensor of bytes", status)?;
     // SAFETY: on success `tensor` is a new C++ tensor that is ours.

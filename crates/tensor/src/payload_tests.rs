@@ -5,7 +5,8 @@ const CPU_FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 #[test]
 fn every_dtype_comes_back_with_its_bits() {
     for dtype in DType::ALL {
-        let tensor = Tensor::arange(6, CPU_FLOAT).remainder(2).to_kind(kind_of(dtype)).reshape([2, 3]);
+        let tensor =
+            Tensor::arange(6, CPU_FLOAT).remainder(2).to_kind(kind_of(dtype)).reshape([2, 3]);
         let bytes = to_bytes(&tensor).unwrap();
         assert_eq!(bytes.len(), 6 * dtype.size_bytes() as usize);
         let back = from_bytes(dtype, &[2, 3], bytes).unwrap();
@@ -92,7 +93,10 @@ fn empty_and_scalar_tensors_travel() {
 #[test]
 fn a_kind_that_is_not_carried_is_an_error() {
     let complex = Tensor::zeros([2], (Kind::ComplexFloat, Device::Cpu));
-    assert_eq!(to_bytes(&complex).unwrap_err(), TensorError::UnsupportedKind("ComplexFloat".into()));
+    assert_eq!(
+        to_bytes(&complex).unwrap_err(),
+        TensorError::UnsupportedKind("ComplexFloat".into())
+    );
     let sparse = Tensor::ones([2, 2], CPU_FLOAT).to_sparse(None, None::<i64>, None);
     assert!(to_bytes(&sparse).is_err());
 }

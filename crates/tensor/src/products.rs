@@ -1,18 +1,21 @@
-//! How this machine's matrix products round.
+//! The rounding of this machine's matrix products.
 
 use std::sync::OnceLock;
 use tch::{Device, Kind, Tensor};
 
-/// Sizes of a product, outer and inner, that take different ways through a library: small and odd, and of whole blocks.
+/// Outer and inner sizes of products that take different paths in a library: small and odd ones,
+/// and whole blocks.
 const SIZES: [(i64, i64); 4] = [(17, 3), (17, 16), (64, 32), (96, 200)];
 
-/// Whether a product that is added to a tensor is to the bit the product, and then the sum, for inner dimensions up to 256.
+/// Whether `addmm` has the bits of a product and then a sum, for inner dimensions up to 256.
 ///
-/// The library that libtorch computes with on CPUs does so on Intel's processors. On others, as AMD's, it begins with what is
-/// added to. That is found out once, by trying. GPUs' libraries add last, too.
+/// On Intel's processors, libtorch's library for CPUs adds last. On others, such as AMD's, it
+/// starts from the tensor that the product is added to. A trial determines this once. GPUs'
+/// libraries add last, too.
 pub fn addmm_adds_last(device: Device) -> bool {
     static ON_CPU: OnceLock<bool> = OnceLock::new();
-    device != Device::Cpu || *ON_CPU.get_or_init(|| SIZES.into_iter().all(|(outer, inner)| adds_last(outer, inner)))
+    device != Device::Cpu
+        || *ON_CPU.get_or_init(|| SIZES.into_iter().all(|(outer, inner)| adds_last(outer, inner)))
 }
 
 fn adds_last(outer: i64, inner: i64) -> bool {
@@ -35,10 +38,12 @@ fn adds_last(outer: i64, inner: i64) -> bool {
 mod tests {
     use super::*;
 
-    /// What is found is what other products show, too.
+    /// Other products show the same.
     #[test]
     fn what_is_found_holds_for_other_sizes() {
-        let shown = [(5, 7), (33, 65), (128, 256)].into_iter().all(|(outer, inner)| adds_last(outer, inner));
+        let shown = [(5, 7), (33, 65), (128, 256)]
+            .into_iter()
+            .all(|(outer, inner)| adds_last(outer, inner));
         println!("products add last: {}", addmm_adds_last(Device::Cpu));
         assert!(shown || !addmm_adds_last(Device::Cpu));
     }

@@ -1,4 +1,4 @@
-//! Random numbers that depend on names alone: not on the process, the thread, or what was drawn before.
+//! Random numbers that depend only on names, not on the process, the thread, or earlier draws.
 
 use crate::{ffi, TensorError};
 use sha2::{Digest, Sha256};
@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 pub struct Key(Sha256);
 
 impl Key {
-    /// A key that holds the run's seed alone.
+    /// A key with only the run's seed.
     pub fn new(run_seed: u64) -> Self {
         Key(Sha256::new()).number(run_seed)
     }
@@ -44,7 +44,7 @@ impl Key {
     }
 }
 
-/// A random generator of its own, apart from libtorch's process-wide ones.
+/// A separate random generator, independent of libtorch's process-wide ones.
 ///
 /// The same key gives the same numbers on the same kind of device; a CPU and a GPU differ.
 #[derive(Debug)]
@@ -63,7 +63,8 @@ impl Drop for Stream {
     }
 }
 
-type Fill = unsafe extern "C" fn(*mut torch_sys::C_tensor, *mut ffi::Generator, f64, f64) -> ffi::Status;
+type Fill =
+    unsafe extern "C" fn(*mut torch_sys::C_tensor, *mut ffi::Generator, f64, f64) -> ffi::Status;
 
 impl Stream {
     fn new(seed: u64, device: Device) -> Result<Self, TensorError> {
@@ -76,17 +77,34 @@ impl Stream {
     }
 
     /// A tensor drawn evenly from `low` (included) to `high` (excluded), of a floating kind.
-    pub fn uniform(&mut self, shape: &[i64], kind: Kind, low: f64, high: f64) -> Result<Tensor, TensorError> {
+    pub fn uniform(
+        &mut self,
+        shape: &[i64],
+        kind: Kind,
+        low: f64,
+        high: f64,
+    ) -> Result<Tensor, TensorError> {
         self.filled(shape, kind, "drawing uniform numbers", ffi::bm_uniform_, low, high)
     }
 
     /// A tensor drawn from the normal distribution, of a floating kind.
-    pub fn normal(&mut self, shape: &[i64], kind: Kind, mean: f64, std: f64) -> Result<Tensor, TensorError> {
+    pub fn normal(
+        &mut self,
+        shape: &[i64],
+        kind: Kind,
+        mean: f64,
+        std: f64,
+    ) -> Result<Tensor, TensorError> {
         self.filled(shape, kind, "drawing normal numbers", ffi::bm_normal_, mean, std)
     }
 
     /// A tensor of ones with probability `keep`, else zeros.
-    pub fn bernoulli_mask(&mut self, shape: &[i64], kind: Kind, keep: f64) -> Result<Tensor, TensorError> {
+    pub fn bernoulli_mask(
+        &mut self,
+        shape: &[i64],
+        kind: Kind,
+        keep: f64,
+    ) -> Result<Tensor, TensorError> {
         let mut tensor = Tensor::f_empty(shape, (kind, self.device))?;
         // SAFETY: both pointers are to live objects that nobody else uses during the call.
         let status = unsafe { ffi::bm_bernoulli_(tensor.as_mut_ptr(), self.generator, keep) };
@@ -119,7 +137,10 @@ mod tests {
     }
 
     fn draw(key: &Key) -> Vec<f32> {
-        Vec::try_from(key.stream(Device::Cpu).unwrap().uniform(&[100], Kind::Float, -1.0, 1.0).unwrap()).unwrap()
+        Vec::try_from(
+            key.stream(Device::Cpu).unwrap().uniform(&[100], Kind::Float, -1.0, 1.0).unwrap(),
+        )
+        .unwrap()
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! TorchScript modules: code from a file, run with parameters that are given with each call.
+//! TorchScript modules: code from a file, which runs with the parameters of each call.
 //!
-//! Loading a module runs what its file says. The caller of [`Script::load`] must trust the file.
+//! Loading a module runs code of its file. The caller of [`Script::load`] must trust the file.
 
 use crate::ffi::{self, Status};
 use crate::random::Key;
@@ -16,7 +16,13 @@ struct Handle {
 }
 
 extern "C" {
-    fn bm_script_load(data: *const c_void, size: usize, kind: i32, index: i32, out: *mut *mut Handle) -> Status;
+    fn bm_script_load(
+        data: *const c_void,
+        size: usize,
+        kind: i32,
+        index: i32,
+        out: *mut *mut Handle,
+    ) -> Status;
     fn bm_script_free(script: *mut Handle);
     fn bm_script_params(script: *const Handle) -> usize;
     fn bm_script_param_name(script: *const Handle, index: usize) -> *const c_char;
@@ -51,19 +57,25 @@ impl Drop for Script {
 }
 
 impl Script {
-    /// The module that `torch.jit.save` has written as these bytes. It may run code of the file.
+    /// Loads a module from the bytes that `torch.jit.save` wrote. May run code of the file.
     pub fn load(file: &[u8], device: Device) -> Result<Self, TensorError> {
         let (kind, index) = ffi::device_code(device);
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the bytes are borrowed for the call; on success the pointer is set to a module that is ours.
-        let status = unsafe { bm_script_load(file.as_ptr().cast(), file.len(), kind, index, &mut handle) };
+        // SAFETY: the bytes are borrowed for the call; on success the pointer is set to a module
+        // that is ours.
+        let status =
+            unsafe { bm_script_load(file.as_ptr().cast(), file.len(), kind, index, &mut handle) };
         check("loading a TorchScript file", status)?;
         let mut script = Script { handle, params: Vec::new() };
         // SAFETY: the handle is live.
         let count = unsafe { bm_script_params(script.handle) };
         script.params = (0..count)
-            // SAFETY: the index is below the count, and the name a string that lives as long as the module.
-            .map(|i| unsafe { CStr::from_ptr(bm_script_param_name(script.handle, i)) }.to_string_lossy().into_owned())
+            .map(|i| {
+                // SAFETY: the index is below the count, and the name a string that lives as long
+                // as the module.
+                let name = unsafe { CStr::from_ptr(bm_script_param_name(script.handle, i)) };
+                name.to_string_lossy().into_owned()
+            })
             .collect();
         Ok(script)
     }
@@ -73,17 +85,19 @@ impl Script {
         &self.params
     }
 
-    /// The parameters as the file has them, in the order of their names. Do not write to them.
+    /// The file's values of the parameters, in the order of their names. Do not write to them.
     pub fn initial(&self) -> Vec<Tensor> {
         // SAFETY: each index is below the count; each pointer is to a new C++ tensor that is ours.
-        (0..self.params.len()).map(|i| unsafe { Tensor::from_ptr(bm_script_param(self.handle, i)) }).collect()
+        (0..self.params.len())
+            .map(|i| unsafe { Tensor::from_ptr(bm_script_param(self.handle, i)) })
+            .collect()
     }
 
-    /// What its `forward` gives: one tensor, or those of a tuple or list.
+    /// The result of its `forward`: one tensor, or those of a tuple or list.
     ///
-    /// The parameters are those given, in the order of [`Script::param_names`], and autograd knows
-    /// them. Random draws of the module come from the key. A module that writes to a buffer, or
-    /// changes another attribute, is refused.
+    /// The given parameters are in the order of [`Script::param_names`], and autograd knows them.
+    /// Random draws of the module come from the key. A module that writes to a buffer, or changes
+    /// another attribute, is refused.
     pub fn run(
         &mut self,
         params: &[&Tensor],
@@ -92,13 +106,14 @@ impl Script {
         random: &Key,
     ) -> Result<Vec<Tensor>, TensorError> {
         if params.len() != self.params.len() {
-            let problem = format!("{} parameters were given, it has {}", params.len(), self.params.len());
+            let problem =
+                format!("{} parameters were given, it has {}", params.len(), self.params.len());
             return Err(TensorError::invalid("a TorchScript module", problem));
         }
         let mut outputs: Vec<Tensor> = Vec::new();
         let seed = random.seed();
-        // SAFETY: both lists are as long as said and borrowed for the call; `push_output` gets the `outputs` it is for, which
-        // nobody else uses meanwhile.
+        // SAFETY: both lists are as long as stated and borrowed for the call; `push_output` gets
+        // its `outputs`, which nothing else uses during the call.
         let status = unsafe {
             bm_script_run(
                 self.handle,
@@ -121,7 +136,7 @@ extern "C" fn push_output(taker: *mut c_void, tensor: *mut C_tensor) {
     unsafe { (*taker.cast::<Vec<Tensor>>()).push(Tensor::from_ptr(tensor)) }
 }
 
-/// An error inside a module comes with a traceback, of which the last line says what went wrong.
+/// An error inside a module has a traceback, whose last line is the message.
 fn check(attempted: &str, status: Status) -> Result<(), TensorError> {
     ffi::check_by(attempted, status, |message| {
         let mut lines = message.lines().map(str::trim).filter(|line| !line.is_empty());

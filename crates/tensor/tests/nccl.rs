@@ -1,4 +1,4 @@
-//! Sums over ranks, with the stand-in for NCCL, which is loaded as NCCL is.
+//! Sums over ranks, with the stand-in for NCCL, which is loaded in the same way as NCCL.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
@@ -7,8 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Once};
 use std::time::{Duration, Instant};
 use tch::{Device, Kind, Tensor};
-use tensor::nccl::{Communicator, Nccl, NcclError};
+use tensor::nccl::{Communicator, Nccl, NcclError, Rank};
 use testkit::fake_nccl;
+
+fn rank_of(index: u16, count: u16) -> Rank {
+    Rank { index, count }
+}
 
 fn nccl() -> Arc<Nccl> {
     Nccl::load_for_host(&fake_nccl::library(&[])).unwrap()
@@ -18,13 +22,22 @@ fn never() -> bool {
     false
 }
 
-/// What each rank does with its communicator.
-fn ranks<T: Send>(nccl: &Arc<Nccl>, count: u16, work: impl Fn(u16, Communicator) -> T + Sync) -> Vec<T> {
+/// The work of each rank with its communicator.
+fn ranks<T: Send>(
+    nccl: &Arc<Nccl>,
+    count: u16,
+    work: impl Fn(u16, Communicator) -> T + Sync,
+) -> Vec<T> {
     let id = nccl.unique_id().unwrap();
     let (work, id) = (&work, &id);
     std::thread::scope(|scope| {
         let rank = |rank| {
-            scope.spawn(move || work(rank, Communicator::new(nccl, id, (rank, count), Device::Cpu, &never).unwrap()))
+            scope.spawn(move || {
+                work(
+                    rank,
+                    Communicator::new(nccl, id, rank_of(rank, count), Device::Cpu, &never).unwrap(),
+                )
+            })
         };
         let running: Vec<_> = (0..count).map(rank).collect();
         running.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -42,7 +55,8 @@ fn sums_are_over_all_ranks_in_the_order_of_the_calls() {
     for count in 1..=3 {
         let sums = ranks(&nccl, count, |rank, mut communicator| {
             // More than the stand-in takes at once, nothing, and one number.
-            let mut tensors = [numbers(i64::from(rank), 40_000), numbers(0, 0), numbers(10 * i64::from(rank), 1)];
+            let mut tensors =
+                [numbers(i64::from(rank), 40_000), numbers(0, 0), numbers(10 * i64::from(rank), 1)];
             tensors.iter_mut().for_each(|tensor| communicator.all_reduce(tensor, &never).unwrap());
             communicator.finish(&never).unwrap();
             tensors
@@ -68,7 +82,7 @@ fn who_waits_for_a_rank_that_does_not_come_can_be_called_off() {
             return (Ok(()), Ok(()));
         }
         let (mut tensor, told) = (numbers(0, 5), Once::new());
-        // What waits asks this.
+        // Waiting calls ask this.
         let asked = || {
             told.call_once(|| {
                 waiting.wait();
@@ -80,12 +94,15 @@ fn who_waits_for_a_rank_that_does_not_come_can_be_called_off() {
     });
     let attempted = "a sum over replicas";
     for result in &results[..2] {
-        assert_eq!(*result, (Err(NcclError::Interrupted { attempted }), Err(NcclError::CommunicatorFailed)));
+        assert_eq!(
+            *result,
+            (Err(NcclError::Interrupted { attempted }), Err(NcclError::CommunicatorFailed))
+        );
     }
-    // The others never come at all.
+    // The other ranks never join.
     let (id, begun) = (nccl.unique_id().unwrap(), Instant::now());
     let late = || begun.elapsed() > Duration::from_millis(50);
-    let alone = Communicator::new(&nccl, &id, (1, 2), Device::Cpu, &late).unwrap_err();
+    let alone = Communicator::new(&nccl, &id, rank_of(1, 2), Device::Cpu, &late).unwrap_err();
     assert!(matches!(alone, NcclError::Interrupted { .. }), "{alone}");
 }
 
@@ -93,23 +110,34 @@ fn who_waits_for_a_rank_that_does_not_come_can_be_called_off() {
 fn what_cannot_be_summed_is_an_error() {
     let nccl = nccl();
     ranks(&nccl, 1, |_, mut communicator| {
-        let wrong = [numbers(0, 4).to_kind(Kind::Double), numbers(0, 4).view([2, 2]).tr(), Tensor::new()];
+        let wrong =
+            [numbers(0, 4).to_kind(Kind::Double), numbers(0, 4).view([2, 2]).tr(), Tensor::new()];
         for mut tensor in wrong {
             let error = communicator.all_reduce(&mut tensor, &never).unwrap_err();
             assert!(error.to_string().contains("float32 tensor in one piece"), "{error}");
         }
-        // That was not NCCL's error, and it goes on.
+        // NCCL made no error, and the communicator still works.
         communicator.all_reduce(&mut numbers(0, 1), &never).unwrap();
     });
     let different = ranks(&nccl, 2, |rank, mut communicator| {
-        communicator.all_reduce(&mut numbers(0, 1 + i64::from(rank)), &never).unwrap_err().to_string()
+        communicator
+            .all_reduce(&mut numbers(0, 1 + i64::from(rank)), &never)
+            .unwrap_err()
+            .to_string()
     });
-    assert!(different.iter().all(|error| error.contains("NCCL says invalid usage")), "{different:?}");
+    assert!(
+        different.iter().all(|error| error.contains("NCCL says invalid usage")),
+        "{different:?}"
+    );
     let id = nccl.unique_id().unwrap();
-    let beyond = Communicator::new(&nccl, &id, (2, 2), Device::Cpu, &never).unwrap_err();
+    let beyond = Communicator::new(&nccl, &id, rank_of(2, 2), Device::Cpu, &never).unwrap_err();
     assert_eq!(beyond.to_string(), "rank 2 of 2 ranks");
-    let unknown = Communicator::new(&nccl, &[b'x'; 128], (0, 1), Device::Cpu, &never).unwrap_err();
-    assert!(unknown.to_string().contains("NCCL says unhandled system error (nobody made this id)"), "{unknown}");
+    let unknown =
+        Communicator::new(&nccl, &[b'x'; 128], rank_of(0, 1), Device::Cpu, &never).unwrap_err();
+    assert!(
+        unknown.to_string().contains("NCCL says unhandled system error (nobody made this id)"),
+        "{unknown}"
+    );
 }
 
 #[test]
@@ -125,12 +153,13 @@ fn a_library_that_will_not_do_is_an_error_that_names_it() {
     // As a worker loads it, it is for GPUs, and no tensor of the host is given to it.
     let nccl = Nccl::load(Some(&fake_nccl::library(&[]))).unwrap();
     assert!(nccl.supports(Device::Cuda(0)) && !nccl.supports(Device::Cpu));
-    let error = Communicator::new(&nccl, &[0; 128], (0, 1), Device::Cpu, &never).unwrap_err();
+    let error =
+        Communicator::new(&nccl, &[0; 128], rank_of(0, 1), Device::Cpu, &never).unwrap_err();
     assert_eq!(error.to_string(), "NCCL sums on GPUs with CUDA, and this worker computes on cpu");
 }
 
-/// NCCL itself, which `BOSSMAN_NCCL` names: `cargo test -p tensor --test nccl -- --ignored --nocapture`. With one GPU one rank
-/// sums; without, what cannot be says why.
+/// NCCL itself, which `BOSSMAN_NCCL` names: `cargo test -p tensor --test nccl -- --ignored
+/// --nocapture`. With one GPU one rank sums. Without a GPU the error states the reason.
 #[test]
 #[ignore = "needs the library, which is large"]
 fn the_library_itself() {
@@ -138,15 +167,18 @@ fn the_library_itself() {
     let cuda = tensor::cuda::load();
     let file = std::env::var_os("BOSSMAN_NCCL").map(std::path::PathBuf::from);
     let nccl = Nccl::load(file.as_deref()).unwrap();
-    println!("{cuda}; NCCL {}, beyond this machine: {beyond}", tensor::nccl::version_name(nccl.version()));
+    println!(
+        "{cuda}; NCCL {}, beyond this machine: {beyond}",
+        tensor::nccl::version_name(nccl.version())
+    );
     let id = nccl.unique_id().unwrap();
     let device = Device::Cuda(0);
     if !tensor::device::all().contains(&device) {
-        let error = Communicator::new(&nccl, &id, (0, 1), device, &never).unwrap_err();
+        let error = Communicator::new(&nccl, &id, rank_of(0, 1), device, &never).unwrap_err();
         return println!("without a GPU: {error}");
     }
     println!("on the GPU at {:?}", tensor::cuda::bus_id(0));
-    let mut communicator = Communicator::new(&nccl, &id, (0, 1), device, &never).unwrap();
+    let mut communicator = Communicator::new(&nccl, &id, rank_of(0, 1), device, &never).unwrap();
     let mut tensor = numbers(0, 40_000).to_device(device);
     communicator.all_reduce(&mut tensor, &never).unwrap();
     communicator.finish(&never).unwrap();
@@ -155,7 +187,9 @@ fn the_library_itself() {
     let id = nccl.unique_id().unwrap();
     let errors = std::thread::scope(|scope| {
         let (nccl, id) = (&nccl, &id);
-        let rank = |rank| scope.spawn(move || Communicator::new(nccl, id, (rank, 2), device, &never).err());
+        let rank = |rank| {
+            scope.spawn(move || Communicator::new(nccl, id, rank_of(rank, 2), device, &never).err())
+        };
         [0, 1].map(rank).map(|thread| thread.join().unwrap())
     });
     println!("two ranks on one GPU: {errors:?}");

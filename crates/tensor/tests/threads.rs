@@ -17,7 +17,8 @@ fn run(threads: usize) -> (Tensor, Tensor) {
     assert_eq!(threads::count(), threads);
     let zeros = || Tensor::zeros([SIZE], (Kind::Float, Device::Cpu));
 
-    let adam = Adam { lr: 3e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1, decoupled: true };
+    let adam =
+        Adam { lr: 3e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1, decoupled: true };
     let (by_adam, exp_avg, exp_avg_sq) = (normal(0), zeros(), zeros());
     for step in 1..=3u64 {
         let count = Tensor::from(step as f32);

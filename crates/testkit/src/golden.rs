@@ -20,13 +20,13 @@ pub fn assert_golden(path: &Path, actual: &str) {
         return;
     }
     let expected = std::fs::read_to_string(path).unwrap_or_default();
-    let different = expected.lines().zip(actual.lines()).position(|(expected, actual)| expected != actual);
+    let different =
+        expected.lines().zip(actual.lines()).position(|(expected, actual)| expected != actual);
     let line = different.unwrap_or_else(|| expected.lines().count().min(actual.lines().count()));
     assert!(
         expected == actual,
-        "{} differs from what the code gives, first in line {}.\n\
-         If the code is right, write the file anew: UPDATE_GOLDEN=1 cargo test\n\
-         expected: {:?}\n  actual: {:?}",
+        "{} differs from what the code gives, first in line {}.\nIf the code is right, write the \
+         file anew: UPDATE_GOLDEN=1 cargo test\nexpected: {:?}\n  actual: {:?}",
         path.display(),
         line + 1,
         expected.lines().nth(line),

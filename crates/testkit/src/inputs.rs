@@ -32,7 +32,8 @@ impl Input {
     /// captured.
     fn tell(&self, what: &str) {
         let text = String::from_utf8_lossy(&self.bytes);
-        writeln!(std::io::stderr(), "{what}: {}, {text:?}, as bytes {:?}", self.name, self.bytes).ok();
+        writeln!(std::io::stderr(), "{what}: {}, {text:?}, as bytes {:?}", self.name, self.bytes)
+            .ok();
     }
 }
 
@@ -40,11 +41,16 @@ impl Input {
 /// once found a fault.
 pub fn kept(reader: &str) -> Vec<(String, Vec<u8>)> {
     let folder = crate::repository("fuzz/kept").join(reader);
-    let mut files: Vec<PathBuf> =
-        std::fs::read_dir(&folder).expect("a folder of kept inputs").map(|file| file.expect("a file").path()).collect();
+    let mut files: Vec<PathBuf> = std::fs::read_dir(&folder)
+        .expect("a folder of kept inputs")
+        .map(|file| file.expect("a file").path())
+        .collect();
     files.sort();
     assert!(!files.is_empty(), "{} is empty", folder.display());
-    files.iter().map(|file| (file.display().to_string(), std::fs::read(file).expect("a kept input"))).collect()
+    files
+        .iter()
+        .map(|file| (file.display().to_string(), std::fs::read(file).expect("a kept input")))
+        .collect()
 }
 
 /// Passes the kept inputs to `case`, and then one made input per seed, for `seconds` or as the
@@ -55,7 +61,9 @@ pub fn fuzz(
     mut made: impl FnMut(u64) -> Vec<u8>,
     mut case: impl FnMut(&[u8]),
 ) {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a whole number"));
+    let number = |name: &str| {
+        std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a whole number"))
+    };
     let (first, inputs) = (number("BOSSMAN_FUZZ_SEED").unwrap_or(0), number("BOSSMAN_FUZZ_INPUTS"));
     let (began, before) = (Instant::now(), peak_memory());
     let end = began + Duration::from_secs(number("BOSSMAN_FUZZ_SECONDS").unwrap_or(seconds));
@@ -63,7 +71,9 @@ pub fn fuzz(
     let mut give = |name: String, bytes: Vec<u8>| {
         let input = Arc::new(Input { name, bytes, begun: Instant::now() });
         *at_work.lock() = Some(input.clone());
-        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| quickest(|| case(&input.bytes))));
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            quickest(|| case(&input.bytes))
+        }));
         *at_work.lock() = None;
         match ended {
             Ok(took) if took <= LIMIT => {}
@@ -81,7 +91,10 @@ pub fn fuzz(
         give(name.clone(), bytes.clone());
     }
     let mut seed = first;
-    while inputs.map_or_else(|| seed - first < LEAST || Instant::now() < end, |inputs| seed - first < inputs) {
+    while inputs.map_or_else(
+        || seed - first < LEAST || Instant::now() < end,
+        |inputs| seed - first < inputs,
+    ) {
         give(format!("BOSSMAN_FUZZ_SEED={seed}"), made(seed));
         seed += 1;
     }
@@ -91,7 +104,9 @@ pub fn fuzz(
         seed - first,
         kept.len(),
         began.elapsed().as_secs_f64(),
-        memory.map(|bytes| format!(", with at most {:.1} MB of memory", bytes as f64 / 1e6)).unwrap_or_default()
+        memory
+            .map(|bytes| format!(", with at most {:.1} MB of memory", bytes as f64 / 1e6))
+            .unwrap_or_default()
     );
     if let (Some(memory), Some(_)) = (memory, inputs) {
         assert!(memory < MOST_MEMORY, "the inputs took {memory} bytes of memory");
@@ -136,6 +151,7 @@ fn watched() -> Arc<Mutex<Option<Arc<Input>>>> {
 /// Returns the peak memory of this process in bytes, if the system reports it.
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix(" kB")?;
+    let kilobytes =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix(" kB")?;
     Some(kilobytes.parse::<u64>().ok()? << 10)
 }

@@ -1,11 +1,11 @@
-//! Polynomials with whole coefficients over words and floor divisions, in canonical form.
+//! Polynomials with whole coefficients over symbols and floor divisions, in canonical form.
 
 use super::{Bindings, Dim, OutOfRange};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-/// Formulas with more parts are refused, so that no file can make one grow without end.
+/// The most parts of a formula. The bound keeps a file from growing one without end.
 const MAX_PARTS: usize = 64;
 
 /// A sum of products: each product of factors (sorted, none for the constant) with its
@@ -17,14 +17,14 @@ pub struct Expr {
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 enum Factor {
-    Word(Arc<str>),
+    Symbol(Arc<str>),
     /// The expression divided by the number (2 or more), rounded down.
     Floor(Box<Expr>, i64),
 }
 
 impl Expr {
     pub(super) fn symbol(name: &str) -> Expr {
-        Expr::of_factor(Factor::Word(name.into()))
+        Expr::of_factor(Factor::Symbol(name.into()))
     }
 
     pub(super) fn number(number: i64) -> Expr {
@@ -46,7 +46,7 @@ impl Expr {
         }
     }
 
-    /// A plain number becomes [`Dim::Fixed`], which a size below zero can't.
+    /// A plain number becomes [`Dim::Fixed`]. A number below zero is an error.
     pub(super) fn into_dim(self) -> Result<Dim, OutOfRange> {
         match self.as_number() {
             Some(number) => u64::try_from(number).map(Dim::Fixed).map_err(|_| OutOfRange),
@@ -64,7 +64,7 @@ impl Expr {
 
     pub(super) fn as_symbol(&self) -> Option<&str> {
         match self.only_factor()? {
-            (Factor::Word(word), 0) => Some(word),
+            (Factor::Symbol(symbol), 0) => Some(symbol),
             _ => None,
         }
     }
@@ -99,7 +99,7 @@ impl Expr {
 
     fn parts(&self) -> usize {
         let of_factor = |factor: &Factor| match factor {
-            Factor::Word(_) => 1,
+            Factor::Symbol(_) => 1,
             Factor::Floor(inner, _) => 1 + inner.parts(),
         };
         self.terms.len() + self.terms.keys().flatten().map(of_factor).sum::<usize>()
@@ -125,7 +125,7 @@ impl Expr {
         product.bounded()
     }
 
-    pub(super) fn divided_exactly(&self, divisor: i64) -> Option<Expr> {
+    pub(super) fn exact_div(&self, divisor: i64) -> Option<Expr> {
         let mut terms = self.terms.clone();
         for coefficient in terms.values_mut() {
             if coefficient.checked_rem(divisor)? != 0 {
@@ -136,9 +136,9 @@ impl Expr {
         Some(Expr { terms })
     }
 
-    /// Division rounded down. What divides exactly comes out of the floor, and numbers that all
-    /// terms share are cancelled: `(height + 1)//2 + 1` is found equal to `(height + 3)//2`.
-    pub(super) fn divided_down(&self, divisor: i64) -> Result<Expr, OutOfRange> {
+    /// Division rounded down. Multiples of the divisor move out of the floor, and common factors of
+    /// all terms are cancelled: `(height + 1)//2 + 1` is found equal to `(height + 3)//2`.
+    pub(super) fn floor_div(&self, divisor: i64) -> Result<Expr, OutOfRange> {
         if divisor <= 0 {
             return Err(OutOfRange);
         }
@@ -157,18 +157,21 @@ impl Expr {
             let shift = constant.checked_mul(*by).ok_or(OutOfRange)?;
             let divisor = by.checked_mul(divisor).ok_or(OutOfRange)?;
             let inner = inner.plus(&Expr::number(shift))?;
-            return whole.plus(&inner.divided_down(divisor)?);
+            return whole.plus(&inner.floor_div(divisor)?);
         }
-        let (rest, divisor) = rest.cancelled(divisor);
+        let (rest, divisor) = rest.cancel_common_factor(divisor);
         whole.plus(&Expr::of_factor(Factor::Floor(Box::new(rest), divisor)))
     }
 
-    /// `self // divisor` with the number that divides every term's coefficient taken out of both.
-    /// The constant is rounded down on the way, which changes nothing.
-    fn cancelled(mut self, divisor: i64) -> (Expr, i64) {
+    /// `self // divisor`, with the greatest common factor cancelled from both. The constant is
+    /// rounded down on the way, which changes nothing.
+    fn cancel_common_factor(mut self, divisor: i64) -> (Expr, i64) {
         let coefficients = self.terms.iter().filter(|(factors, _)| !factors.is_empty());
-        let common = coefficients.fold(divisor, |common, (_, c)| greatest_common_divisor(common, *c));
-        self.terms.values_mut().for_each(|coefficient| *coefficient = coefficient.div_euclid(common));
+        let common =
+            coefficients.fold(divisor, |common, (_, c)| greatest_common_divisor(common, *c));
+        self.terms
+            .values_mut()
+            .for_each(|coefficient| *coefficient = coefficient.div_euclid(common));
         self.terms.retain(|_, coefficient| *coefficient != 0);
         (self, divisor / common)
     }
@@ -177,7 +180,7 @@ impl Expr {
         self.terms.iter().try_fold(0i64, |sum, (factors, coefficient)| {
             let product = factors.iter().try_fold(*coefficient, |product, factor| {
                 let value = match factor {
-                    Factor::Word(word) => i64::try_from(bindings.get(word)?).ok()?,
+                    Factor::Symbol(symbol) => i64::try_from(bindings.get(symbol)?).ok()?,
                     Factor::Floor(inner, by) => inner.eval(bindings)?.checked_div_euclid(*by)?,
                 };
                 product.checked_mul(value)
@@ -192,11 +195,11 @@ impl Expr {
             let mut product = Expr::number(*coefficient);
             for factor in factors {
                 let bound = match factor {
-                    Factor::Word(word) => match bindings.get(word) {
+                    Factor::Symbol(symbol) => match bindings.get(symbol) {
                         Some(size) => Expr::of(&Dim::Fixed(size))?,
                         None => Expr::of_factor(factor.clone()),
                     },
-                    Factor::Floor(inner, by) => inner.bind(bindings)?.divided_down(*by)?,
+                    Factor::Floor(inner, by) => inner.bind(bindings)?.floor_div(*by)?,
                 };
                 product = product.times(&bound)?;
             }
@@ -205,17 +208,17 @@ impl Expr {
         Ok(sum)
     }
 
-    pub(super) fn collect_symbols(&self, words: &mut BTreeSet<String>) {
+    pub(super) fn collect_symbols(&self, symbols: &mut BTreeSet<String>) {
         for factor in self.terms.keys().flatten() {
             match factor {
-                Factor::Word(word) => drop(words.insert(word.to_string())),
-                Factor::Floor(inner, _) => inner.collect_symbols(words),
+                Factor::Symbol(symbol) => drop(symbols.insert(symbol.to_string())),
+                Factor::Floor(inner, _) => inner.collect_symbols(symbols),
             }
         }
     }
 }
 
-/// Of two numbers of which the first is above and the second not below zero.
+/// The greatest common divisor of `a > 0` and `b >= 0`.
 fn greatest_common_divisor(a: i64, b: i64) -> i64 {
     if b == 0 {
         a
@@ -227,9 +230,9 @@ fn greatest_common_divisor(a: i64, b: i64) -> i64 {
 impl fmt::Display for Factor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Factor::Word(word) => f.write_str(word),
+            Factor::Symbol(symbol) => f.write_str(symbol),
             Factor::Floor(inner, by) => match inner.as_symbol() {
-                Some(word) => write!(f, "({word}//{by})"),
+                Some(symbol) => write!(f, "({symbol}//{by})"),
                 None => write!(f, "(({inner})//{by})"),
             },
         }
@@ -243,7 +246,8 @@ impl fmt::Display for Expr {
             return f.write_str("0");
         }
         // The constant is the first in order, and read last.
-        let (constant, others): (Vec<_>, Vec<_>) = self.terms.iter().partition(|(factors, _)| factors.is_empty());
+        let (constant, others): (Vec<_>, Vec<_>) =
+            self.terms.iter().partition(|(factors, _)| factors.is_empty());
         for (position, (factors, coefficient)) in others.into_iter().chain(constant).enumerate() {
             match (position, *coefficient < 0) {
                 (0, true) => f.write_str("-")?,

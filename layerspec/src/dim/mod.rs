@@ -6,15 +6,16 @@ use expr::Expr;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// One size: a number, or an expression over the words of the model's inputs (`batch`, `seq*512`).
+/// One size: a number, or an expression over the symbols of the model's inputs (`batch`,
+/// `seq*512`).
 ///
-/// Expressions are kept in one canonical form, so `==` tells whether two sizes are always equal
-/// (as far as adding, multiplying and whole division go).
+/// Expressions have one canonical form, so `==` tells whether two sizes are always equal (as far as
+/// adding, multiplying and whole division go).
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Dim {
     /// A known size.
     Fixed(u64),
-    /// A size that depends on words bound at run time. Never a mere number.
+    /// A size that depends on symbols bound at run time. Never a mere number.
     Symbolic(Expr),
 }
 
@@ -30,7 +31,7 @@ impl From<OutOfRange> for String {
 }
 
 impl Dim {
-    /// The size that the word `name` stands for.
+    /// The size that the symbol `name` stands for.
     pub fn symbol(name: &str) -> Dim {
         Dim::Symbolic(Expr::symbol(name))
     }
@@ -43,7 +44,7 @@ impl Dim {
         }
     }
 
-    /// The word, if the size is exactly one word.
+    /// The symbol, if the size is a single symbol.
     pub fn as_symbol(&self) -> Option<&str> {
         match self {
             Dim::Fixed(_) => None,
@@ -51,7 +52,8 @@ impl Dim {
         }
     }
 
-    /// The number once words are bound; None when a word is missing or the result is not a size.
+    /// The number once symbols are bound; None when a symbol is missing or the result is not a
+    /// size.
     pub fn eval(&self, bindings: &Bindings) -> Option<u64> {
         match self {
             Dim::Fixed(size) => Some(*size),
@@ -59,7 +61,7 @@ impl Dim {
         }
     }
 
-    /// The size with the bound words replaced by their numbers; other words stay.
+    /// The size with the bound symbols replaced by their numbers; other symbols stay.
     pub fn bind(&self, bindings: &Bindings) -> Result<Dim, OutOfRange> {
         match self {
             Dim::Fixed(size) => Ok(Dim::Fixed(*size)),
@@ -67,10 +69,10 @@ impl Dim {
         }
     }
 
-    /// Adds every word the size depends on to `words`.
-    pub fn collect_symbols(&self, words: &mut BTreeSet<String>) {
+    /// Adds every symbol the size depends on to `symbols`.
+    pub fn collect_symbols(&self, symbols: &mut BTreeSet<String>) {
         if let Dim::Symbolic(expr) = self {
-            expr.collect_symbols(words);
+            expr.collect_symbols(symbols);
         }
     }
 
@@ -103,19 +105,21 @@ impl Dim {
         self.times(&Dim::Fixed(number))
     }
 
-    /// `self / divisor` where nothing is left over for any binding; None otherwise.
-    pub fn divided_exactly(&self, divisor: u64) -> Option<Dim> {
+    /// `self / divisor` if it divides without remainder for every binding; None otherwise.
+    pub fn exact_div(&self, divisor: u64) -> Option<Dim> {
         match self {
             Dim::Fixed(a) => (a.checked_rem(divisor)? == 0).then_some(Dim::Fixed(a / divisor)),
-            Dim::Symbolic(expr) => expr.divided_exactly(i64::try_from(divisor).ok()?)?.into_dim().ok(),
+            Dim::Symbolic(expr) => expr.exact_div(i64::try_from(divisor).ok()?)?.into_dim().ok(),
         }
     }
 
     /// `self / divisor`, rounded down.
-    pub fn divided_down(&self, divisor: u64) -> Result<Dim, OutOfRange> {
+    pub fn floor_div(&self, divisor: u64) -> Result<Dim, OutOfRange> {
         match self {
             Dim::Fixed(a) => a.checked_div(divisor).map(Dim::Fixed).ok_or(OutOfRange),
-            Dim::Symbolic(expr) => expr.divided_down(i64::try_from(divisor).map_err(|_| OutOfRange)?)?.into_dim(),
+            Dim::Symbolic(expr) => {
+                expr.floor_div(i64::try_from(divisor).map_err(|_| OutOfRange)?)?.into_dim()
+            }
         }
     }
 
@@ -134,35 +138,35 @@ impl fmt::Display for Dim {
     }
 }
 
-/// The values of words in one step: `batch` = 32, `seq` = 128.
+/// The values of symbols in one step: `batch` = 32, `seq` = 128.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Bindings(BTreeMap<String, u64>);
 
 impl Bindings {
-    /// No word bound.
+    /// No symbol bound.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same bindings with `word` standing for `size`.
+    /// The same bindings with `symbol` standing for `size`.
     #[must_use]
-    pub fn with(mut self, word: &str, size: u64) -> Self {
-        self.set(word, size);
+    pub fn with(mut self, symbol: &str, size: u64) -> Self {
+        self.set(symbol, size);
         self
     }
 
-    /// Binds `word` to `size`, in place of what it stood for.
-    pub fn set(&mut self, word: &str, size: u64) {
-        self.0.insert(word.to_owned(), size);
+    /// Binds `symbol` to `size`, in place of what it stood for.
+    pub fn set(&mut self, symbol: &str, size: u64) {
+        self.0.insert(symbol.to_owned(), size);
     }
 
-    /// The value of `word`.
-    pub fn get(&self, word: &str) -> Option<u64> {
-        self.0.get(word).copied()
+    /// The value of `symbol`.
+    pub fn get(&self, symbol: &str) -> Option<u64> {
+        self.0.get(symbol).copied()
     }
 
-    /// Every bound word with its size, by name.
+    /// Every bound symbol with its size, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.0.iter().map(|(word, size)| (word.as_str(), *size))
+        self.0.iter().map(|(symbol, size)| (symbol.as_str(), *size))
     }
 }

@@ -5,13 +5,13 @@ use crate::{Dim, OutOfRange, TensorType};
 layer! {
     /// `max(x, 0)`, element by element.
     ReLU {}
-    refuses { inplace: "the result is the same without it"; }
+    unsupported { inplace: "the result is the same without it"; }
 }
 
 layer! {
     /// `x * sigmoid(x)`, element by element.
     SiLU {}
-    refuses { inplace: "the result is the same without it"; }
+    unsupported { inplace: "the result is the same without it"; }
 }
 
 layer! {

@@ -8,36 +8,48 @@ use crate::{DType, Dim, TensorType};
 /// One size or several.
 pub(super) const SIZES: Reader<Vec<u64>> =
     Reader::new("a whole number, 1 or more, or a list of them", |node| match &node.kind {
-        Kind::List(items) if (1..=MAX_RANK).contains(&items.len()) => items.iter().map(SIZE.read).collect(),
+        Kind::List(items) if (1..=MAX_RANK).contains(&items.len()) => {
+            items.iter().map(SIZE.read).collect()
+        }
         _ => (SIZE.read)(node).map(|size| vec![size]),
     });
 
-/// A size that may be left to another argument.
+/// A size whose default comes from another argument.
 pub(super) const OPTIONAL_SIZE: Reader<Option<u64>> =
     Reader::new("a whole number, 1 or more, or null", |node| match node.kind {
         Kind::Null => Some(None),
         _ => (SIZE.read)(node).map(Some),
     });
 
-/// A shape, of which one size may be whatever is left.
-pub(super) const SHAPE: Reader<Vec<i64>> =
-    Reader::new("a list of whole numbers, 1 or more, of which one may be -1 (whatever is left)", |node| {
+/// A shape, in which one size may be inferred.
+pub(super) const SHAPE: Reader<Vec<i64>> = Reader::new(
+    "a list of whole numbers, 1 or more, of which one may be -1 (whatever is left)",
+    |node| {
         let Kind::List(items) = &node.kind else {
             return None;
         };
-        let sizes: Vec<i64> = items.iter().take(MAX_RANK + 1).map(INTEGER.read).collect::<Option<_>>()?;
+        let sizes: Vec<i64> =
+            items.iter().take(MAX_RANK + 1).map(INTEGER.read).collect::<Option<_>>()?;
         let sensible = sizes.iter().all(|size| *size >= 1 || *size == -1);
         let unknown = sizes.iter().filter(|size| **size == -1).count();
         ((1..=MAX_RANK).contains(&sizes.len()) && sensible && unknown <= 1).then_some(sizes)
-    });
+    },
+);
 
-/// Which dimension a PyTorch index means: `-1` is the last.
+/// The dimension of a PyTorch index: `-1` is the last.
 pub(super) fn dimension(index: i64, rank: usize) -> Result<usize, String> {
     let from_start = if index < 0 { index.checked_add_unsigned(rank as u64) } else { Some(index) };
     from_start
         .and_then(|index| usize::try_from(index).ok())
         .filter(|index| *index < rank)
         .ok_or_else(|| format!("the input has {rank} dimensions, so there is no dimension {index}"))
+}
+
+/// The dimension that an index means in the output of a layer that adds one to `rank` dimensions.
+pub(super) fn new_dimension(index: i64, rank: usize) -> Result<usize, String> {
+    let rank = rank + 1;
+    dimension(index, rank)
+        .map_err(|_| format!("the output has {rank} dimensions, so there is no dimension {index}"))
 }
 
 /// Refuses inputs of another dtype than float32, which parameters have.
@@ -56,11 +68,18 @@ pub(super) fn expect_floating(input: &TensorType) -> Result<(), String> {
     Err(format!("expected a floating-point input, found {}", input.dtype))
 }
 
-/// Refuses an input `[batch, channels, ..]` whose number of channels is not `expected`, which `argument` asks for.
-pub(super) fn expect_channels(input: &TensorType, argument: &str, expected: u64) -> Result<(), String> {
+/// Refuses an input `[batch, channels, ..]` whose number of channels is not `expected`, which
+/// `argument` asks for.
+pub(super) fn expect_channels(
+    input: &TensorType,
+    argument: &str,
+    expected: u64,
+) -> Result<(), String> {
     match input.dims() {
         [_, channels, ..] if *channels == Dim::Fixed(expected) => Ok(()),
-        [_, channels, ..] => Err(format!("expected {expected} channels ({argument}), found {channels} in {input}")),
+        [_, channels, ..] => {
+            Err(format!("expected {expected} channels ({argument}), found {channels} in {input}"))
+        }
         _ => Err(format!("expected an input [batch, {expected}, ..] ({argument}), found {input}")),
     }
 }

@@ -1,6 +1,6 @@
 //! Dimensions put in another order, added, removed and divided.
 
-use super::arguments::{dimension, SHAPE};
+use super::arguments::{dimension, new_dimension, SHAPE};
 use super::{layer, Rules};
 use crate::spec::MAX_RANK;
 use crate::yaml::{Kind, Reader, INTEGER};
@@ -40,7 +40,7 @@ layer! {
     Unflatten {
         /// The dimension; `-1` is the last.
         dim: i64 = INTEGER;
-        /// What it becomes; `-1` stands for whatever is left.
+        /// Its new sizes; `-1` is inferred.
         unflattened_size: Vec<i64> = SHAPE;
     }
 }
@@ -48,12 +48,19 @@ layer! {
 impl Permute {
     fn infer_one(&self, input: &TensorType) -> Result<TensorType, String> {
         let rank = input.shape.rank();
-        let order: Vec<usize> = self.dims.iter().map(|dim| dimension(*dim, rank)).collect::<Result<_, _>>()?;
+        let order: Vec<usize> =
+            self.dims.iter().map(|dim| dimension(*dim, rank)).collect::<Result<_, _>>()?;
         let all = (0..rank).all(|dim| order.contains(&dim));
         if !all || order.len() != rank {
-            return Err(format!("expected each dimension of {input} once in `dims`, found {:?}", self.dims));
+            return Err(format!(
+                "expected each dimension of {input} once in `dims`, found {:?}",
+                self.dims
+            ));
         }
-        Ok(TensorType::new(input.dtype, order.into_iter().map(|dim| input.dims()[dim].clone()).collect()))
+        Ok(TensorType::new(
+            input.dtype,
+            order.into_iter().map(|dim| input.dims()[dim].clone()).collect(),
+        ))
     }
 }
 
@@ -63,7 +70,9 @@ impl Squeeze {
         let along = dimension(self.dim, dims.len())?;
         match dims.remove(along) {
             Dim::Fixed(1) => Ok(TensorType::new(input.dtype, dims)),
-            other => Err(format!("expected a size of 1 in dimension {along}, found {other} in {input}")),
+            other => {
+                Err(format!("expected a size of 1 in dimension {along}, found {other} in {input}"))
+            }
         }
     }
 }
@@ -71,9 +80,7 @@ impl Squeeze {
 impl Unsqueeze {
     fn infer_one(&self, input: &TensorType) -> Result<TensorType, String> {
         let mut dims = input.dims().to_vec();
-        let along = dimension(self.dim, dims.len() + 1).map_err(|_| {
-            format!("the output has {} dimensions, so there is no dimension {}", dims.len() + 1, self.dim)
-        })?;
+        let along = new_dimension(self.dim, dims.len())?;
         dims.insert(along, Dim::Fixed(1));
         Ok(TensorType::new(input.dtype, dims))
     }
@@ -84,11 +91,14 @@ impl Unflatten {
         let along = dimension(self.dim, input.shape.rank())?;
         let (dims, size) = (input.dims(), &input.dims()[along]);
         let (wanted, misfit) = (&self.unflattened_size, || {
-            format!("cannot make {:?} of {size}, dimension {along} of {input}", self.unflattened_size)
+            format!(
+                "cannot make {:?} of {size}, dimension {along} of {input}",
+                self.unflattened_size
+            )
         });
         let mut known = wanted.iter().filter_map(|size| u64::try_from(*size).ok());
         let known = known.try_fold(1, u64::checked_mul).ok_or(OutOfRange)?;
-        let rest = size.divided_exactly(known).ok_or_else(misfit)?;
+        let rest = size.exact_div(known).ok_or_else(misfit)?;
         if !wanted.contains(&-1) && rest != Dim::Fixed(1) {
             return Err(misfit());
         }

@@ -1,17 +1,18 @@
 use super::arguments::{expect_channels, expect_float32};
-use super::extent::extent;
+use super::spatial::spatial_dims;
 use super::{layer, Rules};
 use crate::yaml::{Kind, Reader, FLAG, NON_NEGATIVE, PROBABILITY, SIZE};
 use crate::{DType, Dim, Init, OutOfRange, ParamSpec, TensorType};
 
-const MOMENTUM: Reader<Option<f64>> = Reader::new("a number between 0 and 1, or null", |node| match node.kind {
-    Kind::Null => Some(None),
-    _ => (PROBABILITY.read)(node).map(Some),
-});
+const MOMENTUM: Reader<Option<f64>> =
+    Reader::new("a number between 0 and 1, or null", |node| match node.kind {
+        Kind::Null => Some(None),
+        _ => (PROBABILITY.read)(node).map(Some),
+    });
 
 layer! {
-    /// Normalises each feature of `[batch, features]`, or `[batch, features, length]`, over the (micro)batch, then
-    /// scales and shifts; evaluation uses the running statistics.
+    /// Normalises each feature of `[batch, features]`, or `[batch, features, length]`, over the
+    /// (micro)batch, then scales and shifts; evaluation uses the running statistics.
     BatchNorm1d {
         /// Number of features.
         num_features: u64 = SIZE;
@@ -54,7 +55,8 @@ layer! {
         momentum: Option<f64> = MOMENTUM, or Some(0.1) => "0.1";
         /// Whether to scale by a learned weight and shift by a learned bias.
         affine: bool = FLAG, or false;
-        /// Whether to keep running statistics over the batches, and to normalise by them in evaluation.
+        /// Whether to keep running statistics over the batches, and to normalise by them in
+        /// evaluation.
         track_running_stats: bool = FLAG, or false;
     }
 }
@@ -85,10 +87,12 @@ macro_rules! norm {
 norm! {
     BatchNorm1d: |input| match input.shape.rank() {
         2 | 3 => Ok(()),
-        _ => Err(format!("expected an input [batch, features] or [batch, features, length], found {input}")),
+        _ => Err(format!(
+            "expected an input [batch, features] or [batch, features, length], found {input}"
+        )),
     };
-    BatchNorm2d: |input| extent::<2>(input).map(drop);
-    InstanceNorm2d: |input| extent::<2>(input).map(drop);
+    BatchNorm2d: |input| spatial_dims::<2>(input).map(drop);
+    InstanceNorm2d: |input| spatial_dims::<2>(input).map(drop);
 }
 
 fn params(channels: u64, affine: bool, track_running_stats: bool) -> Vec<ParamSpec> {

@@ -4,7 +4,8 @@ use crate::yaml::{FLAG, SIZE};
 use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
 
 layer! {
-    /// `x1 @ weight[i] @ x2 + bias[i]` for each element `i` of the output, over the last dimension of two inputs.
+    /// `x1 @ weight[i] @ x2 + bias[i]` for each element `i` of the output, over the last dimension
+    /// of two inputs.
     Bilinear {
         /// Size of the last dimension of the first input.
         in1_features: u64 = SIZE;
@@ -38,13 +39,15 @@ impl Rules for Bilinear {
         expect_float32(second)?;
         let sizes = [Dim::Fixed(self.in1_features), Dim::Fixed(self.in2_features)];
         match (first.dims(), second.dims()) {
-            ([outer @ .., one], [other @ .., two]) if outer == other && [one, two] == [&sizes[0], &sizes[1]] => {
+            ([outer @ .., one], [other @ .., two])
+                if outer == other && [one, two] == [&sizes[0], &sizes[1]] =>
+            {
                 let dims = [outer, &[Dim::Fixed(self.out_features)]].concat();
                 Ok(vec![TensorType::new(first.dtype, dims)])
             }
             _ => Err(format!(
-                "expected inputs [.., {}] (in1_features) and [.., {}] (in2_features) that are otherwise alike, \
-                 found {first} and {second}",
+                "expected inputs [.., {}] (in1_features) and [.., {}] (in2_features) that are \
+                 otherwise alike, found {first} and {second}",
                 self.in1_features, self.in2_features
             )),
         }
@@ -53,7 +56,11 @@ impl Rules for Bilinear {
     fn flops(&self, _: &[TensorType], outputs: &[TensorType]) -> Result<Dim, OutOfRange> {
         // For each element of the output: x1 times a matrix, and the result times x2.
         let second = self.in2_features.checked_mul(2).ok_or(OutOfRange)?;
-        let both = self.in1_features.checked_add(1).and_then(|rows| rows.checked_mul(second)).ok_or(OutOfRange)?;
+        let both = self
+            .in1_features
+            .checked_add(1)
+            .and_then(|rows| rows.checked_mul(second))
+            .ok_or(OutOfRange)?;
         Dim::product(outputs[0].dims())?.times_number(both)
     }
 }

@@ -2,17 +2,17 @@
 
 use super::Rules;
 use crate::yaml::{Choice, Mapping};
-use crate::Fault;
+use crate::Diagnostic;
 
 /// A kind's name, arguments and documentation; `layer!` writes it.
-pub(crate) trait Described: Sized + Rules {
+pub(crate) trait Declaration: Sized + Rules {
     const NAME: &'static str;
     const DOC: &'static str;
     const ARGUMENTS: &'static [Argument];
     /// Arguments that PyTorch has and this layer refuses.
-    const REFUSED: &'static [Refused];
+    const UNSUPPORTED: &'static [UnsupportedArgument];
 
-    fn read(arguments: &Mapping<'_>) -> Result<Self, Fault>;
+    fn read(arguments: &Mapping<'_>) -> Result<Self, Diagnostic>;
 }
 
 /// One argument of a kind of layer.
@@ -27,7 +27,7 @@ pub(crate) struct Argument {
 
 /// An argument of PyTorch's that a layer does not take, and what to do instead.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct UnsupportedArgument {
     pub(crate) name: &'static str,
     pub(crate) instead: &'static str,
 }
@@ -38,29 +38,30 @@ pub(crate) struct Manual {
     pub(crate) name: &'static str,
     pub(crate) doc: &'static str,
     pub(crate) arguments: &'static [Argument],
-    pub(crate) refused: &'static [Refused],
+    pub(crate) refused: &'static [UnsupportedArgument],
 }
 
 impl Manual {
-    pub(crate) fn of<L: Described>() -> Manual {
-        Manual { name: L::NAME, doc: L::DOC, arguments: L::ARGUMENTS, refused: L::REFUSED }
+    pub(crate) fn of<L: Declaration>() -> Manual {
+        Manual { name: L::NAME, doc: L::DOC, arguments: L::ARGUMENTS, refused: L::UNSUPPORTED }
     }
 }
 
 /// Reads and checks the arguments of one kind of layer.
-pub(crate) fn read_layer<L: Described>(choice: &Choice<'_>) -> Result<L, Fault> {
+pub(crate) fn read_layer<L: Declaration>(choice: &Choice<'_>) -> Result<L, Diagnostic> {
     let known: Vec<&str> = L::ARGUMENTS.iter().map(|argument| argument.name).collect();
-    for refused in L::REFUSED {
+    for refused in L::UNSUPPORTED {
         if let Some(key) = choice.argument(refused.name) {
-            let message = format!("argument `{}` is not supported: {}", refused.name, refused.instead);
-            return Err(Fault::new(key.place, message));
+            let message =
+                format!("argument `{}` is not supported: {}", refused.name, refused.instead);
+            return Err(Diagnostic::new(key.location, message));
         }
     }
     let arguments = choice.arguments(&known)?;
     let layer = L::read(&arguments)?;
     layer.check().map_err(|bad| {
-        let place = arguments.get(bad.name).map_or(choice.place, |node| node.place);
-        Fault::new(place, format!("`{}`: expected {}", bad.name, bad.expected))
+        let location = arguments.get(bad.name).map_or(choice.location, |node| node.location);
+        Diagnostic::new(location, format!("`{}`: expected {}", bad.name, bad.expected))
     })?;
     Ok(layer)
 }
@@ -77,7 +78,7 @@ pub(crate) fn read_layer<L: Described>(choice: &Choice<'_>) -> Result<L, Fault> 
 ///         /// What it is; the default as a file writes it follows where Rust writes it otherwise.
 ///         optional: [u64; 2] = PAIR, or [1, 1] => "1";
 ///     }
-///     refuses { other: "what to do instead"; }       // may be left out
+///     unsupported { other: "what to do instead"; }       // may be left out
 /// }
 /// ```
 macro_rules! layer {
@@ -89,7 +90,7 @@ macro_rules! layer {
                 $field:ident: $Type:ty = $reader:expr $(, or $default:expr $(=> $shown:literal)?)?;
             )*
         }
-        $(refuses { $($refused:ident: $instead:literal;)* })?
+        $(unsupported { $($refused:ident: $instead:literal;)* })?
     ) => {
         $(#[doc = $doc])+
         #[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
@@ -97,7 +98,7 @@ macro_rules! layer {
             $($(#[doc = $field_doc])+ pub $field: $Type,)*
         }
 
-        impl $crate::layers::Described for $Name {
+        impl $crate::layers::Declaration for $Name {
             const NAME: &'static str = stringify!($Name);
             const DOC: &'static str = concat!($($doc),+);
             const ARGUMENTS: &'static [$crate::layers::Argument] = &[$(
@@ -108,12 +109,15 @@ macro_rules! layer {
                     default: layer!(@shown $($default $(=> $shown)?)?),
                 }
             ),*];
-            const REFUSED: &'static [$crate::layers::Refused] = &[$($(
-                $crate::layers::Refused { name: stringify!($refused), instead: $instead }
+            const UNSUPPORTED: &'static [$crate::layers::UnsupportedArgument] = &[$($(
+                $crate::layers::UnsupportedArgument {
+                    name: stringify!($refused),
+                    instead: $instead,
+                }
             ),*)?];
 
             #[allow(unused_variables)] // a layer without arguments reads none
-            fn read(arguments: &$crate::yaml::Mapping<'_>) -> Result<Self, $crate::Fault> {
+            fn read(arguments: &$crate::yaml::Mapping<'_>) -> Result<Self, $crate::Diagnostic> {
                 $(let $field: $Type = layer!(@read arguments, $field, $reader $(, $default)?);)*
                 Ok($Name { $($field),* })
             }

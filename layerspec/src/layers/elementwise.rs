@@ -10,7 +10,10 @@ macro_rules! elementwise {
                 check(self)
             })?
 
-            fn infer(&self, inputs: &[$crate::TensorType]) -> Result<Vec<$crate::TensorType>, String> {
+            fn infer(
+                &self,
+                inputs: &[$crate::TensorType],
+            ) -> Result<Vec<$crate::TensorType>, String> {
                 $crate::layers::arguments::expect_floating(&inputs[0])?;
                 Ok(inputs.to_vec())
             }

@@ -18,7 +18,7 @@ layer! {
         /// A row that stays zero and is not trained; `-1` is the last.
         padding_idx: Option<i64> = ROW, or None => "null";
     }
-    refuses {
+    unsupported {
         max_norm: "rows are never rescaled; leave it out";
         norm_type: "it means something only with `max_norm`; leave it out";
         scale_grad_by_freq: "gradients are plain sums; leave it out";

@@ -25,8 +25,8 @@ impl Rules for Flatten {
             ));
         }
         let dims = input.dims();
-        let flat = Dim::product(&dims[start..=end])?;
-        let dims = [&dims[..start], &[flat], &dims[end + 1..]].concat();
+        let layer = Dim::product(&dims[start..=end])?;
+        let dims = [&dims[..start], &[layer], &dims[end + 1..]].concat();
         Ok(vec![TensorType::new(input.dtype, dims)])
     }
 

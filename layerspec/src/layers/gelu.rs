@@ -13,7 +13,7 @@ pub enum Approximate {
 }
 
 const APPROXIMATE: Reader<Approximate> =
-    Reader::word("`none` or `tanh`", &["none", "tanh"], |node| match node.as_text()? {
+    Reader::keyword("`none` or `tanh`", &["none", "tanh"], |node| match node.as_text()? {
         "none" => Some(Approximate::None),
         "tanh" => Some(Approximate::Tanh),
         _ => None,

@@ -17,8 +17,11 @@ impl Rules for GLU {
         expect_floating(input)?;
         let mut dims = input.dims().to_vec();
         let along = dimension(self.dim, dims.len())?;
-        dims[along] = dims[along].divided_exactly(2).ok_or_else(|| {
-            format!("expected a size that has a half in dimension {along}, found {} in {input}", dims[along])
+        dims[along] = dims[along].exact_div(2).ok_or_else(|| {
+            format!(
+                "expected a size that has a half in dimension {along}, found {} in {input}",
+                dims[along]
+            )
         })?;
         Ok(vec![TensorType::new(input.dtype, dims)])
     }

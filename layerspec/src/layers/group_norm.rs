@@ -4,7 +4,8 @@ use crate::yaml::{FLAG, NON_NEGATIVE, SIZE};
 use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
 
 layer! {
-    /// Normalises groups of channels of each sample of `[batch, channels, ..]`, then scales and shifts each channel.
+    /// Normalises groups of channels of each sample of `[batch, channels, ..]`, then scales and
+    /// shifts each channel.
     GroupNorm {
         /// Number of groups, which share the channels equally.
         num_groups: u64 = SIZE;

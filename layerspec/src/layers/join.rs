@@ -1,4 +1,4 @@
-use super::arguments::dimension;
+use super::arguments::{dimension, new_dimension};
 use super::rules::Arity;
 use super::{layer, Rules};
 use crate::yaml::INTEGER;
@@ -25,7 +25,7 @@ layer! {
 layer! {
     /// Takes the second input from the first, element by element; sizes of 1 broadcast.
     Sub {}
-    refuses { alpha: "multiply the second input before, with `Scale`"; }
+    unsupported { alpha: "multiply the second input before, with `Scale`"; }
 }
 
 layer! {
@@ -49,7 +49,11 @@ macro_rules! broadcasting {
                 others.iter().try_fold(first.clone(), joined).map(|joined| vec![joined])
             }
 
-            fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Result<Dim, OutOfRange> {
+            fn flops(
+                &self,
+                inputs: &[TensorType],
+                outputs: &[TensorType],
+            ) -> Result<Dim, OutOfRange> {
                 Dim::product(outputs[0].dims())?.times_number(inputs.len() as u64 - 1)
             }
         }
@@ -62,25 +66,30 @@ broadcasting! { Add: Arity::Several, Mul: Arity::Several, Sub: Arity::Two }
 fn joined(left: TensorType, right: &TensorType) -> Result<TensorType, String> {
     expect_same_dtype(&left, right)?;
     let dims = broadcast(left.dims(), right.dims()).map_err(|sizes| {
-        format!("expected inputs whose shapes are equal or broadcast, found {left} and {right}: {sizes}")
+        format!(
+            "expected inputs whose shapes are equal or broadcast, found {left} and {right}: \
+             {sizes}"
+        )
     })?;
     Ok(TensorType::new(left.dtype, dims))
 }
 
 /// The shape of an element-wise result, by PyTorch's rule: shapes are aligned at their end, and a
-/// size goes with itself or with 1. A word goes with itself or 1 only. The error says which sizes do not.
+/// size goes with itself or with 1. A symbol goes with itself or 1 only. The error says which sizes
+/// do not.
 pub(super) fn broadcast(left: &[Dim], right: &[Dim]) -> Result<Vec<Dim>, String> {
     let one = Dim::Fixed(1);
     let size = |dims: &[Dim], from_end: usize| {
         let index = dims.len().checked_sub(from_end);
         index.and_then(|index| dims.get(index)).unwrap_or(&one).clone()
     };
-    let dims =
-        (1..=left.len().max(right.len())).rev().map(|from_end| match (size(left, from_end), size(right, from_end)) {
+    let dims = (1..=left.len().max(right.len())).rev().map(|from_end| {
+        match (size(left, from_end), size(right, from_end)) {
             (a, b) if a == b || b == one => Ok(a),
             (a, b) if a == one => Ok(b),
             (a, b) => Err(format!("{a} against {b}")),
-        });
+        }
+    });
     dims.collect()
 }
 
@@ -103,10 +112,12 @@ impl Rules for Concat {
         for other in others {
             expect_same_dtype(first, other)?;
             let fits = other.shape.rank() == dims.len()
-                && (0..dims.len()).all(|index| index == along || other.dims()[index] == dims[index]);
+                && (0..dims.len())
+                    .all(|index| index == along || other.dims()[index] == dims[index]);
             if !fits {
                 return Err(format!(
-                    "expected inputs that differ in dimension {along} only, found {first} and {other}"
+                    "expected inputs that differ in dimension {along} only, found {first} and \
+                     {other}"
                 ));
             }
             dims[along] = dims[along].plus(&other.dims()[along])?;
@@ -130,9 +141,7 @@ impl Rules for Stack {
             return Err(format!("expected inputs that are alike, found {first} and {other}"));
         }
         let mut dims = first.dims().to_vec();
-        let along = dimension(self.dim, dims.len() + 1).map_err(|_| {
-            format!("the output has {} dimensions, so there is no dimension {}", dims.len() + 1, self.dim)
-        })?;
+        let along = new_dimension(self.dim, dims.len())?;
         dims.insert(along, Dim::Fixed(inputs.len() as u64));
         Ok(vec![TensorType::new(first.dtype, dims)])
     }

@@ -1,22 +1,25 @@
-//! The two halves of a decoder layer of Llama (Touvron et al. 2023, arXiv:2302.13971), with Hugging Face's names.
+//! The two halves of a decoder layer of Llama (Touvron et al. 2023, arXiv:2302.13971), with Hugging
+//! Face's names.
 
 use super::arguments::{bad, expect_float32, OPTIONAL_SIZE};
-use super::attention::{Reach, Sequence};
+use super::attention::{AttentionDims, Sequence};
 use super::rotary::FLOPS_EACH;
 use super::{layer, Arity, BadArgument, Rules};
 use crate::yaml::{FLAG, NUMBER, PROBABILITY, SIZE};
 use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
 
 layer! {
-    /// Attention of every position of `[batch, seq, hidden_size]` to itself and earlier ones, whose queries and keys know
-    /// their positions by `RotaryEmbedding`; after its input comes the mask that its arguments tell of. As Hugging Face's;
-    /// `RMSNorm` stands before it and `Add` after it. Not PyTorch's.
+    /// Attention of every position of `[batch, seq, hidden_size]` to itself and earlier ones, whose
+    /// queries and keys know their positions by `RotaryEmbedding`; after its input comes the mask
+    /// that its arguments tell of. As Hugging Face's; `RMSNorm` stands before it and `Add` after
+    /// it. Not PyTorch's.
     LlamaAttention {
         /// Size of the last dimension of input and output.
         hidden_size: u64 = SIZE;
         /// Number of heads.
         num_attention_heads: u64 = SIZE;
-        /// Number of heads of keys and values, each for as many of the queries'; `null` is `num_attention_heads`.
+        /// Number of heads of keys and values (grouped-query attention); `null` is
+        /// `num_attention_heads`.
         num_key_value_heads: Option<u64> = OPTIONAL_SIZE, or None => "null";
         /// Size of a head, an even number; `null` is `hidden_size` by `num_attention_heads`.
         head_dim: Option<u64> = OPTIONAL_SIZE, or None => "null";
@@ -28,15 +31,16 @@ layer! {
         attention_dropout: f64 = PROBABILITY, or 0.0;
         /// Whether a position attends to no later one.
         is_causal: bool = FLAG, or true;
-        /// Whether a further input, `[batch, seq]` of bool, is true where a position is never attended to.
+        /// Whether there is a further input, a mask `[batch, seq]` of bool. True excludes a
+        /// position from attention.
         key_padding_mask: bool = FLAG, or false;
     }
-    refuses { rope_scaling: "angles are those of `rope_theta`; leave it out"; }
+    unsupported { rope_scaling: "angles are those of `rope_theta`; leave it out"; }
 }
 
 layer! {
-    /// `down(silu(gate(x)) * up(x))`, three linear layers (SwiGLU, Shazeer 2020, arXiv:2002.05202), as Hugging Face's. Not
-    /// PyTorch's.
+    /// `down(silu(gate(x)) * up(x))`, three linear layers (SwiGLU, Shazeer 2020, arXiv:2002.05202),
+    /// as Hugging Face's. Not PyTorch's.
     LlamaMLP {
         /// Size of the last dimension of input and output.
         hidden_size: u64 = SIZE;
@@ -48,7 +52,11 @@ layer! {
 }
 
 /// Weight and perhaps bias of a linear layer.
-fn linear([weight, bias]: [&'static str; 2], [rows, columns]: [u64; 2], has_bias: bool) -> Vec<ParamSpec> {
+fn linear(
+    [weight, bias]: [&'static str; 2],
+    [rows, columns]: [u64; 2],
+    has_bias: bool,
+) -> Vec<ParamSpec> {
     let init = Init::fan_in(columns as f64);
     let mut params = vec![ParamSpec::parameter(weight, vec![rows, columns], init)];
     params.extend(has_bias.then(|| ParamSpec::parameter(bias, vec![rows], init)));
@@ -66,14 +74,15 @@ impl LlamaAttention {
         self.head_dim.unwrap_or(self.hidden_size.checked_div(self.num_attention_heads).unwrap_or(0))
     }
 
-    /// Widths of all queries and of all keys. Too large a size stays too large, and the number of elements says so.
+    /// Widths of all queries and of all keys. Too large a size stays too large, and the number of
+    /// elements says so.
     pub fn widths(&self) -> [u64; 2] {
         self.heads().map(|heads| heads.saturating_mul(self.head_size()))
     }
 
-    fn reach<'a>(&self, inputs: &'a [TensorType]) -> Result<Reach<'a>, String> {
-        let input = Sequence::expect(&inputs[0], "input", true, ("hidden_size", self.hidden_size))?;
-        Reach::between(input, input, self.num_attention_heads)
+    fn dims<'a>(&self, inputs: &'a [TensorType]) -> Result<AttentionDims<'a>, String> {
+        let input = Sequence::expect(&inputs[0], "input", true, "hidden_size", self.hidden_size)?;
+        AttentionDims::between(input, input, self.num_attention_heads)
     }
 }
 
@@ -88,10 +97,16 @@ impl Rules for LlamaAttention {
     fn check(&self) -> Result<(), BadArgument> {
         let [queries, keys] = self.heads();
         if self.head_dim.is_none() && self.hidden_size.checked_rem(queries) != Some(0) {
-            return Err(bad("num_attention_heads", format!("a divisor of hidden_size ({})", self.hidden_size)));
+            return Err(bad(
+                "num_attention_heads",
+                format!("a divisor of hidden_size ({})", self.hidden_size),
+            ));
         }
         if queries.checked_rem(keys) != Some(0) {
-            return Err(bad("num_key_value_heads", format!("a divisor of num_attention_heads ({queries})")));
+            return Err(bad(
+                "num_key_value_heads",
+                format!("a divisor of num_attention_heads ({queries})"),
+            ));
         }
         if !self.head_size().is_multiple_of(2) {
             return Err(bad(
@@ -117,22 +132,22 @@ impl Rules for LlamaAttention {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        let reach = self.reach(inputs)?;
+        let dims = self.dims(inputs)?;
         if let Some(mask) = inputs.get(1) {
-            reach.expect_padding_mask(mask, "key_padding_mask")?;
+            dims.expect_padding_mask(mask, "key_padding_mask")?;
         }
         Ok(vec![inputs[0].clone()])
     }
 
     fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {
-        let reach = self.reach(inputs).map_err(|_| OutOfRange)?;
+        let dims = self.dims(inputs).map_err(|_| OutOfRange)?;
         let [queries, keys] = self.widths();
         let both = Dim::Fixed(queries).plus(&Dim::Fixed(keys))?;
         // For each position: the four projections, and the turning of queries and keys.
         let projections = both.times_number(self.hidden_size)?.times_number(4)?;
         let each = projections.plus(&both.times_number(FLOPS_EACH)?)?;
-        let Sequence { samples, positions } = reach.queries;
-        Dim::product([samples, positions, &each])?.plus(&reach.flops(queries)?)
+        let Sequence { samples, positions } = dims.queries;
+        Dim::product([samples, positions, &each])?.plus(&dims.flops(queries)?)
     }
 }
 
@@ -152,15 +167,20 @@ impl Rules for LlamaMLP {
         expect_float32(input)?;
         match input.dims() {
             [.., last] if *last == Dim::Fixed(self.hidden_size) => Ok(inputs.to_vec()),
-            _ => Err(format!("expected an input [.., {}] (hidden_size), found {input}", self.hidden_size)),
+            _ => Err(format!(
+                "expected an input [.., {}] (hidden_size), found {input}",
+                self.hidden_size
+            )),
         }
     }
 
     fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {
-        // For each element of the input a column of three products; the activation (5) and a product in between.
+        // For each element of the input a column of three products; the activation (5) and a
+        // product in between.
         let each = Dim::Fixed(self.intermediate_size).times_number(6)?;
         let rows = inputs[0].dims().split_last().map_or(&[][..], |(_, outer)| outer);
-        let between = Dim::product(rows)?.times_number(self.intermediate_size)?.times_number(5 + 1)?;
+        let between =
+            Dim::product(rows)?.times_number(self.intermediate_size)?.times_number(5 + 1)?;
         Dim::product(inputs[0].dims())?.times(&each)?.plus(&between)
     }
 }

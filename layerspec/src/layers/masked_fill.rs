@@ -10,7 +10,8 @@ const VALUE: Reader<f64> = Reader::new("a number, `.inf` or `-.inf`", |node| mat
 });
 
 layer! {
-    /// Puts a number where the second input, a mask of `bool`, is true; their sizes of 1 broadcast.
+    /// Replaces elements by a number if the second input, a mask of `bool`, is true; sizes of 1
+    /// broadcast.
     MaskedFill {
         /// The number.
         value: f64 = VALUE;
@@ -28,8 +29,9 @@ impl Rules for MaskedFill {
         if mask.dtype != DType::Bool {
             return Err(format!("expected a mask of dtype bool as the second input, found {mask}"));
         }
-        let dims = broadcast(input.dims(), mask.dims())
-            .map_err(|sizes| format!("expected a mask whose shape broadcasts with {input}, found {mask}: {sizes}"))?;
+        let dims = broadcast(input.dims(), mask.dims()).map_err(|sizes| {
+            format!("expected a mask whose shape broadcasts with {input}, found {mask}: {sizes}")
+        })?;
         Ok(vec![TensorType::new(input.dtype, dims)])
     }
 

@@ -18,14 +18,21 @@ impl Rules for MatMul {
         expect_floating(left)?;
         expect_same_dtype(left, right)?;
         match (left.dims(), right.dims()) {
-            ([left_outer @ .., rows, inner], [right_outer @ .., other, columns]) if inner == other => {
+            ([left_outer @ .., rows, inner], [right_outer @ .., other, columns])
+                if inner == other =>
+            {
                 let mut dims = broadcast(left_outer, right_outer).map_err(|sizes| {
-                    format!("expected outer dimensions that broadcast, found {left} and {right}: {sizes}")
+                    format!(
+                        "expected outer dimensions that broadcast, found {left} and {right}: \
+                         {sizes}"
+                    )
                 })?;
                 dims.extend([rows.clone(), columns.clone()]);
                 Ok(vec![TensorType::new(left.dtype, dims)])
             }
-            _ => Err(format!("expected inputs [.., n, m] and [.., m, k], found {left} and {right}")),
+            _ => {
+                Err(format!("expected inputs [.., n, m] and [.., m, k], found {left} and {right}"))
+            }
         }
     }
 

@@ -12,7 +12,6 @@ mod declare;
 mod dropout;
 mod elementwise;
 mod embedding;
-mod extent;
 mod flatten;
 mod gelu;
 mod glu;
@@ -24,7 +23,6 @@ mod llama;
 mod masked_fill;
 mod matmul;
 mod multihead_attention;
-mod own;
 mod pad;
 mod piecewise;
 mod pixel_shuffle;
@@ -41,12 +39,14 @@ mod rules;
 mod scale;
 mod slice;
 mod softmax;
+mod spatial;
 mod split;
 mod transformer;
 mod transformer_decoder;
 mod transformer_encoder;
 mod transpose;
 mod upsample;
+mod user_defined;
 mod window;
 
 pub use activation::{Identity, LogSigmoid, ReLU, SiLU, Sigmoid, Softsign, Tanh, Tanhshrink};
@@ -56,7 +56,6 @@ pub use bilinear::Bilinear;
 pub use conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
 pub use dropout::{Dropout, Dropout2d};
 pub use embedding::Embedding;
-pub use extent::Padding;
 pub use flatten::Flatten;
 pub use gelu::{Approximate, GELU};
 pub use glu::GLU;
@@ -68,11 +67,13 @@ pub use llama::{LlamaAttention, LlamaMLP};
 pub use masked_fill::MaskedFill;
 pub use matmul::MatMul;
 pub use multihead_attention::MultiheadAttention;
-pub use own::{Arg, Args, Custom, Declared, Made, ParamName, Size, TorchScript};
 pub use pad::{Pad, PadMode};
 pub use piecewise::{Hardshrink, Hardsigmoid, Hardswish, Hardtanh, ReLU6, Softshrink};
 pub use pixel_shuffle::{PixelShuffle, PixelUnshuffle};
-pub use pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
+pub use pool::{
+    AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d,
+    MaxPool2d,
+};
 pub use positions::{LearnedPositions, PositionalEncoding};
 pub use prelu::PReLU;
 pub use rectifier::{LeakyReLU, Mish, Softplus, Threshold, CELU, ELU, SELU};
@@ -85,26 +86,30 @@ pub use rules::Arity;
 pub use scale::Scale;
 pub use slice::{Select, Slice};
 pub use softmax::{LogSoftmax, Softmax, Softmin};
+pub use spatial::Padding;
 pub use split::{Chunk, Sections, Split};
 pub use transformer::Activation;
 pub use transformer_decoder::TransformerDecoderLayer;
 pub use transformer_encoder::TransformerEncoderLayer;
 pub use transpose::Transpose;
 pub use upsample::{Interpolation, Upsample};
+pub use user_defined::{
+    Arg, Args, Custom, DeclaredOutput, DeclaredParam, ParamName, Size, TorchScript,
+};
 
 use arguments::bad;
 pub(crate) use declare::Manual;
-use declare::{layer, read_layer, Argument, Described, Refused};
+use declare::{layer, read_layer, Argument, Declaration, UnsupportedArgument};
 use rules::{BadArgument, Rules};
 
 use crate::yaml::Choice;
-use crate::{Dim, Fault, OutOfRange, ParamSpec, Role, TensorType};
+use crate::{Diagnostic, Dim, OutOfRange, ParamSpec, Role, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// Makes [`LayerKind`] and everything that goes through all kinds from one list of them.
 macro_rules! layers {
     ($($Name:ident),* $(,)?) => {
-        /// What a layer computes, with its checked arguments, named as in PyTorch.
+        /// A kind of layer with its checked arguments, named as in PyTorch.
         #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
         pub enum LayerKind {
             $(#[doc = concat!("See [`", stringify!($Name), "`].")] $Name($Name),)*
@@ -115,7 +120,7 @@ macro_rules! layers {
             pub const NAMES: &'static [&'static str] = &[$(stringify!($Name)),*];
 
             /// The kind that a file names, with its arguments read and checked.
-            pub(crate) fn read(choice: &Choice<'_>) -> Result<LayerKind, Fault> {
+            pub(crate) fn read(choice: &Choice<'_>) -> Result<LayerKind, Diagnostic> {
                 match choice.name {
                     $(stringify!($Name) => read_layer::<$Name>(choice).map(LayerKind::$Name),)*
                     _ => Err(choice.unknown("layer", LayerKind::NAMES)),
@@ -245,12 +250,13 @@ layers! {
 }
 
 impl LayerKind {
-    /// How many inputs the layer takes.
+    /// The number of inputs that the layer takes.
     pub fn arity(&self) -> Arity {
         self.rules().arity()
     }
 
-    /// Whether it takes the outermost dimension of its input for positions of a sequence that it mixes.
+    /// Whether it takes the outermost dimension of its input for positions of a sequence that it
+    /// mixes.
     pub(crate) fn mixes_outermost(&self) -> bool {
         self.rules().mixes_outermost()
     }
@@ -267,7 +273,8 @@ impl LayerKind {
         let tied = |own: &ParamSpec| {
             own.role == Role::Parameter
                 && others.iter().any(|other| {
-                    (other.name, &other.shape, other.dtype, other.role) == (own.name, &own.shape, own.dtype, own.role)
+                    (other.name, &other.shape, other.dtype, other.role)
+                        == (own.name, &own.shape, own.dtype, own.role)
                 })
         };
         self.params().iter().filter(|own| tied(own)).map(|own| own.name).collect()

@@ -5,16 +5,16 @@ use crate::yaml::{Kind, Reader, INTEGER, NUMBER};
 use crate::{Dim, OutOfRange, TensorType};
 use serde::{Deserialize, Serialize};
 
-/// What padding holds.
+/// The content of padding.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum PadMode {
     /// One number.
     Constant,
-    /// What mirrors the inside, the edge not repeated.
+    /// The mirrored inside, without repeating the edge.
     Reflect,
-    /// What is at the edge.
+    /// The element at the edge.
     Replicate,
-    /// What is at the other end.
+    /// The elements at the other end.
     Circular,
 }
 
@@ -35,7 +35,7 @@ impl PadMode {
     }
 }
 
-/// Refuses padding that would need more of the input than there is.
+/// Refuses padding that needs more elements than the input has.
 pub(super) fn expect_room(mode: PadMode, size: &Dim, places: u64) -> Result<(), String> {
     let most = match (mode, size.as_fixed()) {
         (PadMode::Reflect, Some(size)) => size.saturating_sub(1),
@@ -45,28 +45,39 @@ pub(super) fn expect_room(mode: PadMode, size: &Dim, places: u64) -> Result<(), 
     if places <= most {
         return Ok(());
     }
-    Err(format!("expected {} padding of at most {most} for a size of {size}, found {places}", mode.name()))
+    Err(format!(
+        "expected {} padding of at most {most} for a size of {size}, found {places}",
+        mode.name()
+    ))
 }
 
-const MODE: Reader<PadMode> = Reader::word(
+const MODE: Reader<PadMode> = Reader::keyword(
     "`constant`, `reflect`, `replicate` or `circular`",
     &["constant", "reflect", "replicate", "circular"],
     |node| PadMode::named(node.as_text()?),
 );
 
-const PAD: Reader<Vec<i64>> =
-    Reader::new("a list of whole numbers, two for each dimension: [before, after] of the last first", |node| {
+const PAD: Reader<Vec<i64>> = Reader::new(
+    "a list of whole numbers, two for each dimension: [before, after] of the last first",
+    |node| {
         let Kind::List(items) = &node.kind else { return None };
         let fits = items.len() % 2 == 0 && (2..=2 * MAX_RANK).contains(&items.len());
-        items.iter().filter(|_| fits).map(INTEGER.read).collect::<Option<Vec<i64>>>().filter(|pad| !pad.is_empty())
-    });
+        items
+            .iter()
+            .filter(|_| fits)
+            .map(INTEGER.read)
+            .collect::<Option<Vec<i64>>>()
+            .filter(|pad| !pad.is_empty())
+    },
+);
 
 layer! {
-    /// Adds places at the ends of dimensions, as `torch.nn.functional.pad`.
+    /// Adds elements at the ends of dimensions, like `torch.nn.functional.pad`.
     Pad {
-        /// How many before and after the last dimension, then the one before it, and so on; below zero takes places away.
+        /// The numbers of elements before and after the last dimension, then the one before it, and
+        /// so on. Numbers below zero remove elements.
         pad: Vec<i64> = PAD;
-        /// What they hold: `value`, what mirrors the inside, what is at the edge, or what is at the other end.
+        /// Their content: `value`, the mirrored inside, the edge, or the other end.
         mode: PadMode = MODE, or PadMode::Constant => "constant";
         /// The number of `mode: constant`.
         value: f64 = NUMBER, or 0.0;
@@ -79,10 +90,16 @@ impl Rules for Pad {
             return Ok(());
         }
         if self.pad.iter().any(|places| *places < 0) {
-            return Err(bad("pad", format!("numbers of 0 or more with mode `{}`", self.mode.name())));
+            return Err(bad(
+                "pad",
+                format!("numbers of 0 or more with mode `{}`", self.mode.name()),
+            ));
         }
         if self.value != 0.0 {
-            return Err(bad("value", format!("nothing, as mode `{}` has no use for it", self.mode.name())));
+            return Err(bad(
+                "value",
+                format!("nothing, as mode `{}` has no use for it", self.mode.name()),
+            ));
         }
         Ok(())
     }
@@ -97,8 +114,8 @@ impl Rules for Pad {
         let is_image = (1..=3).contains(&padded) && (padded + 1..=padded + 2).contains(&dims.len());
         if self.mode != PadMode::Constant && !is_image {
             return Err(format!(
-                "mode `{}` pads the last one, two or three dimensions of an input that has one or two more, \
-                 found {input} and `pad` for {padded}",
+                "mode `{}` pads the last one, two or three dimensions of an input that has one or \
+                 two more, found {input} and `pad` for {padded}",
                 self.mode.name()
             ));
         }
@@ -108,7 +125,9 @@ impl Rules for Pad {
             }
             let added = ends[0].checked_add(ends[1]).ok_or(OutOfRange)?;
             let left = size.plus_number(added).ok().filter(|size| *size != Dim::Fixed(0));
-            *size = left.ok_or_else(|| format!("nothing is left of a size of {size} with padding {ends:?}"))?;
+            *size = left.ok_or_else(|| {
+                format!("nothing is left of a size of {size} with padding {ends:?}")
+            })?;
         }
         Ok(vec![TensorType::new(input.dtype, dims)])
     }

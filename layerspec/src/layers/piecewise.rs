@@ -8,7 +8,7 @@ use crate::yaml::{NON_NEGATIVE, NUMBER};
 layer! {
     /// `min(max(x, 0), 6)`, element by element.
     ReLU6 {}
-    refuses { inplace: "the result is the same without it"; }
+    unsupported { inplace: "the result is the same without it"; }
 }
 
 layer! {
@@ -19,7 +19,7 @@ layer! {
         /// The upper bound.
         max_val: f64 = NUMBER, or 1.0;
     }
-    refuses {
+    unsupported {
         inplace: "the result is the same without it";
         min_value: "it is called `min_val`";
         max_value: "it is called `max_val`";
@@ -29,13 +29,13 @@ layer! {
 layer! {
     /// `x / 6 + 1/2` within 0 and 1, element by element.
     Hardsigmoid {}
-    refuses { inplace: "the result is the same without it"; }
+    unsupported { inplace: "the result is the same without it"; }
 }
 
 layer! {
     /// `x` times the `Hardsigmoid` of `x`, element by element.
     Hardswish {}
-    refuses { inplace: "the result is the same without it"; }
+    unsupported { inplace: "the result is the same without it"; }
 }
 
 layer! {
@@ -49,7 +49,7 @@ layer! {
 layer! {
     /// `x` moved towards zero by `lambd`, but not beyond zero, element by element.
     Softshrink {
-        /// How far it is moved.
+        /// The distance.
         lambd: f64 = NON_NEGATIVE, or 0.5;
     }
 }

@@ -3,8 +3,8 @@ use crate::yaml::SIZE;
 use crate::{Dim, OutOfRange, TensorType};
 
 layer! {
-    /// Makes an image larger by laying its channels side by side: `[.., channels * r * r, height, width]` becomes
-    /// `[.., channels, height * r, width * r]`.
+    /// Makes an image larger by laying its channels side by side: `[.., channels * r * r, height,
+    /// width]` becomes `[.., channels, height * r, width * r]`.
     PixelShuffle {
         /// `r`.
         upscale_factor: u64 = SIZE;
@@ -12,7 +12,8 @@ layer! {
 }
 
 layer! {
-    /// Undoes `PixelShuffle`: `[.., channels, height * r, width * r]` becomes `[.., channels * r * r, height, width]`.
+    /// Undoes `PixelShuffle`: `[.., channels, height * r, width * r]` becomes `[.., channels * r *
+    /// r, height, width]`.
     PixelUnshuffle {
         /// `r`.
         downscale_factor: u64 = SIZE;
@@ -28,7 +29,8 @@ fn image(input: &TensorType) -> Result<(&[Dim], [&Dim; 3]), String> {
 }
 
 fn divided(what: &str, size: &Dim, by: u64, input: &TensorType) -> Result<Dim, String> {
-    size.divided_exactly(by).ok_or_else(|| format!("expected {what} that divides by {by}, found {size} in {input}"))
+    size.exact_div(by)
+        .ok_or_else(|| format!("expected {what} that divides by {by}, found {size} in {input}"))
 }
 
 impl Rules for PixelShuffle {
@@ -37,7 +39,8 @@ impl Rules for PixelShuffle {
         let (outer, [channels, height, width]) = image(input)?;
         let square = factor.checked_mul(factor).ok_or(OutOfRange)?;
         let channels = divided("a number of channels", channels, square, input)?;
-        let dims = [outer, &[channels, height.times_number(factor)?, width.times_number(factor)?]].concat();
+        let dims = [outer, &[channels, height.times_number(factor)?, width.times_number(factor)?]]
+            .concat();
         Ok(vec![TensorType::new(input.dtype, dims)])
     }
 
@@ -51,7 +54,10 @@ impl Rules for PixelUnshuffle {
         let (factor, input) = (self.downscale_factor, &inputs[0]);
         let (outer, [channels, height, width]) = image(input)?;
         let channels = channels.times_number(factor)?.times_number(factor)?;
-        let (height, width) = (divided("a height", height, factor, input)?, divided("a width", width, factor, input)?);
+        let (height, width) = (
+            divided("a height", height, factor, input)?,
+            divided("a width", width, factor, input)?,
+        );
         Ok(vec![TensorType::new(input.dtype, [outer, &[channels, height, width]].concat())])
     }
 

@@ -1,14 +1,15 @@
 use super::arguments::{bad, expect_floating};
-use super::extent::{extent, with_extent, Extent};
+use super::spatial::{spatial_dims, with_spatial_dims, Spatial};
 use super::window::Window;
 use super::{layer, BadArgument, Rules};
 use crate::yaml::{Kind, Reader, FLAG, INTEGER};
 use crate::{Dim, OutOfRange, TensorType};
 
-const DIVISOR: Reader<Option<i64>> = Reader::new("a whole number other than 0, or null", |node| match node.kind {
-    Kind::Null => Some(None),
-    _ => (INTEGER.read)(node).filter(|divisor| *divisor != 0).map(Some),
-});
+const DIVISOR: Reader<Option<i64>> =
+    Reader::new("a whole number other than 0, or null", |node| match node.kind {
+        Kind::Null => Some(None),
+        _ => (INTEGER.read)(node).filter(|divisor| *divisor != 0).map(Some),
+    });
 
 /// Declares a pool that takes the largest element.
 macro_rules! max_pool {
@@ -17,17 +18,17 @@ macro_rules! max_pool {
             $(#[doc = $doc])+
             $Name {
                 /// Size of the window.
-                kernel_size: [u64; $N] = Extent::<$N>::SIZES;
+                kernel_size: [u64; $N] = Spatial::<$N>::SIZES;
                 /// Step from one window to the next.
-                stride: [u64; $N] = Extent::<$N>::SIZES, or kernel_size;
-                /// Places that never win added at every side; at most half the kernel.
-                padding: [u64; $N] = Extent::<$N>::COUNTS, or [0; $N] => "0";
-                /// Distance between the window's own places.
-                dilation: [u64; $N] = Extent::<$N>::SIZES, or [1; $N] => "1";
+                stride: [u64; $N] = Spatial::<$N>::SIZES, or kernel_size;
+                /// Elements of minus infinity added at every side; at most half the kernel.
+                padding: [u64; $N] = Spatial::<$N>::COUNTS, or [0; $N] => "0";
+                /// Distance between elements of the window.
+                dilation: [u64; $N] = Spatial::<$N>::SIZES, or [1; $N] => "1";
                 /// Whether a last window may reach over the end.
                 ceil_mode: bool = FLAG, or false;
             }
-            refuses {
+            unsupported {
                 return_indices: "the layer has one output; leave it out";
             }
         }
@@ -47,11 +48,11 @@ layer! {
     /// The mean of each window of `[batch, channels, length]`.
     AvgPool1d {
         /// Size of the window.
-        kernel_size: [u64; 1] = Extent::<1>::SIZES;
+        kernel_size: [u64; 1] = Spatial::<1>::SIZES;
         /// Step from one window to the next.
-        stride: [u64; 1] = Extent::<1>::SIZES, or kernel_size;
+        stride: [u64; 1] = Spatial::<1>::SIZES, or kernel_size;
         /// Zeros added at every side; at most half the kernel.
-        padding: [u64; 1] = Extent::<1>::COUNTS, or [0] => "0";
+        padding: [u64; 1] = Spatial::<1>::COUNTS, or [0] => "0";
         /// Whether a last window may reach over the end.
         ceil_mode: bool = FLAG, or false;
         /// Whether the zeros of the padding count in the mean.
@@ -63,52 +64,54 @@ layer! {
     /// The mean of each window of `[batch, channels, height, width]`.
     AvgPool2d {
         /// Size of the window.
-        kernel_size: [u64; 2] = Extent::<2>::SIZES;
+        kernel_size: [u64; 2] = Spatial::<2>::SIZES;
         /// Step from one window to the next.
-        stride: [u64; 2] = Extent::<2>::SIZES, or kernel_size;
+        stride: [u64; 2] = Spatial::<2>::SIZES, or kernel_size;
         /// Zeros added at every side; at most half the kernel.
-        padding: [u64; 2] = Extent::<2>::COUNTS, or [0, 0] => "0";
+        padding: [u64; 2] = Spatial::<2>::COUNTS, or [0, 0] => "0";
         /// Whether a last window may reach over the end.
         ceil_mode: bool = FLAG, or false;
         /// Whether the zeros of the padding count in the mean.
         count_include_pad: bool = FLAG, or true;
-        /// What the sum is divided by, instead of the number of places.
+        /// The divisor of the sum, instead of the number of elements.
         divisor_override: Option<i64> = DIVISOR, or None => "null";
     }
 }
 
 layer! {
-    /// The mean of each of so many equal windows of `[batch, channels, length]` that the output has the size asked for.
+    /// Takes the mean of each window of `[batch, channels, length]`. The number of windows is the
+    /// size of the output.
     AdaptiveAvgPool1d {
         /// Length of the output.
-        output_size: [u64; 1] = Extent::<1>::SIZES;
+        output_size: [u64; 1] = Spatial::<1>::SIZES;
     }
 }
 
 layer! {
-    /// The mean of each of so many equal windows that the output has the size asked for.
+    /// Takes the mean of each window. The number of windows is the size of the output.
     AdaptiveAvgPool2d {
         /// Height and width of the output.
-        output_size: [u64; 2] = Extent::<2>::SIZES;
+        output_size: [u64; 2] = Spatial::<2>::SIZES;
     }
 }
 
 layer! {
-    /// The largest element of each of so many equal windows that the output has the size asked for.
+    /// Takes the largest element of each window. The number of windows is the size of the output.
     AdaptiveMaxPool2d {
         /// Height and width of the output.
-        output_size: [u64; 2] = Extent::<2>::SIZES;
+        output_size: [u64; 2] = Spatial::<2>::SIZES;
     }
-    refuses {
+    unsupported {
         return_indices: "the layer has one output; leave it out";
     }
 }
 
-fn is_wide(window: Window) -> bool {
-    window.reach().is_none_or(|reach| window.padding > reach / 2)
+fn has_excess_padding(window: Window) -> bool {
+    window.effective_kernel_size().is_none_or(|reach| window.padding > reach / 2)
 }
 
-/// Rules of a layer that slides a window, with the window's dilation: as many operations as the windows have places.
+/// Rules of a layer that slides a window, with the window's dilation: one operation for each
+/// element of each window.
 macro_rules! pool {
     ($($Name:ident, $N:literal: $dilation:expr);* $(;)?) => {$(
         impl $Name {
@@ -126,7 +129,7 @@ macro_rules! pool {
 
         impl Rules for $Name {
             fn check(&self) -> Result<(), BadArgument> {
-                match (0..$N).any(|axis| is_wide(self.window(axis))) {
+                match (0..$N).any(|axis| has_excess_padding(self.window(axis))) {
                     true => Err(bad("padding", "at most half of what the kernel reaches over")),
                     false => Ok(()),
                 }
@@ -134,13 +137,14 @@ macro_rules! pool {
 
             fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
                 expect_floating(&inputs[0])?;
-                let (_, channels, _) = extent::<$N>(&inputs[0])?;
-                let places = |axis: usize, size: &Dim| self.window(axis).places(size);
-                Ok(vec![with_extent::<$N>(&inputs[0], channels, places)?])
+                let (_, channels, _) = spatial_dims::<$N>(&inputs[0])?;
+                let places = |axis: usize, size: &Dim| self.window(axis).output_size(size);
+                Ok(vec![with_spatial_dims::<$N>(&inputs[0], channels, places)?])
             }
 
             fn flops(&self, _: &[TensorType], outputs: &[TensorType]) -> Result<Dim, OutOfRange> {
-                let places = self.kernel_size.into_iter().try_fold(1, u64::checked_mul).ok_or(OutOfRange)?;
+                let places =
+                    self.kernel_size.into_iter().try_fold(1, u64::checked_mul).ok_or(OutOfRange)?;
                 Dim::product(outputs[0].dims())?.times_number(places)
             }
         }
@@ -160,9 +164,9 @@ macro_rules! adaptive {
         impl Rules for $Name {
             fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
                 expect_floating(&inputs[0])?;
-                let (_, channels, _) = extent::<$N>(&inputs[0])?;
+                let (_, channels, _) = spatial_dims::<$N>(&inputs[0])?;
                 let size = |axis: usize, _: &Dim| Ok(Dim::Fixed(self.output_size[axis]));
-                Ok(vec![with_extent::<$N>(&inputs[0], channels, size)?])
+                Ok(vec![with_spatial_dims::<$N>(&inputs[0], channels, size)?])
             }
 
             fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {

@@ -1,4 +1,4 @@
-//! What tells a sequence's positions apart, added to them.
+//! Layers that add an encoding of each position to a sequence.
 
 use super::arguments::{expect_float32, expect_floating};
 use super::attention::Sequence;
@@ -7,8 +7,9 @@ use crate::yaml::{FLAG, PROBABILITY, SIZE};
 use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
 
 layer! {
-    /// Adds sines and cosines of each position's number to it (Vaswani et al. 2017, arXiv:1706.03762), then drops out:
-    /// `sin(position / 10000^(2i / d_model))` in column `2i`, the cosine in the next. PyTorch has it in a tutorial.
+    /// Adds sines and cosines of each position's number to it (Vaswani et al. 2017,
+    /// arXiv:1706.03762), then drops out: `sin(position / 10000^(2i / d_model))` in column `2i`,
+    /// the cosine in the next. PyTorch has it in a tutorial.
     PositionalEncoding {
         /// Size of the input's last dimension.
         d_model: u64 = SIZE;
@@ -22,7 +23,8 @@ layer! {
 }
 
 layer! {
-    /// Adds a learned row to each position: an `Embedding` of the positions' numbers. Not PyTorch's.
+    /// Adds a learned row to each position: an `Embedding` of the positions' numbers. Not
+    /// PyTorch's.
     LearnedPositions {
         /// Number of rows; longer sequences are refused.
         num_positions: u64 = SIZE;
@@ -33,19 +35,23 @@ layer! {
     }
 }
 
-/// Refuses an input that is not a sequence of vectors of this size, or is longer than `most`, which `argument` says.
+/// Refuses an input that is not a sequence of vectors of this size, or is longer than `most`, which
+/// `argument` says.
 fn expect_positions(
     input: &TensorType,
     batch_first: bool,
     d_model: u64,
-    (argument, most): (&str, u64),
+    argument: &str,
+    most: u64,
 ) -> Result<(), String> {
     let Some(Sequence { positions, .. }) = Sequence::of(input, batch_first, d_model) else {
         let dims = if batch_first { "batch, seq" } else { "seq, batch" };
         return Err(format!("expected an input [{dims}, {d_model}] (d_model), found {input}"));
     };
     match positions.as_fixed() {
-        Some(length) if length > most => Err(format!("expected at most {most} positions ({argument}), found {input}")),
+        Some(length) if length > most => {
+            Err(format!("expected at most {most} positions ({argument}), found {input}"))
+        }
         _ => Ok(()),
     }
 }
@@ -57,7 +63,7 @@ impl Rules for PositionalEncoding {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_floating(&inputs[0])?;
-        expect_positions(&inputs[0], self.batch_first, self.d_model, ("max_len", self.max_len))?;
+        expect_positions(&inputs[0], self.batch_first, self.d_model, "max_len", self.max_len)?;
         Ok(inputs.to_vec())
     }
 
@@ -79,7 +85,13 @@ impl Rules for LearnedPositions {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         expect_float32(&inputs[0])?;
-        expect_positions(&inputs[0], self.batch_first, self.d_model, ("num_positions", self.num_positions))?;
+        expect_positions(
+            &inputs[0],
+            self.batch_first,
+            self.d_model,
+            "num_positions",
+            self.num_positions,
+        )?;
         Ok(inputs.to_vec())
     }
 

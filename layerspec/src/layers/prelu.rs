@@ -6,9 +6,9 @@ use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
 layer! {
     /// `x`, and below zero `weight * x` with a learned weight.
     PReLU {
-        /// How many weights there are: one for all, or one for each channel (dimension 1).
+        /// The number of weights: one for all, or one for each channel (dimension 1).
         num_parameters: u64 = SIZE, or 1;
-        /// What the weights begin with.
+        /// The initial value of the weights.
         init: f64 = NUMBER, or 0.25;
     }
 }
@@ -26,7 +26,8 @@ impl Rules for PReLU {
             (1, _) => Ok(inputs.to_vec()),
             (channels, [_, found, ..]) if *found == Dim::Fixed(channels) => Ok(inputs.to_vec()),
             (channels, _) => Err(format!(
-                "expected an input [batch, {channels}, ..] with a channel for each weight (num_parameters), found {input}"
+                "expected an input [batch, {channels}, ..] with a channel for each weight \
+                 (num_parameters), found {input}"
             )),
         }
     }

@@ -1,8 +1,9 @@
-//! Activation functions that are the identity, or nearly so, for large elements, and something else for small ones.
+//! Activation functions that are the identity, or nearly so, for large elements, and something else
+//! for small ones.
 
 use super::arguments::bad;
 use super::elementwise::elementwise;
-use super::layer;
+use super::{layer, BadArgument};
 use crate::yaml::NUMBER;
 
 layer! {
@@ -11,7 +12,7 @@ layer! {
         /// The slope below zero.
         negative_slope: f64 = NUMBER, or 0.01;
     }
-    refuses { inplace: "the result is the same without it"; }
+    unsupported { inplace: "the result is the same without it"; }
 }
 
 layer! {
@@ -20,7 +21,7 @@ layer! {
         /// The size of the limit below zero.
         alpha: f64 = NUMBER, or 1.0;
     }
-    refuses { inplace: "the result is the same without it"; }
+    unsupported { inplace: "the result is the same without it"; }
 }
 
 layer! {
@@ -29,13 +30,14 @@ layer! {
         /// The size of the limit below zero.
         alpha: f64 = NUMBER, or 1.0;
     }
-    refuses { inplace: "the result is the same without it"; }
+    unsupported { inplace: "the result is the same without it"; }
 }
 
 layer! {
-    /// `ELU` scaled so that means and variances go towards 0 and 1 (Klambauer et al. 2017, arXiv:1706.02515).
+    /// `ELU` scaled so that means and variances go towards 0 and 1 (Klambauer et al. 2017,
+    /// arXiv:1706.02515).
     SELU {}
-    refuses { inplace: "the result is the same without it"; }
+    unsupported { inplace: "the result is the same without it"; }
 }
 
 layer! {
@@ -43,7 +45,7 @@ layer! {
     Softplus {
         /// How steeply it bends.
         beta: f64 = NUMBER, or 1.0;
-        /// Where `beta * x` is above it, the result is `x` itself.
+        /// If `beta * x` is above it, the result is `x` itself.
         threshold: f64 = NUMBER, or 20.0;
     }
 }
@@ -51,26 +53,33 @@ layer! {
 layer! {
     /// `x * tanh(log(1 + exp(x)))`, element by element.
     Mish {}
-    refuses { inplace: "the result is the same without it"; }
+    unsupported { inplace: "the result is the same without it"; }
 }
 
 layer! {
-    /// `x` where it is above `threshold`, else `value`, element by element.
+    /// `x` if it is above `threshold`, else `value`, element by element.
     Threshold {
-        /// What an element has to exceed.
+        /// The bound that an element has to exceed.
         threshold: f64 = NUMBER;
-        /// What stands in for the others.
+        /// The value of the other elements.
         value: f64 = NUMBER;
     }
-    refuses { inplace: "the result is the same without it"; }
+    unsupported { inplace: "the result is the same without it"; }
+}
+
+fn not_zero(name: &'static str, value: f64) -> Result<(), BadArgument> {
+    if value == 0.0 {
+        return Err(bad(name, "a number other than 0"));
+    }
+    Ok(())
 }
 
 elementwise! {
     LeakyReLU: 2;
     ELU: 4;
-    CELU: 5, |layer| if layer.alpha == 0.0 { Err(bad("alpha", "a number other than 0")) } else { Ok(()) };
+    CELU: 5, |layer| not_zero("alpha", layer.alpha);
     SELU: 5;
-    Softplus: 5, |layer| if layer.beta == 0.0 { Err(bad("beta", "a number other than 0")) } else { Ok(()) };
+    Softplus: 5, |layer| not_zero("beta", layer.beta);
     Mish: 8;
     Threshold: 1;
 }

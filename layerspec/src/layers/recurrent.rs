@@ -10,13 +10,15 @@ use std::sync::LazyLock;
 /// More layers are refused: each has parameters with names of their own.
 const MAX_LAYERS: u64 = 64;
 
-const LAYERS: Reader<u64> =
-    Reader::new("a whole number from 1 to 64", |node| (SIZE.read)(node).filter(|layers| *layers <= MAX_LAYERS));
+const LAYERS: Reader<u64> = Reader::new("a whole number from 1 to 64", |node| {
+    (SIZE.read)(node).filter(|layers| *layers <= MAX_LAYERS)
+});
 
 /// PyTorch's names of the parameters of each layer, forward and reverse.
 static NAMES: LazyLock<Vec<[[String; 4]; 2]>> = LazyLock::new(|| {
     let of = |layer: u64, direction: &str| {
-        ["weight_ih", "weight_hh", "bias_ih", "bias_hh"].map(|name| format!("{name}_l{layer}{direction}"))
+        ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
+            .map(|name| format!("{name}_l{layer}{direction}"))
     };
     (0..MAX_LAYERS).map(|layer| ["", "_reverse"].map(|direction| of(layer, direction))).collect()
 });
@@ -31,15 +33,15 @@ pub enum Nonlinearity {
 }
 
 const NONLINEARITY: Reader<Nonlinearity> =
-    Reader::word("`tanh` or `relu`", &["tanh", "relu"], |node| match node.as_text()? {
+    Reader::keyword("`tanh` or `relu`", &["tanh", "relu"], |node| match node.as_text()? {
         "tanh" => Some(Nonlinearity::Tanh),
         "relu" => Some(Nonlinearity::Relu),
         _ => None,
     });
 
-/// What parameters, shapes and costs depend on.
+/// The arguments that determine parameters, shapes and costs.
 struct Steps {
-    /// How many vectors of the hidden size each step computes.
+    /// The number of gates: vectors of the hidden size that each step computes.
     gates: u64,
     input: u64,
     hidden: u64,
@@ -70,7 +72,9 @@ impl Steps {
         let rows = self.gates.saturating_mul(self.hidden);
         let mut params = Vec::new();
         for (layer, names) in (0..self.layers).zip(NAMES.iter()) {
-            for (_, [of_input, of_hidden, bias_of_input, bias_of_hidden]) in (0..self.directions).zip(names) {
+            for (_, [of_input, of_hidden, bias_of_input, bias_of_hidden]) in
+                (0..self.directions).zip(names)
+            {
                 params.push(ParamSpec::parameter(of_input, vec![rows, self.input_of(layer)], init));
                 params.push(ParamSpec::parameter(of_hidden, vec![rows, self.hidden], init));
                 if self.bias {
@@ -84,11 +88,14 @@ impl Steps {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         let input = &inputs[0];
-        let Sequence { samples, .. } = Sequence::expect(input, "input", self.batch_first, ("input_size", self.input))?;
+        let Sequence { samples, .. } =
+            Sequence::expect(input, "input", self.batch_first, "input_size", self.input)?;
         let runs = self.layers.checked_mul(self.directions).ok_or(OutOfRange)?;
         let dims = vec![Dim::Fixed(runs), samples.clone(), Dim::Fixed(self.hidden)];
         let state = TensorType::new(DType::Float32, dims);
-        if let Some((name, given)) = self.states.iter().zip(&inputs[1..]).find(|(_, given)| **given != state) {
+        if let Some((name, given)) =
+            self.states.iter().zip(&inputs[1..]).find(|(_, given)| **given != state)
+        {
             return Err(format!("expected for `{name}` {state}, found {given}"));
         }
         let mut dims = input.dims().to_vec();
@@ -102,7 +109,10 @@ impl Steps {
         let [first, second, _] = inputs[0].dims() else { return Err(OutOfRange) };
         let of_width = |width: u64, times: u64| {
             let columns = width.checked_add(self.hidden)?.checked_mul(2)?.checked_add(8)?;
-            columns.checked_mul(self.gates.checked_mul(self.hidden)?)?.checked_mul(self.directions)?.checked_mul(times)
+            columns
+                .checked_mul(self.gates.checked_mul(self.hidden)?)?
+                .checked_mul(self.directions)?
+                .checked_mul(times)
         };
         let others = self.layers.saturating_sub(1);
         let each = of_width(self.input, 1).zip(of_width(self.input_of(1), others));
@@ -116,15 +126,17 @@ macro_rules! recurrent {
     (
         $(#[doc = $doc:literal])+
         $Name:ident: $gates:literal gates, states $states:expr
-        $(, with $(#[doc = $own_doc:literal])+ $own:ident: $Own:ty = $reader:expr, or $default:expr => $shown:literal)?
-        $(, refuses { $($refused:ident: $instead:literal;)* })?
+        $(, with $(#[doc = $own_doc:literal])+
+            $own:ident: $Own:ty = $reader:expr, or $default:expr => $shown:literal)?
+        $(, unsupported { $($refused:ident: $instead:literal;)* })?
     ) => {
         layer! {
             $(#[doc = $doc])+
             $Name {
                 /// Size of the input's last dimension.
                 input_size: u64 = SIZE;
-                /// Size of a state, and of the output's last dimension (twice that where it goes both ways).
+                /// Size of a state, and of the output's last dimension (twice that if it is
+                /// bidirectional).
                 hidden_size: u64 = SIZE;
                 /// Number of layers, each of which goes through what the one below it gave.
                 num_layers: u64 = LAYERS, or 1;
@@ -135,10 +147,11 @@ macro_rules! recurrent {
                 batch_first: bool = FLAG, or false;
                 /// Probability that an element is set to zero of what one layer gives to the next.
                 dropout: f64 = PROBABILITY, or 0.0;
-                /// Whether it goes through the sequence from its end, too, with parameters for that.
+                /// Whether it goes through the sequence from its end, too, with parameters for
+                /// that.
                 bidirectional: bool = FLAG, or false;
             }
-            $(refuses { $($refused: $instead;)* })?
+            $(unsupported { $($refused: $instead;)* })?
         }
 
         impl $Name {
@@ -181,9 +194,10 @@ macro_rules! recurrent {
 }
 
 recurrent! {
-    /// Goes through a sequence (Elman 1990): each step makes a state of its input and the state before. Inputs: the
-    /// sequence and, if not zeros, the states before the first step, `[layers and directions, batch, hidden_size]`.
-    /// Outputs, which `out_variables` can name: the last layer's states at every step, and all layers' after the last.
+    /// Goes through a sequence (Elman 1990): each step makes a state of its input and the state
+    /// before. Inputs: the sequence and, if not zeros, the states before the first step, `[layers
+    /// and directions, batch, hidden_size]`. Outputs, which `out_variables` can name: the last
+    /// layer's states at every step, and all layers' after the last.
     RNN: 1 gates, states &["h_0"],
     with
         /// The function of each step.
@@ -196,9 +210,9 @@ recurrent! {
 }
 
 recurrent! {
-    /// As `RNN`, with gates and a second state that lasts (Hochreiter and Schmidhuber 1997). Inputs: the sequence and, if
-    /// not zeros, both states before the first step. Outputs: the last layer's first states at every step, and both states
-    /// of all layers after the last.
+    /// As `RNN`, with gates and a second state that lasts (Hochreiter and Schmidhuber 1997).
+    /// Inputs: the sequence and, if not zeros, both states before the first step. Outputs: the last
+    /// layer's first states at every step, and both states of all layers after the last.
     LSTM: 4 gates, states &["h_0", "c_0"],
-    refuses { proj_size: "states are not projected; leave it out"; }
+    unsupported { proj_size: "states are not projected; leave it out"; }
 }

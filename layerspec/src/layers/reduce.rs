@@ -4,11 +4,14 @@ use crate::spec::MAX_RANK;
 use crate::yaml::{Kind, Reader, FLAG, INTEGER};
 use crate::{Dim, OutOfRange, TensorType};
 
-const DIMS: Reader<Vec<i64>> = Reader::new("a whole number, or a list of them", |node| match &node.kind {
-    Kind::List(items) if (1..=MAX_RANK).contains(&items.len()) => items.iter().map(INTEGER.read).collect(),
-    Kind::List(_) => None,
-    _ => (INTEGER.read)(node).map(|dim| vec![dim]),
-});
+const DIMS: Reader<Vec<i64>> =
+    Reader::new("a whole number, or a list of them", |node| match &node.kind {
+        Kind::List(items) if (1..=MAX_RANK).contains(&items.len()) => {
+            items.iter().map(INTEGER.read).collect()
+        }
+        Kind::List(_) => None,
+        _ => (INTEGER.read)(node).map(|dim| vec![dim]),
+    });
 
 layer! {
     /// The mean over a dimension or several.
@@ -52,7 +55,9 @@ fn reduced(input: &TensorType, dims: &[i64], keep: bool) -> Result<TensorType, S
     let mut gone = vec![false; input.shape.rank()];
     for dim in dims {
         if std::mem::replace(&mut gone[dimension(*dim, input.shape.rank())?], true) {
-            return Err(format!("expected each dimension once in `dim`, found {dims:?} for {input}"));
+            return Err(format!(
+                "expected each dimension once in `dim`, found {dims:?} for {input}"
+            ));
         }
     }
     let sizes = input.dims().iter().zip(gone);

@@ -3,18 +3,20 @@ use super::{layer, Rules};
 use crate::yaml::{Kind, Reader, FLAG, NON_NEGATIVE};
 use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
 
-const EPS: Reader<Option<f64>> = Reader::new("a number, 0 or more, or null", |node| match node.kind {
-    Kind::Null => Some(None),
-    _ => (NON_NEGATIVE.read)(node).map(Some),
-});
+const EPS: Reader<Option<f64>> =
+    Reader::new("a number, 0 or more, or null", |node| match node.kind {
+        Kind::Null => Some(None),
+        _ => (NON_NEGATIVE.read)(node).map(Some),
+    });
 
 layer! {
-    /// Divides by the root of the mean square over the last dimensions, then scales (Zhang and Sennrich 2019,
-    /// arXiv:1910.07467).
+    /// Divides by the root of the mean square over the last dimensions, then scales (Zhang and
+    /// Sennrich 2019, arXiv:1910.07467).
     RMSNorm {
         /// The last dimension's size, or the last dimensions' sizes.
         normalized_shape: Vec<u64> = SIZES;
-        /// Added to the mean square, against division by zero; `null` is the smallest step from 1 that float32 has.
+        /// Added to the mean square, against division by zero; `null` is the smallest step from 1
+        /// that float32 has.
         eps: Option<f64> = EPS, or None => "null";
         /// Whether to scale by a learned weight.
         elementwise_affine: bool = FLAG, or true;

@@ -4,18 +4,20 @@ use crate::yaml::{FLAG, NUMBER, SIZE};
 use crate::{Dim, OutOfRange, TensorType};
 
 layer! {
-    /// Turns pairs of elements by angles that grow with the position (Su et al. 2021, arXiv:2104.09864): what queries and
-    /// keys pass before attention in Llama and its like. The input is `[batch, heads, seq, head_dim]`; with `num_heads` it
-    /// is `[batch, seq, num_heads*head_dim]`. Not PyTorch's.
+    /// Turns pairs of elements by angles that grow with the position (Su et al. 2021,
+    /// arXiv:2104.09864): what queries and keys pass before attention in Llama and its like. The
+    /// input is `[batch, heads, seq, head_dim]`; with `num_heads` it is `[batch, seq,
+    /// num_heads*head_dim]`. Not PyTorch's.
     RotaryEmbedding {
         /// Size of a head, an even number.
         head_dim: u64 = SIZE;
         /// Pair `i` turns by `base^(-2i / head_dim)` from one position to the next.
         base: f64 = NUMBER, or 10000.0;
-        /// Whether a pair is two elements side by side, and not one of a head's first half and one of its second, as Hugging
-        /// Face has it.
+        /// Whether a pair is two elements side by side, and not one of a head's first half and one
+        /// of its second, as Hugging Face has it.
         interleaved: bool = FLAG, or false;
-        /// Number of heads that lie side by side in the last dimension; `null` where they have a dimension of their own.
+        /// Number of heads that lie side by side in the last dimension; `null` if they have a
+        /// dimension of their own.
         num_heads: Option<u64> = OPTIONAL_SIZE, or None => "null";
     }
 }
@@ -39,14 +41,18 @@ impl Rules for RotaryEmbedding {
         expect_floating(input)?;
         match (self.num_heads, input.dims()) {
             (None, [_, _, _, last]) if *last == Dim::Fixed(self.head_dim) => Ok(inputs.to_vec()),
-            (None, _) => {
-                Err(format!("expected an input [batch, heads, seq, {}] (head_dim), found {input}", self.head_dim))
-            }
+            (None, _) => Err(format!(
+                "expected an input [batch, heads, seq, {}] (head_dim), found {input}",
+                self.head_dim
+            )),
             (Some(heads), dims) => {
                 let width = heads.checked_mul(self.head_dim).ok_or(OutOfRange)?;
                 match dims {
                     [_, _, last] if *last == Dim::Fixed(width) => Ok(inputs.to_vec()),
-                    _ => Err(format!("expected an input [batch, seq, {width}] (num_heads * head_dim), found {input}")),
+                    _ => Err(format!(
+                        "expected an input [batch, seq, {width}] (num_heads * head_dim), found \
+                         {input}"
+                    )),
                 }
             }
         }

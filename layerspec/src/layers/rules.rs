@@ -1,22 +1,22 @@
-//! What every kind of layer must say of itself.
+//! The rules that every kind of layer implements.
 
 use crate::{Dim, OutOfRange, ParamSpec, TensorType};
 
-/// What a layer does to types, and what it costs. All of it is checked arithmetic: a layer that
-/// came over the wire may hold any numbers.
+/// The types and costs of a layer. All arithmetic is checked, because a layer from the wire may
+/// hold any numbers.
 pub(crate) trait Rules {
-    /// How many inputs the layer takes.
+    /// The number of inputs that the layer takes.
     fn arity(&self) -> Arity {
         Arity::One
     }
 
-    /// What no argument can tell alone: whether the arguments fit each other.
+    /// Checks that the arguments fit each other.
     fn check(&self) -> Result<(), BadArgument> {
         Ok(())
     }
 
-    /// Whether it takes the outermost dimension of its input for positions of a sequence, from one of which to another
-    /// something goes.
+    /// Whether it treats the outermost dimension of its input as positions of a sequence, and mixes
+    /// them.
     fn mixes_outermost(&self) -> bool {
         false
     }
@@ -33,7 +33,7 @@ pub(crate) trait Rules {
     fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Result<Dim, OutOfRange>;
 }
 
-/// How many inputs a kind of layer takes.
+/// The number of inputs that a kind of layer takes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Arity {
     /// Exactly one.
@@ -44,7 +44,7 @@ pub enum Arity {
     Several,
     /// One or more.
     Any,
-    /// As many as one of these lists names.
+    /// One input for each name of one of these lists.
     Named(Vec<Vec<&'static str>>),
 }
 
@@ -57,22 +57,25 @@ impl Arity {
                 let named = |list: &Vec<&str>| format!("{} ({})", list.len(), list.join(", "));
                 let expected: Vec<String> = lists.iter().map(named).collect();
                 Err(format!(
-                    "expected as inputs {}, found {inputs}; name those after the first in `in_variables: [..]`",
+                    "expected as inputs {}, found {inputs}; name those after the first in \
+                     `in_variables: [..]`",
                     expected.join(" or ")
                 ))
             }
             (Arity::One, 1) | (Arity::Two, 2) | (Arity::Several, 2..) | (Arity::Any, 1..) => Ok(()),
             (Arity::One | Arity::Any, 0) => Err("expected one input, found none".into()),
             (Arity::One, _) => Err(format!(
-                "expected one input, found {inputs}; `merge: add`, `mul` or `concat` joins `in_variables` to it"
+                "expected one input, found {inputs}; `merge: add`, `mul` or `concat` joins \
+                 `in_variables` to it"
             )),
             (Arity::Two, 3..) => Err(format!("expected two inputs, found {inputs}")),
-            (Arity::Two, _) => {
-                Err(format!("expected two inputs, found {inputs}; name the second one in `in_variables: [..]`"))
-            }
-            (Arity::Several, _) => {
-                Err(format!("expected two inputs or more, found {inputs}; name the others in `in_variables: [..]`"))
-            }
+            (Arity::Two, _) => Err(format!(
+                "expected two inputs, found {inputs}; name the second one in `in_variables: [..]`"
+            )),
+            (Arity::Several, _) => Err(format!(
+                "expected two inputs or more, found {inputs}; name the others in `in_variables: \
+                 [..]`"
+            )),
         }
     }
 }

@@ -9,30 +9,31 @@ const PLACE: Reader<Option<i64>> = Reader::new("a whole number, or null", |node|
 });
 
 layer! {
-    /// Takes a part of a dimension: `x[start:end:step]` there. Unlike in Python, what lies outside is an error.
+    /// Takes a part of a dimension: `x[start:end:step]` there. Unlike in Python, what lies outside
+    /// is an error.
     Slice {
         /// The dimension; `-1` is the last.
         dim: i64 = INTEGER, or 0;
-        /// The first place; below zero from the end; `null` is the beginning.
+        /// The first index; below zero it counts from the end; `null` is the beginning.
         start: Option<i64> = PLACE, or None => "null";
-        /// The place after the last; below zero from the end; `null` is the end.
+        /// The index after the last; below zero it counts from the end; `null` is the end.
         end: Option<i64> = PLACE, or None => "null";
-        /// Distance from one place to the next.
+        /// Distance from one index to the next.
         step: u64 = SIZE, or 1;
     }
 }
 
 layer! {
-    /// Takes one place of a dimension, which is gone then.
+    /// Selects one index of a dimension, which the output does not have.
     Select {
         /// The dimension; `-1` is the last.
         dim: i64 = INTEGER;
-        /// The place; below zero from the end.
+        /// The index; below zero it counts from the end.
         index: i64 = INTEGER;
     }
 }
 
-/// The place that a number means, from the beginning; below zero it counts from the end.
+/// The index from the beginning; a number below zero counts from the end.
 fn place(number: i64, size: &Dim) -> Result<Dim, OutOfRange> {
     match u64::try_from(number) {
         Ok(number) => Ok(Dim::Fixed(number)),
@@ -40,7 +41,8 @@ fn place(number: i64, size: &Dim) -> Result<Dim, OutOfRange> {
     }
 }
 
-/// `end - start`, where both are numbers or both count from the same end, or the end is the word's.
+/// `end - start`, where both are numbers or both count from the same end, or the end is the
+/// symbol's.
 fn length(start: i64, end: Option<i64>, size: &Dim) -> Option<Dim> {
     match (size.as_fixed(), end) {
         (Some(_), _) => {
@@ -50,7 +52,9 @@ fn length(start: i64, end: Option<i64>, size: &Dim) -> Option<Dim> {
         }
         (None, None) if start < 0 => u64::try_from(start.checked_neg()?).ok().map(Dim::Fixed),
         (None, None) => size.plus_number(start.checked_neg()?).ok(),
-        (None, Some(end)) if (start < 0) == (end < 0) => u64::try_from(end.checked_sub(start)?).ok().map(Dim::Fixed),
+        (None, Some(end)) if (start < 0) == (end < 0) => {
+            u64::try_from(end.checked_sub(start)?).ok().map(Dim::Fixed)
+        }
         (None, Some(end)) if end < 0 => size.plus_number(end.checked_sub(start)?).ok(),
         (None, Some(_)) => None,
     }
@@ -68,16 +72,20 @@ impl Rules for Slice {
             format!("expected a part of dimension {along} of {input}, found [{start}:{end}]")
         };
         let start = self.start.unwrap_or(0);
-        let places = [Some(start), self.end].into_iter().flatten().map(|number| place(number, size));
+        let places =
+            [Some(start), self.end].into_iter().flatten().map(|number| place(number, size));
         for place in places {
             let place = place.map_err(|_| misfit())?;
             if place.as_fixed().zip(size.as_fixed()).is_some_and(|(place, size)| place > size) {
                 return Err(misfit());
             }
         }
-        let length = length(start, self.end, size).filter(|length| *length != Dim::Fixed(0)).ok_or_else(misfit)?;
-        let last = i64::try_from(self.step).ok().and_then(|step| step.checked_sub(1)).ok_or(OutOfRange)?;
-        dims[along] = length.plus_number(last)?.divided_down(self.step)?;
+        let length = length(start, self.end, size)
+            .filter(|length| *length != Dim::Fixed(0))
+            .ok_or_else(misfit)?;
+        let last =
+            i64::try_from(self.step).ok().and_then(|step| step.checked_sub(1)).ok_or(OutOfRange)?;
+        dims[along] = length.plus_number(last)?.floor_div(self.step)?;
         Ok(vec![TensorType::new(input.dtype, dims)])
     }
 
@@ -93,9 +101,14 @@ impl Rules for Select {
         let along = dimension(self.dim, dims.len())?;
         let size = dims.remove(along);
         let place = place(self.index, &size).ok();
-        let outside = |place: &Dim| place.as_fixed().zip(size.as_fixed()).is_some_and(|(place, size)| place >= size);
+        let outside = |place: &Dim| {
+            place.as_fixed().zip(size.as_fixed()).is_some_and(|(place, size)| place >= size)
+        };
         if place.as_ref().is_none_or(outside) {
-            return Err(format!("there is no place {} in dimension {along} of {input}", self.index));
+            return Err(format!(
+                "there is no place {} in dimension {along} of {input}",
+                self.index
+            ));
         }
         Ok(vec![TensorType::new(input.dtype, dims)])
     }

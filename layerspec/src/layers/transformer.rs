@@ -1,6 +1,6 @@
-//! What encoder and decoder layers have in common: their parts' parameters and costs.
+//! The parameters and costs of the parts that encoder and decoder layers share.
 
-use super::attention::Reach;
+use super::attention::AttentionDims;
 use crate::yaml::Reader;
 use crate::{Dim, Init, OutOfRange, ParamSpec};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ pub enum Activation {
 }
 
 pub(super) const ACTIVATION: Reader<Activation> =
-    Reader::word("`relu` or `gelu`", &["relu", "gelu"], |node| match node.as_text()? {
+    Reader::keyword("`relu` or `gelu`", &["relu", "gelu"], |node| match node.as_text()? {
         "relu" => Some(Activation::Relu),
         "gelu" => Some(Activation::Gelu),
         _ => None,
@@ -34,7 +34,12 @@ pub(super) struct Block {
 }
 
 impl Block {
-    fn part(&self, [weight, bias]: Names, shape: Vec<u64>, [of_weight, of_bias]: [Init; 2]) -> Vec<ParamSpec> {
+    fn part(
+        &self,
+        [weight, bias]: Names,
+        shape: Vec<u64>,
+        [of_weight, of_bias]: [Init; 2],
+    ) -> Vec<ParamSpec> {
         let size = shape[0];
         let mut params = vec![ParamSpec::parameter(weight, shape, of_weight)];
         if self.bias {
@@ -43,45 +48,61 @@ impl Block {
         params
     }
 
-    /// Of an attention. PyTorch draws the three projections as one matrix.
+    /// The parameters of an attention. PyTorch initialises the three input projections as one
+    /// matrix.
     pub(super) fn attention(&self, into: Names, out: Names) -> Vec<ParamSpec> {
         // Too large a size stays too large, and the number of elements says so.
         let three = self.model.saturating_mul(3);
-        let into = self.part(into, vec![three, self.model], [Init::xavier(three, self.model), Init::Zeros]);
+        let into = self.part(
+            into,
+            vec![three, self.model],
+            [Init::xavier(three, self.model), Init::Zeros],
+        );
         let by_model = Init::fan_in(self.model as f64);
         let out = self.part(out, vec![self.model, self.model], [by_model, Init::Zeros]);
         [into, out].concat()
     }
 
-    /// Of the two linear layers.
+    /// The parameters of the two linear layers.
     pub(super) fn feed_forward(&self) -> Vec<ParamSpec> {
-        let (by_model, by_inner) = (Init::fan_in(self.model as f64), Init::fan_in(self.inner as f64));
-        let widen = self.part(["linear1.weight", "linear1.bias"], vec![self.inner, self.model], [by_model; 2]);
-        let narrow = self.part(["linear2.weight", "linear2.bias"], vec![self.model, self.inner], [by_inner; 2]);
+        let (by_model, by_inner) =
+            (Init::fan_in(self.model as f64), Init::fan_in(self.inner as f64));
+        let widen = self.part(
+            ["linear1.weight", "linear1.bias"],
+            vec![self.inner, self.model],
+            [by_model; 2],
+        );
+        let narrow = self.part(
+            ["linear2.weight", "linear2.bias"],
+            vec![self.model, self.inner],
+            [by_inner; 2],
+        );
         [widen, narrow].concat()
     }
 
-    /// Of a layer norm.
+    /// The parameters of a layer norm.
     pub(super) fn norm(&self, names: Names) -> Vec<ParamSpec> {
         self.part(names, vec![self.model], [Init::Ones, Init::Zeros])
     }
 
-    /// Of an attention with its projections: two for each query, two for each key.
-    pub(super) fn attention_flops(&self, reach: &Reach<'_>) -> Result<Dim, OutOfRange> {
+    /// The FLOPs of an attention with its projections: two for each query, two for each key.
+    pub(super) fn attention_flops(&self, dims: &AttentionDims<'_>) -> Result<Dim, OutOfRange> {
         let two = Dim::Fixed(self.model).times_number(self.model)?.times_number(4)?;
-        let positions = reach.queries.positions.plus(reach.keys)?;
-        Dim::product([reach.queries.samples, &positions, &two])?.plus(&reach.flops(self.model)?)
+        let positions = dims.queries.positions.plus(dims.keys)?;
+        Dim::product([dims.queries.samples, &positions, &two])?.plus(&dims.flops(self.model)?)
     }
 
-    /// For one position: the two linear layers and the activation between them; and around each of so many parts a
-    /// layer norm (8 an element), a sum, and the dropout before it (2 an element).
+    /// The FLOPs of one position: the two linear layers and the activation between them. Around
+    /// each of the `parts` there are a layer norm (8 for each element), a sum, and a dropout (2 for
+    /// each element).
     pub(super) fn flops_each(&self, parts: u64) -> Result<Dim, OutOfRange> {
         let activation = match self.activation {
             Activation::Relu => 1,
             Activation::Gelu => 8,
         };
         let (model, inner) = (Dim::Fixed(self.model), Dim::Fixed(self.inner));
-        let linear = model.times(&inner)?.times_number(4)?.plus(&inner.times_number(activation + 2)?)?;
+        let linear =
+            model.times(&inner)?.times_number(4)?.plus(&inner.times_number(activation + 2)?)?;
         linear.plus(&model.times_number(parts * (8 + 1 + 2))?)
     }
 }

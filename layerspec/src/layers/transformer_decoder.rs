@@ -1,14 +1,15 @@
 use super::arguments::bad;
-use super::attention::{Reach, Sequence};
+use super::attention::{AttentionDims, Sequence};
 use super::transformer::{Activation, Block, ACTIVATION};
 use super::{layer, Arity, BadArgument, Rules};
 use crate::yaml::{FLAG, NON_NEGATIVE, PROBABILITY, SIZE};
 use crate::{Dim, OutOfRange, ParamSpec, TensorType};
 
 layer! {
-    /// Attention of every position to every other, then to those of a second input, the memory (Vaswani et al. 2017,
-    /// arXiv:1706.03762), then two linear layers on each position; all three have a residual connection and a layer norm.
-    /// After the memory come the masks that its arguments tell of, in their order.
+    /// Attention of every position to every other, then to those of a second input, the memory
+    /// (Vaswani et al. 2017, arXiv:1706.03762), then two linear layers on each position; all three
+    /// have a residual connection and a layer norm. After the memory come the masks that its
+    /// arguments tell of, in their order.
     TransformerDecoderLayer {
         /// Size of the last dimension of both inputs and of the output.
         d_model: u64 = SIZE;
@@ -16,8 +17,8 @@ layer! {
         nhead: u64 = SIZE;
         /// Size between the two linear layers.
         dim_feedforward: u64 = SIZE, or 2048;
-        /// Probability that an element is set to zero: of the attention weights, of the activation's result,
-        /// and of what each part adds to its input.
+        /// Probability that an element is set to zero: of the attention weights, of the
+        /// activation's result, and of what each part adds to its input.
         dropout: f64 = PROBABILITY, or 0.1;
         /// The function between the two linear layers.
         activation: Activation = ACTIVATION, or Activation::Relu => "relu";
@@ -25,28 +26,37 @@ layer! {
         layer_norm_eps: f64 = NON_NEGATIVE, or 1e-5;
         /// Whether inputs are `[batch, seq, d_model]`, and not `[seq, batch, d_model]`.
         batch_first: bool = FLAG, or false;
-        /// Whether to normalise before each attention and before the linear layers, and not after adding.
+        /// Whether to normalise before each attention and before the linear layers, and not after
+        /// adding.
         norm_first: bool = FLAG, or false;
         /// Whether linear layers and layer norms add a learned bias.
         bias: bool = FLAG, or true;
-        /// Whether a further input is a mask between positions, as `attn_mask` of `MultiheadAttention`.
+        /// Whether a further input is a mask between positions, as `attn_mask` of
+        /// `MultiheadAttention`.
         tgt_mask: bool = FLAG, or false;
         /// Whether a further input is a mask between positions and the memory's.
         memory_mask: bool = FLAG, or false;
-        /// Whether a further input, `[batch, seq]` of bool, is true where a position is never attended to.
+        /// Whether there is a further input, a mask `[batch, seq]` of bool. True excludes a
+        /// position from attention.
         tgt_key_padding_mask: bool = FLAG, or false;
-        /// Whether a further input, `[batch, memory's seq]` of bool, is true where a position of the memory is never
-        /// attended to.
+        /// Whether there is a further input, a mask `[batch, memory's seq]` of bool. True excludes
+        /// a position of the memory from attention.
         memory_key_padding_mask: bool = FLAG, or false;
         /// Whether a position attends to no later one. It needs no mask.
         tgt_is_causal: bool = FLAG, or false;
     }
-    refuses { memory_is_causal: "give a mask, with `memory_mask: true`"; }
+    unsupported { memory_is_causal: "give a mask, with `memory_mask: true`"; }
 }
 
 impl TransformerDecoderLayer {
     fn block(&self) -> Block {
-        let &TransformerDecoderLayer { d_model: model, dim_feedforward: inner, activation, bias, .. } = self;
+        let &TransformerDecoderLayer {
+            d_model: model,
+            dim_feedforward: inner,
+            activation,
+            bias,
+            ..
+        } = self;
         Block { model, inner, activation, bias }
     }
 
@@ -61,12 +71,17 @@ impl TransformerDecoderLayer {
         masks.into_iter().filter_map(|(given, name)| given.then_some(name)).collect()
     }
 
-    /// What attends to what: to itself, and to the memory.
-    fn reaches<'a>(&self, inputs: &'a [TensorType]) -> Result<[Reach<'a>; 2], String> {
-        let size = ("d_model", self.d_model);
-        let target = Sequence::expect(&inputs[0], "input", self.batch_first, size)?;
-        let memory = Sequence::expect(&inputs[1], "memory", self.batch_first, size)?;
-        Ok([Reach::between(target, target, self.nhead)?, Reach::between(target, memory, self.nhead)?])
+    /// The sizes of both attentions: to itself, and to the memory.
+    fn reaches<'a>(&self, inputs: &'a [TensorType]) -> Result<[AttentionDims<'a>; 2], String> {
+        let of = |input, called| {
+            Sequence::expect(input, called, self.batch_first, "d_model", self.d_model)
+        };
+        let target = of(&inputs[0], "input")?;
+        let memory = of(&inputs[1], "memory")?;
+        Ok([
+            AttentionDims::between(target, target, self.nhead)?,
+            AttentionDims::between(target, memory, self.nhead)?,
+        ])
     }
 }
 
@@ -96,8 +111,13 @@ impl Rules for TransformerDecoderLayer {
             ["multihead_attn.in_proj_weight", "multihead_attn.in_proj_bias"],
             ["multihead_attn.out_proj.weight", "multihead_attn.out_proj.bias"],
         );
-        let norms = [["norm1.weight", "norm1.bias"], ["norm2.weight", "norm2.bias"], ["norm3.weight", "norm3.bias"]];
-        [to_itself, to_memory, block.feed_forward(), norms.map(|names| block.norm(names)).concat()].concat()
+        let norms = [
+            ["norm1.weight", "norm1.bias"],
+            ["norm2.weight", "norm2.bias"],
+            ["norm3.weight", "norm3.bias"],
+        ];
+        [to_itself, to_memory, block.feed_forward(), norms.map(|names| block.norm(names)).concat()]
+            .concat()
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {

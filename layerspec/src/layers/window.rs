@@ -1,4 +1,4 @@
-//! How many places a sliding window has: the arithmetic of convolutions and pools.
+//! The output size of a sliding window: the arithmetic of convolutions and pools.
 
 use crate::Dim;
 
@@ -16,34 +16,43 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// How far the window reaches, first to last place.
-    pub(super) fn reach(&self) -> Option<u64> {
+    /// The distance from the first to the last element of the window, both included.
+    pub(super) fn effective_kernel_size(&self) -> Option<u64> {
         self.kernel.checked_sub(1)?.checked_mul(self.dilation)?.checked_add(1)
     }
 
-    /// How many windows fit along a dimension of `size`.
-    pub(super) fn places(&self, size: &Dim) -> Result<Dim, String> {
+    /// The number of windows along a dimension of `size`.
+    pub(super) fn output_size(&self, size: &Dim) -> Result<Dim, String> {
         let too_large = || String::from("kernel, stride, padding or dilation is out of range");
-        let reach = self.reach().and_then(|reach| i64::try_from(reach).ok()).ok_or_else(too_large)?;
+        let reach = self
+            .effective_kernel_size()
+            .and_then(|reach| i64::try_from(reach).ok())
+            .ok_or_else(too_large)?;
         let padding = i64::try_from(self.padding).map_err(|_| too_large())?;
         let stride = i64::try_from(self.stride).map_err(|_| too_large())?;
-        let slack = padding.checked_mul(2).and_then(|both| both.checked_sub(reach)).ok_or_else(too_large)?;
+        let slack = padding
+            .checked_mul(2)
+            .and_then(|both| both.checked_sub(reach))
+            .ok_or_else(too_large)?;
         if let Dim::Fixed(fixed) = size {
             if fixed.checked_add_signed(slack).is_none() {
                 return Err(format!(
-                    "the kernel reaches over {reach}, but the input has only {fixed} with padding {padding} at each end"
+                    "the kernel reaches over {reach}, but the input has only {fixed} with padding \
+                     {padding} at each end"
                 ));
             }
         }
         if !self.ceil_mode {
-            return Ok(size.plus_number(slack)?.divided_down(self.stride)?.plus_number(1)?);
+            return Ok(size.plus_number(slack)?.floor_div(self.stride)?.plus_number(1)?);
         }
         // The last window may reach over the end, but has to start before the end padding.
         // Rounding up gives a start too late exactly if the reach less the padding is below the
         // stride; then the starts are the multiples of the stride below size + padding.
         let starts_before_padding = reach - padding >= stride;
-        let first_past = if starts_before_padding { slack.checked_add(stride) } else { Some(padding) };
-        let span = first_past.and_then(|span| span.checked_add(stride - 1)).ok_or_else(too_large)?;
-        Ok(size.plus_number(span)?.divided_down(self.stride)?)
+        let first_past =
+            if starts_before_padding { slack.checked_add(stride) } else { Some(padding) };
+        let span =
+            first_past.and_then(|span| span.checked_add(stride - 1)).ok_or_else(too_large)?;
+        Ok(size.plus_number(span)?.floor_div(self.stride)?)
     }
 }

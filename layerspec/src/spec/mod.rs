@@ -5,14 +5,14 @@ mod input;
 mod name;
 mod unroll;
 
-pub(crate) use entry::{Block, Item, Written};
+pub(crate) use entry::{Block, Item, LayerEntry};
 pub(crate) use input::{Input, MAX_RANK};
 pub(crate) use name::{is_name, Name};
-pub(crate) use unroll::{unroll, Flat, ScopeId, Scopes};
+pub(crate) use unroll::{unroll, ScopeId, Scopes, UnrolledLayer};
 
 use crate::vars::Vars;
 use crate::yaml::{Kind, Node, TEXT};
-use crate::{Fault, Place};
+use crate::{Diagnostic, Location};
 
 /// A whole model file.
 #[derive(Debug)]
@@ -20,16 +20,19 @@ pub(crate) struct Spec {
     pub(crate) name: Option<String>,
     pub(crate) inputs: Vec<Input>,
     pub(crate) layers: Vec<Item>,
-    /// The place of `layers`.
-    pub(crate) layers_place: Place,
+    /// The location of `layers`.
+    pub(crate) layers_location: Location,
     /// None: the last layer's output.
     pub(crate) outputs: Option<Vec<Name>>,
 }
 
 impl Spec {
-    pub(crate) fn read(root: &Node) -> Result<Spec, Fault> {
+    pub(crate) fn read(root: &Node) -> Result<Spec, Diagnostic> {
         if root.kind == Kind::Null {
-            return Err(Fault::new(root.place, "the file is empty: expected `inputs` and `layers`"));
+            return Err(Diagnostic::new(
+                root.location,
+                "the file is empty: expected `inputs` and `layers`",
+            ));
         }
         let known = ["model", "vars", "inputs", "layers", "outputs"];
         let file = root.mapping("the model file", "key", &known)?;
@@ -41,16 +44,16 @@ impl Spec {
             name,
             inputs,
             layers: entry::read_list(layers, "", &vars)?,
-            layers_place: layers.place,
+            layers_location: layers.location,
             outputs: file.get("outputs").map(read_outputs).transpose()?,
         })
     }
 }
 
-fn read_outputs(node: &Node) -> Result<Vec<Name>, Fault> {
+fn read_outputs(node: &Node) -> Result<Vec<Name>, Diagnostic> {
     let names = name::names(node, "`outputs`")?;
     if names.is_empty() {
-        return Err(Fault::new(node.place, "`outputs`: expected at least one variable"));
+        return Err(Diagnostic::new(node.location, "`outputs`: expected at least one variable"));
     }
     Ok(names)
 }

@@ -1,15 +1,15 @@
 //! Blocks and repeats, unrolled into one list of layers in the order they run.
 
 use super::name::MAX_NAME;
-use super::{Block, Item, Written};
-use crate::{Fault, Place, Recompute};
+use super::{Block, Item, LayerEntry};
+use crate::{Diagnostic, Location, Recompute};
 
 /// The most layers a model may have once repeats are unrolled.
 const MAX_LAYERS: u64 = 10_000;
 
 /// A layer of the unrolled list.
 #[derive(Debug)]
-pub(crate) struct Flat {
+pub(crate) struct UnrolledLayer {
     /// The full name: the names of the blocks around it, then its own, with dots.
     pub(crate) name: String,
     pub(crate) scope: ScopeId,
@@ -17,10 +17,10 @@ pub(crate) struct Flat {
     pub(crate) frozen: bool,
     /// `recompute` of the layer, or of the innermost block around it that has one.
     pub(crate) recompute: Option<Recompute>,
-    pub(crate) written: Written,
+    pub(crate) entry: LayerEntry,
 }
 
-/// Where variables are visible: the file, or one repetition of a block.
+/// A scope of variables: the file, or one repetition of a block.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct ScopeId(usize);
 
@@ -46,42 +46,50 @@ impl Scopes {
 }
 
 /// All layers of a model in the order they run, with the scopes they stand in.
-pub(crate) fn unroll(items: &[Item], place: Place) -> Result<(Vec<Flat>, Scopes), Fault> {
-    count(items, place)?;
+pub(crate) fn unroll(
+    items: &[Item],
+    location: Location,
+) -> Result<(Vec<UnrolledLayer>, Scopes), Diagnostic> {
+    count(items, location)?;
     let mut unroll = Unroll { layers: Vec::new(), scopes: Scopes { parents: vec![None] } };
-    unroll.items(items, &Around { prefix: String::new(), scope: Scopes::FILE, frozen: false, recompute: None })?;
+    unroll.items(
+        items,
+        &Enclosing { prefix: String::new(), scope: Scopes::FILE, frozen: false, recompute: None },
+    )?;
     Ok((unroll.layers, unroll.scopes))
 }
 
-/// How many layers `items` unroll to, counted before any is made. References to variables count
-/// too, as each is a copy in each repetition.
-fn count(items: &[Item], place: Place) -> Result<u64, Fault> {
+/// The number of layers that `items` unroll to, counted before any is built. References to
+/// variables count too, because every repetition copies them.
+fn count(items: &[Item], location: Location) -> Result<u64, Diagnostic> {
     let mut total = 0u64;
     for item in items {
-        let (more, place) = match item {
+        let (more, location) = match item {
             Item::Layer(layer) => {
                 let references = layer.in_variables.len() + layer.out_variables.len();
-                (Some(1 + references as u64 / 16), layer.place)
+                (Some(1 + references as u64 / 16), layer.location)
             }
             Item::Block(block) => {
-                let once = count(&block.items, block.place)?;
-                (once.checked_mul(block.repeat.unwrap_or(1)), block.place)
+                let once = count(&block.items, block.location)?;
+                (once.checked_mul(block.repeat.unwrap_or(1)), block.location)
             }
         };
         total = more.and_then(|more| total.checked_add(more)).unwrap_or(u64::MAX);
         if total > MAX_LAYERS {
             let message = format!("more than {MAX_LAYERS} layers once repeats are unrolled");
-            return Err(Fault::new(place, message));
+            return Err(Diagnostic::new(location, message));
         }
     }
     match total {
-        0 => Err(Fault::new(place, "expected at least one layer once repeats are unrolled")),
+        0 => {
+            Err(Diagnostic::new(location, "expected at least one layer once repeats are unrolled"))
+        }
         total => Ok(total),
     }
 }
 
 /// The settings of the blocks around a list of items.
-struct Around {
+struct Enclosing {
     prefix: String,
     scope: ScopeId,
     frozen: bool,
@@ -89,48 +97,56 @@ struct Around {
 }
 
 struct Unroll {
-    layers: Vec<Flat>,
+    layers: Vec<UnrolledLayer>,
     scopes: Scopes,
 }
 
 impl Unroll {
-    fn items(&mut self, items: &[Item], around: &Around) -> Result<(), Fault> {
+    fn items(&mut self, items: &[Item], enclosing: &Enclosing) -> Result<(), Diagnostic> {
         for (position, item) in items.iter().enumerate() {
-            let (own, place) = match item {
-                Item::Layer(layer) => (&layer.name, layer.place),
-                Item::Block(block) => (&block.name, block.place),
+            let (own, location) = match item {
+                Item::Layer(layer) => (&layer.name, layer.location),
+                Item::Block(block) => (&block.name, block.location),
             };
             let own = own.as_ref().map_or_else(|| position.to_string(), |name| name.text.clone());
-            let name = format!("{}{own}", around.prefix);
+            let name = format!("{}{own}", enclosing.prefix);
             if name.len() > MAX_NAME {
                 let message = format!("the layer's full name is longer than {MAX_NAME} letters");
-                return Err(Fault::new(place, message));
+                return Err(Diagnostic::new(location, message));
             }
             match item {
-                Item::Layer(layer) => self.layers.push(Flat {
+                Item::Layer(layer) => self.layers.push(UnrolledLayer {
                     name,
-                    scope: around.scope,
-                    frozen: around.frozen || layer.freeze,
-                    recompute: layer.recompute.or(around.recompute),
-                    written: Written::clone(layer),
+                    scope: enclosing.scope,
+                    frozen: enclosing.frozen || layer.freeze,
+                    recompute: layer.recompute.or(enclosing.recompute),
+                    entry: LayerEntry::clone(layer),
                 }),
-                Item::Block(block) => self.block(block, &name, around)?,
+                Item::Block(block) => self.block(block, &name, enclosing)?,
             }
         }
         Ok(())
     }
 
-    fn block(&mut self, block: &Block, name: &str, around: &Around) -> Result<(), Fault> {
-        let frozen = around.frozen || block.freeze;
-        let recompute = block.recompute.or(around.recompute);
+    fn block(
+        &mut self,
+        block: &Block,
+        name: &str,
+        enclosing: &Enclosing,
+    ) -> Result<(), Diagnostic> {
+        let frozen = enclosing.frozen || block.freeze;
+        let recompute = block.recompute.or(enclosing.recompute);
         let Some(repeat) = block.repeat else {
             let prefix = format!("{name}.");
-            return self.items(&block.items, &Around { prefix, scope: around.scope, frozen, recompute });
+            return self.items(
+                &block.items,
+                &Enclosing { prefix, scope: enclosing.scope, frozen, recompute },
+            );
         };
         for repetition in 0..repeat {
             let prefix = format!("{name}.{repetition}.");
-            let scope = self.scopes.inside(around.scope);
-            self.items(&block.items, &Around { prefix, scope, frozen, recompute })?;
+            let scope = self.scopes.inside(enclosing.scope);
+            self.items(&block.items, &Enclosing { prefix, scope, frozen, recompute })?;
         }
         Ok(())
     }

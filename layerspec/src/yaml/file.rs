@@ -20,6 +20,7 @@ pub fn read_file(path: impl AsRef<Path>) -> Result<String, SpecError> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(wrong("is larger than 16 MiB; this is hardly the file that was meant".into()));
     }
-    String::from_utf8(bytes)
-        .map_err(|_| wrong("is not text (UTF-8), so it is not YAML; is this the right file?".into()))
+    String::from_utf8(bytes).map_err(|_| {
+        wrong("is not text (UTF-8), so it is not YAML; is this the right file?".into())
+    })
 }

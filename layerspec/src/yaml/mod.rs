@@ -1,8 +1,9 @@
-//! YAML with places: every node knows its line and column, so that every error can.
+//! YAML with locations: every node knows its line and column, so that every error can.
 //!
 //! [`read_file`] fetches the text (bounded), [`parse`] makes a tree of [`Node`]s (bounded in
 //! depth and number), and nodes are read as typed values by [`Reader`]s. Each step's error is a
-//! [`crate::Fault`], which [`crate::Fault::in_file`] makes the one-line error that users see.
+//! [`crate::Diagnostic`]; [`crate::Diagnostic::in_file`] turns it into the one-line error that
+//! users see.
 //!
 //! ```
 //! use layerspec::yaml::{self, NUMBER, SIZE};
@@ -23,9 +24,12 @@
 //! assert_eq!((batch_size, epochs, smoothing), (32, 1, Some(0.1)));
 //!
 //! let typo = yaml::parse("batchsize: 32")?;
-//! let error = typo.mapping("the run file", "key", &["batch_size"]).unwrap_err().in_file("run.yaml");
-//! assert_eq!(error.to_string(), "run.yaml:1:1: unknown key `batchsize`; did you mean `batch_size`?");
-//! # Ok::<(), layerspec::Fault>(())
+//! let error = typo.mapping("the run file", "key", &["batch_size"]).unwrap_err();
+//! assert_eq!(
+//!     error.in_file("run.yaml").to_string(),
+//!     "run.yaml:1:1: unknown key `batchsize`; did you mean `batch_size`?"
+//! );
+//! # Ok::<(), layerspec::Diagnostic>(())
 //! ```
 
 mod file;

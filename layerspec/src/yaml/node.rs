@@ -1,12 +1,12 @@
 //! The tree a YAML file becomes.
 
-use crate::Place;
+use crate::Location;
 
-/// One YAML value and its place.
+/// One YAML value and its location.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Node {
     /// Its first character.
-    pub place: Place,
+    pub location: Location,
     /// The value.
     pub kind: Kind,
 }
@@ -26,8 +26,8 @@ pub enum Kind {
     Text(String),
     /// A list.
     List(Vec<Node>),
-    /// A mapping in file order. A key that occurs twice is found by [`Node::mapping`], which knows
-    /// more of where it stands.
+    /// A mapping in file order. [`Node::mapping`] refuses duplicate keys, because it knows their
+    /// context.
     Map(Vec<Entry>),
 }
 
@@ -44,7 +44,7 @@ pub struct Entry {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Key {
     /// Its first character.
-    pub place: Place,
+    pub location: Location,
     /// The key as written, without quotes.
     pub text: String,
 }

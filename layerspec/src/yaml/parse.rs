@@ -1,7 +1,7 @@
 //! From text to nodes, without recursion and within bounds.
 
 use super::{scalar, Entry, Key, Kind, Node};
-use crate::{Fault, Place};
+use crate::{Diagnostic, Location};
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 use std::borrow::Cow;
 
@@ -15,29 +15,29 @@ pub const MAX_NODES: usize = 250_000;
 /// them a small file could mean a huge one, and nothing here needs them.
 ///
 /// `${...}` may stand unquoted anywhere, also within `{...}` and `[...]`, and is part of the text.
-pub fn parse(text: &str) -> Result<Node, Fault> {
+pub fn parse(text: &str) -> Result<Node, Diagnostic> {
     let shielded = shield(text);
     let mut builder = Builder { open: Vec::new(), root: None, nodes: 0 };
     for event in Parser::new_from_str(&shielded) {
         match event {
-            Ok((event, span)) => builder.take(event, place_of(&span))?,
+            Ok((event, span)) => builder.take(event, location_of(&span))?,
             Err(error) => return Err(not_yaml(&error)),
         }
     }
-    Ok(builder.root.unwrap_or(Node { place: Place::START, kind: Kind::Null }))
+    Ok(builder.root.unwrap_or(Node { location: Location::START, kind: Kind::Null }))
 }
 
-fn not_yaml(error: &ScanError) -> Fault {
+fn not_yaml(error: &ScanError) -> Diagnostic {
     let hint = match error.info() {
-        // What YAML says of the mistake made most often: keys below a layer that has no colon.
+        // The parser's message for the most frequent mistake: keys below a layer that has no colon.
         "mapping values are not allowed in this context" => {
             "; if this is a key of the line above, that line needs a colon at its end (`- ReLU:`)"
         }
         "recursion limit exceeded" => ": nested far too deep",
         _ => "",
     };
-    let place = place(error.marker().line(), error.marker().col());
-    Fault::new(place, format!("this is not YAML: {}{hint}", error.info()))
+    let location = location(error.marker().line(), error.marker().col());
+    Diagnostic::new(location, format!("this is not YAML: {}{hint}", error.info()))
 }
 
 /// Private characters that stand for the braces of `${...}` while YAML is parsed, to which they
@@ -78,14 +78,14 @@ fn unshield(text: &str) -> String {
     })
 }
 
-fn place_of(span: &Span) -> Place {
-    place(span.start.line(), span.start.col())
+fn location_of(span: &Span) -> Location {
+    location(span.start.line(), span.start.col())
 }
 
 /// The parser counts columns from 0.
-fn place(line: usize, column: usize) -> Place {
+fn location(line: usize, column: usize) -> Location {
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    Place { line: number(line.max(1)), column: number(column.saturating_add(1)) }
+    Location { line: number(line.max(1)), column: number(column.saturating_add(1)) }
 }
 
 /// The tree so far: what is open, outermost first.
@@ -96,64 +96,81 @@ struct Builder {
 }
 
 enum Open {
-    List { place: Place, items: Vec<Node> },
-    Map { place: Place, entries: Vec<Entry>, key: Option<Key> },
+    List { location: Location, items: Vec<Node> },
+    Map { location: Location, entries: Vec<Entry>, key: Option<Key> },
 }
 
 impl Builder {
-    fn take(&mut self, event: Event<'_>, place: Place) -> Result<(), Fault> {
+    fn take(&mut self, event: Event<'_>, location: Location) -> Result<(), Diagnostic> {
         match event {
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => Ok(()),
             Event::DocumentStart(_) if self.root.is_none() => Ok(()),
-            Event::DocumentStart(_) => Err(Fault::new(place, "a second document begins here; expected one")),
-            Event::Alias(_) => Err(no_anchors(place)),
+            Event::DocumentStart(_) => {
+                Err(Diagnostic::new(location, "a second document begins here; expected one"))
+            }
+            Event::Alias(_) => Err(no_anchors(location)),
             Event::Scalar(text, style, anchor, tag) => {
-                plain_node(place, anchor, tag.is_some())?;
-                self.scalar(&unshield(&text), style, place)
+                plain_node(location, anchor, tag.is_some())?;
+                self.scalar(&unshield(&text), style, location)
             }
             Event::SequenceStart(anchor, tag) => {
-                plain_node(place, anchor, tag.is_some())?;
-                self.begin(Open::List { place, items: Vec::new() }, place)
+                plain_node(location, anchor, tag.is_some())?;
+                self.begin(Open::List { location, items: Vec::new() }, location)
             }
             Event::MappingStart(anchor, tag) => {
-                plain_node(place, anchor, tag.is_some())?;
-                self.begin(Open::Map { place, entries: Vec::new(), key: None }, place)
+                plain_node(location, anchor, tag.is_some())?;
+                self.begin(Open::Map { location, entries: Vec::new(), key: None }, location)
             }
             Event::SequenceEnd | Event::MappingEnd => match self.open.pop() {
-                Some(Open::List { place, items }) => self.add(Node { place, kind: Kind::List(items) }),
-                Some(Open::Map { place, entries, .. }) => self.add(Node { place, kind: Kind::Map(entries) }),
+                Some(Open::List { location, items }) => {
+                    self.add(Node { location, kind: Kind::List(items) })
+                }
+                Some(Open::Map { location, entries, .. }) => {
+                    self.add(Node { location, kind: Kind::Map(entries) })
+                }
                 None => Ok(()), // the parser pairs ends with starts
             },
         }
     }
 
-    fn scalar(&mut self, text: &str, style: ScalarStyle, place: Place) -> Result<(), Fault> {
+    fn scalar(
+        &mut self,
+        text: &str,
+        style: ScalarStyle,
+        location: Location,
+    ) -> Result<(), Diagnostic> {
         if let Some(Open::Map { key: key @ None, .. }) = self.open.last_mut() {
-            *key = Some(Key { place, text: text.to_owned() });
+            *key = Some(Key { location, text: text.to_owned() });
             return Ok(());
         }
         let kind = match style {
             ScalarStyle::Plain => scalar::plain(text),
             _ => Kind::Text(text.to_owned()),
         };
-        self.add(Node { place, kind })
+        self.add(Node { location, kind })
     }
 
-    fn begin(&mut self, open: Open, place: Place) -> Result<(), Fault> {
+    fn begin(&mut self, open: Open, location: Location) -> Result<(), Diagnostic> {
         if let Some(Open::Map { key: None, .. }) = self.open.last() {
-            return Err(Fault::new(place, "expected a word as key, found a list or a mapping"));
+            return Err(Diagnostic::new(
+                location,
+                "expected a word as key, found a list or a mapping",
+            ));
         }
         if self.open.len() >= MAX_DEPTH {
-            return Err(Fault::new(place, format!("nested more than {MAX_DEPTH} deep")));
+            return Err(Diagnostic::new(location, format!("nested more than {MAX_DEPTH} deep")));
         }
         self.open.push(open);
         Ok(())
     }
 
-    fn add(&mut self, node: Node) -> Result<(), Fault> {
+    fn add(&mut self, node: Node) -> Result<(), Diagnostic> {
         self.nodes += 1;
         if self.nodes > MAX_NODES {
-            return Err(Fault::new(node.place, format!("more than {MAX_NODES} values in one file")));
+            return Err(Diagnostic::new(
+                node.location,
+                format!("more than {MAX_NODES} values in one file"),
+            ));
         }
         match self.open.last_mut() {
             Some(Open::List { items, .. }) => items.push(node),
@@ -168,16 +185,19 @@ impl Builder {
     }
 }
 
-fn plain_node(place: Place, anchor: usize, tagged: bool) -> Result<(), Fault> {
+fn plain_node(location: Location, anchor: usize, tagged: bool) -> Result<(), Diagnostic> {
     if tagged {
-        return Err(Fault::new(place, "tags (`!...`) are not supported; leave it out"));
+        return Err(Diagnostic::new(location, "tags (`!...`) are not supported; leave it out"));
     }
     if anchor != 0 {
-        return Err(no_anchors(place));
+        return Err(no_anchors(location));
     }
     Ok(())
 }
 
-fn no_anchors(place: Place) -> Fault {
-    Fault::new(place, "anchors and aliases (`&name`, `*name`) are not supported; write it out")
+fn no_anchors(location: Location) -> Diagnostic {
+    Diagnostic::new(
+        location,
+        "anchors and aliases (`&name`, `*name`) are not supported; write it out",
+    )
 }

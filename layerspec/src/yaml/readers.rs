@@ -40,11 +40,13 @@ pub const NON_NEGATIVE: Reader<f64> =
     Reader::new("a number, 0 or more", |node| number(node).filter(|value| *value >= 0.0));
 
 /// A number above 0.
-pub const POSITIVE: Reader<f64> = Reader::new("a number above 0", |node| number(node).filter(|value| *value > 0.0));
+pub const POSITIVE: Reader<f64> =
+    Reader::new("a number above 0", |node| number(node).filter(|value| *value > 0.0));
 
 /// A number between 0 and 1.
-pub const PROBABILITY: Reader<f64> =
-    Reader::new("a number between 0 and 1", |node| number(node).filter(|p| (0.0..=1.0).contains(p)));
+pub const PROBABILITY: Reader<f64> = Reader::new("a number between 0 and 1", |node| {
+    number(node).filter(|p| (0.0..=1.0).contains(p))
+});
 
 /// `true` or `false`.
 pub const FLAG: Reader<bool> = Reader::new("`true` or `false`", |node| match node.kind {
@@ -54,20 +56,24 @@ pub const FLAG: Reader<bool> = Reader::new("`true` or `false`", |node| match nod
 
 /// The activations that layers recompute in their backward pass.
 pub const RECOMPUTE: Reader<Recompute> =
-    Reader::word("`none`, `selective` or `full`", &["none", "selective", "full"], |node| match node.as_text()? {
-        "none" => Some(Recompute::None),
-        "selective" => Some(Recompute::Selective),
-        "full" => Some(Recompute::Full),
-        _ => None,
+    Reader::keyword("`none`, `selective` or `full`", &["none", "selective", "full"], |node| {
+        match node.as_text()? {
+            "none" => Some(Recompute::None),
+            "selective" => Some(Recompute::Selective),
+            "full" => Some(Recompute::Full),
+            _ => None,
+        }
     });
 
 /// In which type products are computed.
 pub const PRECISION: Reader<Precision> =
-    Reader::word("`f32`, `bf16` or `fp16`", &["f32", "bf16", "fp16"], |node| match node.as_text()? {
-        "f32" => Some(Precision::F32),
-        "bf16" => Some(Precision::Bf16),
-        "fp16" => Some(Precision::Fp16),
-        _ => None,
+    Reader::keyword("`f32`, `bf16` or `fp16`", &["f32", "bf16", "fp16"], |node| {
+        match node.as_text()? {
+            "f32" => Some(Precision::F32),
+            "bf16" => Some(Precision::Bf16),
+            "fp16" => Some(Precision::Fp16),
+            _ => None,
+        }
     });
 
 /// Text. A number or `true` where text is meant is taken as it would be written.

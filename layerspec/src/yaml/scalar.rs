@@ -1,4 +1,4 @@
-//! What an unquoted word means: YAML 1.2's core schema.
+//! The types of unquoted scalars: YAML 1.2's core schema.
 
 use super::Kind;
 
@@ -15,7 +15,9 @@ pub(super) fn plain(text: &str) -> Kind {
 fn number(text: &str) -> Option<Kind> {
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
     match unsigned {
-        ".inf" | ".Inf" | ".INF" if text.starts_with('-') => return Some(Kind::Float(f64::NEG_INFINITY)),
+        ".inf" | ".Inf" | ".INF" if text.starts_with('-') => {
+            return Some(Kind::Float(f64::NEG_INFINITY))
+        }
         ".inf" | ".Inf" | ".INF" => return Some(Kind::Float(f64::INFINITY)),
         ".nan" | ".NaN" | ".NAN" => return Some(Kind::Float(f64::NAN)),
         _ => {}

@@ -8,9 +8,8 @@ use tokio::process::Command;
 
 /// Mounts a disk of `$1` kilobytes at `$2` and runs `$3`. Then lists the disk's files in `$5`,
 /// gives the disk more room, and runs `$4`.
-const SCRIPT: &str =
-    "mount -t tmpfs -o size=$1k none \"$2\" && sh -c \"$3\" && (cd \"$2\" && find . -type f) > \"$5\" && \
-                      mount -o remount,size=64m \"$2\" && sh -c \"$4\"";
+const SCRIPT: &str = "mount -t tmpfs -o size=$1k none \"$2\" && sh -c \"$3\" && (cd \"$2\" && \
+                      find . -type f) > \"$5\" && mount -o remount,size=64m \"$2\" && sh -c \"$4\"";
 
 /// Returns the kilobytes that a folder takes on a disk with blocks of 4 KiB.
 fn kilobytes(path: &Path) -> u64 {
@@ -38,13 +37,19 @@ async fn a_disk_that_is_full_costs_checkpoints_and_no_steps() {
     let folder = run.place.file("c");
     std::fs::create_dir(&folder).unwrap();
     let line = |flags: &[&str]| {
-        let words = [vec![program("bossman").to_str().unwrap().to_string()], run.arguments("2", flags)].concat();
+        let words =
+            [vec![program("bossman").to_str().unwrap().to_string()], run.arguments("2", flags)]
+                .concat();
         words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ")
     };
     let begin = line(&[]);
     // The same run file, with more steps.
     let file = run.place.file("run.yaml");
-    let go_on = format!("sed -i 's/^steps: 21$/steps: 40/' '{}' && {}", file.display(), line(&["--resume"]));
+    let go_on = format!(
+        "sed -i 's/^steps: 21$/steps: 40/' '{}' && {}",
+        file.display(),
+        line(&["--resume"])
+    );
     // Room for one checkpoint, and for a part of the next.
     let size = (one * 3 / 2).to_string();
     let listing = run.place.file("listing");
@@ -53,13 +58,21 @@ async fn a_disk_that_is_full_costs_checkpoints_and_no_steps() {
     let boss = run.place.start_by(Command::new("unshare"), "unshare", &arguments, &[]);
     let ended = boss.end_within(2 * PATIENCE).await.expect_success();
 
-    let warned =
-        |step: &str| ended.errors.iter().any(|line| line.contains(step) && line.contains("No space left on device"));
+    let warned = |step: &str| {
+        ended
+            .errors
+            .iter()
+            .any(|line| line.contains(step) && line.contains("No space left on device"))
+    };
     assert!(warned("step-00000014") && warned("step-00000021"), "{:#?}", ended.errors);
     // The remains of the failed checkpoints do not take the room of the next one.
     let left = std::fs::read_to_string(listing).unwrap();
     assert!(left.contains("step-00000007/manifest.json"), "{left}");
     assert!(left.lines().all(|line| line.contains("step-00000007/")), "{left}");
-    assert!(ended.output.iter().any(|line| line.contains("going on after step 7")), "{:#?}", ended.output);
+    assert!(
+        ended.output.iter().any(|line| line.contains("resuming from the checkpoint of step 7")),
+        "{:#?}",
+        ended.output
+    );
     assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
 }

@@ -29,27 +29,42 @@ impl Run {
     fn of(model: &str, environment: Vec<(&'static str, String)>) -> Self {
         let place = TestFolder::new();
         std::fs::write(place.file("model.yaml"), model).unwrap();
-        let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits/digits-train.csv.gz");
+        let digits =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits/digits-train.csv.gz");
         std::fs::copy(digits, place.file("digits.csv.gz")).unwrap();
         Run { place, environment }
     }
 
     fn write(&self, steps: u64, more: &str) {
         let text = format!(
-            "model: model.yaml\ndata: {{train: digits.csv.gz, validation: {{split: 0.2}}}}\nloss: CrossEntropyLoss\n\
-             lr_schedule: {{cosine: {{total_steps: 250, warmup: 5}}}}\n\
-             clip_grad_norm: 1.0\nbatch_size: 100\nmicrobatches: 5\nseed: 3\nsteps: {steps}\n{more}\n"
+            "model: model.yaml\ndata: {{train: digits.csv.gz, validation: {{split: 0.2}}}}\nloss: \
+             CrossEntropyLoss\nlr_schedule: {{cosine: {{total_steps: 250, warmup: \
+             5}}}}\nclip_grad_norm: 1.0\nbatch_size: 100\nmicrobatches: 5\nseed: 3\nsteps: \
+             {steps}\n{more}\n"
         );
-        let optimizer = if more.contains("optimizer:") { "" } else { "optimizer: {AdamW: {lr: 0.01}}\n" };
+        let optimizer =
+            if more.contains("optimizer:") { "" } else { "optimizer: {AdamW: {lr: 0.01}}\n" };
         let text = format!("{text}{optimizer}");
         std::fs::write(self.place.file("run.yaml"), text).unwrap();
     }
 
     fn arguments(&self, workers: &str, flags: &[&str]) -> Vec<String> {
-        let [run, metrics, save] = ["run.yaml", "metrics.jsonl", "w.safetensors"].map(|name| self.place.file(name));
+        let [run, metrics, save] =
+            ["run.yaml", "metrics.jsonl", "w.safetensors"].map(|name| self.place.file(name));
         let paths = [run, metrics, save].map(|path| path.to_str().unwrap().to_string());
         let [run, metrics, save] = paths;
-        let all = ["train", &run, "--metrics", &metrics, "--save", &save, "--local", workers, "--threads", "1"];
+        let all = [
+            "train",
+            &run,
+            "--metrics",
+            &metrics,
+            "--save",
+            &save,
+            "--local",
+            workers,
+            "--threads",
+            "1",
+        ];
         all.iter().chain(flags).map(|word| word.to_string()).collect()
     }
 
@@ -63,14 +78,15 @@ impl Run {
     }
 
     fn bossman(&self, arguments: &[&str]) -> Process {
-        let environment: Vec<_> = self.environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let environment: Vec<_> =
+            self.environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
         self.place.start_with("bossman", arguments, &environment)
     }
 
     /// Returns the metrics of steps without times, and the weights.
     fn outputs(&self) -> (Vec<String>, Vec<u8>) {
         let (metrics, weights, _) = self.all_outputs();
-        // A run validates the model at its end, whatever the step.
+        // A run validates the model at its last step.
         (metrics.into_iter().filter(|line| !line.contains("validation")).collect(), weights)
     }
 
@@ -78,12 +94,17 @@ impl Run {
     fn all_outputs(&self) -> (Vec<String>, Vec<u8>, Vec<u8>) {
         let metrics = std::fs::read_to_string(self.place.file("metrics.jsonl")).unwrap();
         let line = |line: &str| {
-            let all: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).unwrap();
+            let all: serde_json::Map<String, serde_json::Value> =
+                serde_json::from_str(line).unwrap();
             let all = all.into_iter().filter(|(key, _)| key != "step_ms");
             all.map(|(key, value)| format!("{key}={value} ")).collect()
         };
         let weights = |name: &str| std::fs::read(self.place.file(name)).unwrap();
-        (metrics.lines().map(line).collect(), weights("w.safetensors"), weights("w.best.safetensors"))
+        (
+            metrics.lines().map(line).collect(),
+            weights("w.safetensors"),
+            weights("w.best.safetensors"),
+        )
     }
 }
 
@@ -148,7 +169,7 @@ async fn gradients_of_several_steps_belong_to_one_update() {
     assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
 }
 
-/// Kills the boss at any moment, whatever it is writing.
+/// Kills the boss at any moment, also while it writes.
 #[tokio::test]
 async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
     // Enough steps that no run ends before it is killed.
@@ -166,7 +187,7 @@ async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
     };
     let run = Run::new();
     run.write(steps, "checkpoint: {dir: c, every: 1, keep: 2}\nschedule: 1f1b");
-    for killed_at in ["checkpoint of step 3 ", " written", "going on after", " written"] {
+    for killed_at in ["checkpoint of step 3 ", " written", "resuming from", " written"] {
         // A supervisor starts it the same way, again and again.
         let mut boss = run.begin("2", &["--resume=if-any", weights[0], weights[1]]);
         boss.line(killed_at).await;
@@ -176,7 +197,10 @@ async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
         std::fs::remove_file(weights[1]).ok();
     }
     let line = run.train("2", &["--resume", weights[0], weights[1]]).await.error_line();
-    assert!(line.contains("--weights: with --resume the run goes on with its checkpoint's"), "{line}");
+    assert!(
+        line.contains("--weights: with --resume the run goes on with its checkpoint's"),
+        "{line}"
+    );
     run.train("2", &["--resume"]).await.expect_success();
     let (found, expected) = (run.all_outputs(), quiet);
     let differs = found.0.iter().zip(&expected.0).find(|(found, expected)| found != expected);
@@ -198,10 +222,12 @@ async fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
     std::fs::write(&damaged, bytes).unwrap();
     // The command also reports it.
     let dir = run.place.file("c");
-    let verify = run.place.start("bossman", &["checkpoint", "verify", dir.to_str().unwrap()]).end().await;
+    let verify =
+        run.place.start("bossman", &["checkpoint", "verify", dir.to_str().unwrap()]).end().await;
     assert_eq!(verify.status.code(), Some(1));
     assert!(
-        verify.output[0].ends_with("step-00000014  whole") && verify.output[1].contains("is damaged"),
+        verify.output[0].ends_with("step-00000014  whole")
+            && verify.output[1].contains("is damaged"),
         "{:?}",
         verify.output
     );
@@ -209,10 +235,15 @@ async fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
     let ended = run.train("2", &["--resume"]).await.expect_success();
     let warning = ended.errors.iter().find(|line| line.contains("is damaged")).unwrap();
     assert!(
-        warning.contains(damaged.to_str().unwrap()) && warning.contains("looking for the checkpoint before"),
+        warning.contains(damaged.to_str().unwrap())
+            && warning.contains("looking for the checkpoint before"),
         "{warning}"
     );
-    assert!(ended.output.iter().any(|line| line.contains("going on after step 14")), "{:?}", ended.output);
+    assert!(
+        ended.output.iter().any(|line| line.contains("resuming from the checkpoint of step 14")),
+        "{:?}",
+        ended.output
+    );
     assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
 }
 
@@ -237,7 +268,8 @@ async fn a_checkpoint_that_cannot_be_read_is_neither_skipped_nor_deleted() {
     run.write(40, EVERY);
     for flag in ["--resume", "--resume=if-any"] {
         let error = run.train("2", &[flag]).await.error_line();
-        let named = error.contains(manifest.to_str().unwrap()) && error.contains("cannot be read: ");
+        let named =
+            error.contains(manifest.to_str().unwrap()) && error.contains("cannot be read: ");
         assert!(named && error.contains("--after step-00000014`"), "{error}");
     }
     let listed = command(&["ls"]).await.expect_success().output;
@@ -259,7 +291,11 @@ async fn a_checkpoint_that_cannot_be_read_is_neither_skipped_nor_deleted() {
     let error = command(&["prune", "--keep", "1"]).await.error_line();
     assert!(error.contains("checkpoints that may be whole are not deleted: "), "{error}");
     let ended = run.train("2", &["--resume"]).await.expect_success();
-    assert!(ended.output.iter().any(|line| line.contains("going on after step 21")), "{:?}", ended.output);
+    assert!(
+        ended.output.iter().any(|line| line.contains("resuming from the checkpoint of step 21")),
+        "{:?}",
+        ended.output
+    );
     std::fs::rename(&aside, &manifest).unwrap();
     let verified = command(&["verify"]).await.expect_success().output;
     assert_eq!(verified, ["step-00000014  whole", "step-00000035  whole", "step-00000040  whole"]);
@@ -277,7 +313,10 @@ async fn what_would_not_go_on_as_it_was_is_refused() {
     assert!(error.ends_with("c: there is no such folder"), "{error}");
     run.train("1", &[]).await.expect_success();
     let error = run.train("1", &[]).await.error_line();
-    assert!(error.contains("holds checkpoints of a run up to step 7; --resume goes on with it"), "{error}");
+    assert!(
+        error.contains("holds checkpoints of a run up to step 7; --resume goes on with it"),
+        "{error}"
+    );
     let refused = async |from: &str, to: &str, expected: &str| {
         run.write(9, EVERY);
         let text = std::fs::read_to_string(run.place.file("run.yaml")).unwrap();
@@ -286,10 +325,20 @@ async fn what_would_not_go_on_as_it_was_is_refused() {
         let error = run.train("1", &["--resume"]).await.error_line();
         assert!(error.contains(expected), "{error}");
     };
-    refused("seed: 3", "seed: 4", "--resume: seed was 3 and is 4, so the run would not go on as it was").await;
+    refused(
+        "seed: 3",
+        "seed: 4",
+        "--resume: seed was 3 and is 4, so the run would not go on as it was",
+    )
+    .await;
     refused("batch_size: 100", "batch_size: 50", "batch_size was 100 and is 50").await;
     refused("split: 0.2", "split: 0.3", "the number of samples to train on was").await;
-    refused("AdamW: {lr: 0.01}", "SGD: {lr: 0.01, momentum: 0.9}", "--resume: optimizer was AdamW and is SGD").await;
+    refused(
+        "AdamW: {lr: 0.01}",
+        "SGD: {lr: 0.01, momentum: 0.9}",
+        "--resume: optimizer was AdamW and is SGD",
+    )
+    .await;
     std::fs::write(run.place.file("metrics.jsonl"), "").unwrap();
     refused("seed: 3", "seed: 3", "metrics.jsonl: has 0 bytes, but had").await;
     // A later checkpoint is in the way, and `prune` deletes it.
@@ -308,5 +357,8 @@ async fn what_would_not_go_on_as_it_was_is_refused() {
     run.train("1", &["--resume=step-00000014"]).await.expect_success();
     let listed = command(&["ls"]).await;
     assert_eq!(listed.len(), 2, "{listed:?}");
-    assert!(listed[0].starts_with("step-00000014  ") && listed[1].starts_with("step-00000021  "), "{listed:?}");
+    assert!(
+        listed[0].starts_with("step-00000014  ") && listed[1].starts_with("step-00000021  "),
+        "{listed:?}"
+    );
 }

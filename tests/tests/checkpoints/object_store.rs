@@ -28,11 +28,17 @@ async fn a_run_goes_on_from_an_object_store() {
         run.train(workers, flags).await.expect_success();
     }
     assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
-    let listed = run.bossman(&["checkpoint", "ls", "s3://bucket/runs/one"]).end().await.expect_success().output;
+    let listed = run
+        .bossman(&["checkpoint", "ls", "s3://bucket/runs/one"])
+        .end()
+        .await
+        .expect_success()
+        .output;
     let names: Vec<_> = listed.iter().filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(names, ["step-00000035", "step-00000040"]);
     // Nothing else is left in the store.
-    let mut left: Vec<_> = std::fs::read_dir(s3.folder().join("bucket/runs/one")).unwrap().collect();
+    let mut left: Vec<_> =
+        std::fs::read_dir(s3.folder().join("bucket/runs/one")).unwrap().collect();
     left.retain(|entry| entry.as_ref().unwrap().path().join("manifest.json").exists());
     assert_eq!(left.len(), 2, "{left:?}");
 }
@@ -43,7 +49,10 @@ async fn who_may_not_read_a_store_is_told_so_before_training() {
     let run = Run::of(MODEL, s3.environment("guessed"));
     run.write(7, &EVERY.replace("dir: c", PLACE));
     let error = run.train("1", &[]).await.error_line();
-    assert!(error.contains("s3://bucket/runs/one") && error.contains("SignatureDoesNotMatch"), "{error}");
+    assert!(
+        error.contains("s3://bucket/runs/one") && error.contains("SignatureDoesNotMatch"),
+        "{error}"
+    );
     assert!(!error.contains("guessed"), "{error}");
 }
 
@@ -62,9 +71,18 @@ async fn a_broken_upload_costs_that_checkpoint_alone() {
     run.write(21, &format!("{every}\n{optimizer}"));
     s3.break_at("step-00000014/weights/0001");
     let ended = run.train("1", &[]).await.expect_success();
-    let warning = ended.errors.iter().find(|line| line.contains("warning: no checkpoint of step 14: ")).unwrap();
+    let warning = ended
+        .errors
+        .iter()
+        .find(|line| line.contains("warning: no checkpoint of step 14: "))
+        .unwrap();
     assert!(warning.contains("s3://bucket/runs/one/step-00000014/weights/0001"), "{warning}");
-    let verified = run.bossman(&["checkpoint", "verify", "s3://bucket/runs/one"]).end().await.expect_success().output;
+    let verified = run
+        .bossman(&["checkpoint", "verify", "s3://bucket/runs/one"])
+        .end()
+        .await
+        .expect_success()
+        .output;
     assert_eq!(verified, ["step-00000007  whole", "step-00000021  whole"]);
 
     run.write(30, &format!("{every}\n{optimizer}"));

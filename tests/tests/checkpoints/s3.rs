@@ -32,7 +32,16 @@ impl S3 {
             let folder = tempfile::tempdir().unwrap();
             std::fs::create_dir(folder.path().join("bucket")).unwrap();
             let mut server = Command::new(rclone().await)
-                .args(["serve", "s3", "--config", "", "--addr", "127.0.0.1:0", "--auth-key", "key,secret"])
+                .args([
+                    "serve",
+                    "s3",
+                    "--config",
+                    "",
+                    "--addr",
+                    "127.0.0.1:0",
+                    "--auth-key",
+                    "key,secret",
+                ])
                 .arg(folder.path())
                 .stderr(Stdio::piped())
                 .kill_on_drop(true)
@@ -41,7 +50,9 @@ impl S3 {
             let mut lines = BufReader::new(server.stderr.take().unwrap()).lines();
             let server_address = loop {
                 let line = lines.next_line().await.unwrap().unwrap();
-                if let Some(address) = line.split_once("[http://").and_then(|(_, rest)| rest.split_once('/')) {
+                if let Some(address) =
+                    line.split_once("[http://").and_then(|(_, rest)| rest.split_once('/'))
+                {
                     break address.0.parse().unwrap();
                 }
             };
@@ -100,7 +111,12 @@ async fn carry(line: TcpListener, server: SocketAddr, breaks: Arc<Mutex<Option<S
                 let mut left = usize::MAX;
                 loop {
                     let read = from_client.read(&mut buffer).await.unwrap_or(0);
-                    if breaks.lock().unwrap().as_ref().is_some_and(|text| contains(&buffer[..read], text)) {
+                    if breaks
+                        .lock()
+                        .unwrap()
+                        .as_ref()
+                        .is_some_and(|text| contains(&buffer[..read], text))
+                    {
                         left = left.min(LITTLE);
                     }
                     let goes = read.min(left);

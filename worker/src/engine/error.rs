@@ -1,10 +1,11 @@
-//! Errors of a stage, with the place as data.
+//! Errors of a stage, with the place as data, grouped by the party at fault.
 
 use layerspec::{LayerId, ValueId};
 use pipeline::ids::{MicrobatchKey, StageId};
 use tensor::TensorError;
 
-/// An error of the stage engine.
+/// An error of the stage engine. Variants that are no group are faults of the layer itself, of its
+/// inputs or of the device.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum EngineError {
     /// A layer could not do its work.
@@ -14,7 +15,7 @@ pub enum EngineError {
         layer: String,
         /// Its kind: `Linear`.
         kind: &'static str,
-        /// Its action.
+        /// The phase.
         phase: LayerPhase,
         /// The message of libtorch or the layer.
         source: TensorError,
@@ -34,7 +35,7 @@ pub enum EngineError {
         layer: String,
         /// Its kind: `Linear`.
         kind: &'static str,
-        /// Which numbers, and what of the rest is known.
+        /// Which numbers are not finite, and what is known of the others.
         what: String,
     },
     /// Gradients could not be summed over the replicas' devices.
@@ -43,27 +44,29 @@ pub enum EngineError {
     /// A tensor could not be moved, summed or copied.
     #[error(transparent)]
     Tensor(#[from] TensorError),
-    /// A list is not as long as the stage's border.
-    #[error("the stage has {expected} {what}, but {got} were given")]
-    CountMismatch {
-        /// The content of the list.
-        what: &'static str,
-        /// The expected count.
-        expected: usize,
-        /// The actual count.
-        got: usize,
+    /// The boss's plan is wrong.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The session called the engine in a wrong order.
+    #[error(transparent)]
+    Sequence(#[from] SequenceError),
+    /// Another worker sent tensors that do not fit.
+    #[error(transparent)]
+    PeerData(#[from] PeerDataError),
+    /// Weights or optimizer state that do not fit the stage: the fault of the file that they come
+    /// from. Every problem is listed.
+    #[error("the given state does not fit the stage:\n  {}", problems.join("\n  "))]
+    StateMismatch {
+        /// One line for each tensor that is missing, unexpected or misshapen.
+        problems: Vec<String>,
     },
-    /// A gradient came in another shape than the output it belongs to.
-    #[error("the gradient of output {output} has shape {got:?}, but the output has {expected:?}")]
-    GradientShape {
-        /// The output's position.
-        output: usize,
-        /// The output's shape.
-        expected: Vec<i64>,
-        /// The gradient's shape.
-        got: Vec<i64>,
-    },
-    /// A layer shares parameters with one that is neither above it in the same stage nor copied from another stage.
+}
+
+/// An error of the plan that the boss sent.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// A layer shares parameters with one that is neither above it in the same stage nor copied
+    /// from another stage.
     #[error(
         "layer {layer} shares the parameters of layer number {}, which is neither above it in this \
          stage nor copied from another",
@@ -75,45 +78,73 @@ pub enum EngineError {
         /// The layer that owns the parameters.
         owner: LayerId,
     },
-    /// A value is used or asked for, but neither comes in nor is made before.
-    #[error("value number {} is needed by {by}, but no layer above makes it and it is no input of the stage", value.0)]
+    /// Nothing makes a value that is used.
+    #[error(
+        "{by} needs value number {}, but no layer above makes it and it is no input of the stage",
+        value.0
+    )]
     MissingValue {
         /// The value.
         value: ValueId,
-        /// Who needs it: a layer's name, or the stage's outputs.
+        /// The user of the value: a layer's name, or the stage's outputs.
         by: String,
     },
-    /// Backward or loss for a microbatch whose forward pass is not kept.
-    #[error("{key}: there is no forward pass in training mode to go back through")]
+    /// The buckets do not hold the gradients of the stage, each once.
+    #[error("the stage's buckets do not match its gradients; please report this")]
+    IncompleteBuckets,
+    /// A gradient has a type that does not travel between replicas.
+    #[error(
+        "the gradient of {param} is {found}; in a stage with replicas gradients must be float32"
+    )]
+    GradientType {
+        /// The parameter.
+        param: String,
+        /// The gradient's type.
+        found: String,
+    },
+}
+
+/// A call that does not fit the calls before it: an error of the session that drives the engine.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SequenceError {
+    /// A list is not as long as the stage's border.
+    #[error("the stage has {expected} {what}, but {got} were given")]
+    CountMismatch {
+        /// The content of the list.
+        what: &'static str,
+        /// The expected count.
+        expected: usize,
+        /// The actual count.
+        got: usize,
+    },
+    /// Backward or loss for a microbatch without a saved forward pass.
+    #[error("{key}: no forward pass in training mode is saved")]
     UnknownMicrobatch {
         /// The microbatch.
         key: MicrobatchKey,
     },
-    /// The second half of a backward pass whose first half has not been.
-    #[error("{key}: there is no backward pass whose gradients of parameters were left for later")]
+    /// The gradients of parameters are asked for before those of the inputs.
+    #[error("{key}: no backward pass waits for its gradients of parameters")]
     NoBackwardInput {
         /// The microbatch.
         key: MicrobatchKey,
     },
-    /// Parameters are others than in the forward pass.
-    #[error("{key}: the stage's parameters were changed between its forward and its backward pass")]
+    /// The parameters changed after the forward pass.
+    #[error("{key}: the stage's parameters changed between its forward and its backward pass")]
     ParametersChanged {
         /// The microbatch.
         key: MicrobatchKey,
     },
-    /// Gradients or values of shared parameters that are not those which the stages share.
-    #[error("{stage}: the tensors of shared parameters that it sent are not those that this stage shares with it")]
-    TiedMismatch {
-        /// The stage at the other end.
-        stage: StageId,
+    /// A second forward pass of a microbatch before its backward pass.
+    #[error("{key}: its forward pass is done and waits for backward")]
+    AlreadyForwarded {
+        /// The microbatch.
+        key: MicrobatchKey,
     },
-    /// A stage whose gradients were to be summed along a tree, but are not all in its buckets.
-    #[error("the stage's buckets are not the gradients that it has; please report it")]
-    IncompleteBuckets,
-    /// A microbatch that has no place in the tree.
+    /// A microbatch has no place in the tree.
     #[error(
-        "{key}: its gradients are no leaf of the tree of {microbatches} microbatches: it is no such tree, or they are in it \
-         already"
+        "{key}: its gradients are no leaf of the tree of {microbatches} microbatches: the tree is \
+         another one, or already has them"
     )]
     NotALeaf {
         /// The microbatch.
@@ -121,54 +152,57 @@ pub enum EngineError {
         /// The announced count of the tree.
         microbatches: u32,
     },
-    /// Gradients are to be used before those of all microbatches are there.
-    #[error("the gradients of {summed} microbatches are summed, of {microbatches}")]
+    /// Gradients are used before all microbatches are summed.
+    #[error("{summed} of {microbatches} microbatches are summed")]
     IncompleteSum {
         /// The actual count.
         summed: usize,
         /// The expected count.
         microbatches: usize,
     },
-    /// A gradient of a type that does not travel between replicas.
-    #[error("the gradient of {param} is {found}; in a stage with replicas gradients must be float32")]
-    GradientType {
-        /// The parameter.
-        param: String,
-        /// The gradient's type.
-        found: String,
-    },
-    /// Sums of gradients that are not those of the stage.
-    #[error("the sums of gradients that replicas sent do not fit the stage: {problem}")]
-    ReducedMismatch {
-        /// The problem.
-        problem: String,
-    },
-    /// New values of parameters that are not the stage's.
-    #[error("the parameters that replicas sent do not fit the stage: {problem}")]
-    GatheredMismatch {
-        /// The problem.
-        problem: String,
-    },
-    /// Statistics that are not those of the stage's norms.
-    #[error("what the norms of replicas saw does not fit the stage: {problem}")]
-    StatisticsMismatch {
-        /// The problem.
-        problem: String,
-    },
-    /// A second forward pass of a microbatch before its backward pass.
-    #[error("{key}: its forward pass was done already and waits for backward")]
-    AlreadyForwarded {
-        /// The microbatch.
-        key: MicrobatchKey,
-    },
     /// A step before an optimizer was set.
     #[error("the stage has no optimizer; send one before the first step")]
     NoOptimizer,
-    /// Weights or optimizer state that do not fit; every problem is listed.
-    #[error("the given state does not fit the stage:\n  {}", problems.join("\n  "))]
-    StateMismatch {
-        /// One line for each tensor that is missing, unexpected or misshapen.
-        problems: Vec<String>,
+}
+
+/// Tensors of another worker that do not fit the stage: an error of their sender.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PeerDataError {
+    /// A gradient has another shape than the output that it belongs to.
+    #[error("the gradient of output {output} has shape {got:?}, but the output has {expected:?}")]
+    GradientShape {
+        /// The output's position.
+        output: usize,
+        /// The output's shape.
+        expected: Vec<i64>,
+        /// The gradient's shape.
+        got: Vec<i64>,
+    },
+    /// Gradients or values of tied parameters are not those that the stages share.
+    #[error(
+        "the tensors of tied parameters from {stage} do not match what it shares with this stage"
+    )]
+    Tied {
+        /// The stage that sent them.
+        stage: StageId,
+    },
+    /// Sums of gradients do not fit the stage.
+    #[error("the sums of gradients that replicas sent do not fit the stage: {problem}")]
+    Reduced {
+        /// The problem.
+        problem: String,
+    },
+    /// Values of parameters do not fit the stage.
+    #[error("the parameters that replicas sent do not fit the stage: {problem}")]
+    Gathered {
+        /// The problem.
+        problem: String,
+    },
+    /// Statistics do not fit the stage's norms.
+    #[error("the statistics of norms that replicas sent do not fit the stage: {problem}")]
+    Statistics {
+        /// The problem.
+        problem: String,
     },
 }
 
@@ -194,6 +228,19 @@ impl std::fmt::Display for LayerPhase {
 }
 
 /// Names the layer in an error of a tensor operation.
-pub(super) fn in_layer(layer: &layerspec::Layer, phase: LayerPhase) -> impl FnOnce(TensorError) -> EngineError + '_ {
-    move |source| EngineError::Layer { layer: layer.name.clone(), kind: layer.kind.name(), phase, source }
+pub(crate) fn in_layer(
+    layer: &layerspec::Layer,
+    phase: LayerPhase,
+) -> impl FnOnce(TensorError) -> EngineError + '_ {
+    move |source| EngineError::Layer {
+        layer: layer.name.clone(),
+        kind: layer.kind.name(),
+        phase,
+        source,
+    }
+}
+
+/// The error of a layer that cannot do its work.
+pub(crate) fn layer_error(problem: impl Into<String>) -> TensorError {
+    TensorError::invalid("the layer", problem)
 }

@@ -1,15 +1,14 @@
-//! One layout for whatever passes between layers.
+//! One memory layout for all tensors between layers.
 
 use tch::Tensor;
 use tensor::{memory, TensorError};
 
-/// The tensor in row-major order with the strides that fresh memory would have; no copy where it
-/// is so already.
+/// The tensor in row-major order with the strides of fresh memory. No copy if it already has them.
 ///
-/// A tensor that crosses a cut arrives like that, so one that does not cross has to look the same:
+/// A tensor that crosses a cut arrives with these strides, so other tensors must have them, too.
 /// libtorch picks kernels by strides, and other kernels give other bits. A dimension of size 1 may
-/// have any stride and still count as contiguous; those are set right too.
-pub(super) fn canonical_layout(tensor: Tensor) -> Result<Tensor, TensorError> {
+/// have any stride and still count as contiguous. Such strides are corrected, too.
+pub(crate) fn canonical_layout(tensor: Tensor) -> Result<Tensor, TensorError> {
     if memory::has_canonical_strides(&tensor) {
         return Ok(tensor);
     }
@@ -19,6 +18,14 @@ pub(super) fn canonical_layout(tensor: Tensor) -> Result<Tensor, TensorError> {
     }
     let size = tensor.size();
     Ok(tensor.f_view([-1])?.f_view(&size[..])?)
+}
+
+/// A copy in memory of its own, without a graph.
+pub(crate) fn deep_copy(tensor: &Tensor) -> Result<Tensor, TensorError> {
+    let source = tensor.f_detach()?;
+    let mut copy = source.f_empty_like()?;
+    copy.f_copy_(&source)?;
+    Ok(copy)
 }
 
 #[cfg(test)]
@@ -49,6 +56,9 @@ mod tests {
         let tensor = numbers(&[3, 4]);
         assert_eq!(canonical_layout(tensor.shallow_clone()).unwrap().data_ptr(), tensor.data_ptr());
         let of_size_one = numbers(&[3, 1, 4]).transpose(0, 1);
-        assert_eq!(canonical_layout(of_size_one.shallow_clone()).unwrap().data_ptr(), of_size_one.data_ptr());
+        assert_eq!(
+            canonical_layout(of_size_one.shallow_clone()).unwrap().data_ptr(),
+            of_size_one.data_ptr()
+        );
     }
 }

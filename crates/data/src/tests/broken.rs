@@ -8,58 +8,98 @@ use rand_chacha::ChaCha8Rng;
 fn mistakes_in_files_are_named() {
     let folder = Folder::new();
     let labels = folder.file("labels", idx(&[2], &[0, 1]));
-    let images = |name: &str, bytes: Vec<u8>| Source::Idx { images: folder.file(name, bytes), labels: labels.clone() };
+    let images = |name: &str, bytes: Vec<u8>| Source::Idx {
+        images: folder.file(name, bytes),
+        labels: labels.clone(),
+    };
     let file = |name: &str, bytes: &[u8]| Source::File(folder.file(name, bytes));
     let array = |name: &str, bytes: Vec<u8>| {
         let inputs = [("x".to_string(), folder.file(name, bytes))].into();
-        Source::Npy { inputs, target: folder.file("y.npy", npy("<f4", "(2,)", &floats(&[0.0, 1.0]))) }
+        Source::Npy {
+            inputs,
+            target: folder.file("y.npy", npy("<f4", "(2,)", &floats(&[0.0, 1.0]))),
+        }
     };
     let whole = npy("<f4", "(2, 4)", &floats(&[0.0; 8]));
     let golden = [
-        (images("png", b"\x89PNG....".to_vec()), "png: begins with [89, 50, 4e, 47]; an idx file begins with 00 00"),
-        (images("type", vec![0, 0, 7, 1, 0]), "type: unknown idx dtype 0x07; known are 08, 09, 0b, 0c, 0d and 0e"),
+        (
+            images("png", b"\x89PNG....".to_vec()),
+            "png: begins with [89, 50, 4e, 47]; an idx file begins with 00 00",
+        ),
+        (
+            images("type", vec![0, 0, 7, 1, 0]),
+            "type: unknown idx dtype 0x07; known are 08, 09, 0b, 0c, 0d and 0e",
+        ),
         (images("dims", vec![0, 0, 8, 0]), "dims: an idx file of 0 dimensions; expected 1 to 8"),
         (images("head", vec![0, 0, 8, 3, 0]), "head: cut short: it ends within its header"),
-        (images("short", idx(&[2, 4], &[0; 7])), "short: cut short: 2 samples of shape [4] need 20 bytes, there are 19"),
+        (
+            images("short", idx(&[2, 4], &[0; 7])),
+            "short: cut short: 2 samples of shape [4] need 20 bytes, there are 19",
+        ),
         (
             images("huge", idx(&[u32::MAX; 4], &[0; 7])),
-            "huge: a sample of shape [4294967295, 4294967295, 4294967295] is larger than any memory",
+            "huge: a sample of shape [4294967295, 4294967295, 4294967295] is larger than any \
+             memory",
         ),
         (images("count", idx(&[3, 4], &[0; 12])), "count: `x` has 3 samples but the target has 2"),
-        (images("shape", idx(&[2, 5], &[0; 10])), "shape: a sample of `x` has the shape [5], but [4] is wanted"),
+        (
+            images("shape", idx(&[2, 5], &[0; 10])),
+            "shape: a sample of `x` has the shape [5], but [4] is wanted",
+        ),
         (array("x.npy", whole.clone()), "y.npy: `target` is float32, but int64 is wanted"),
-        (array("text.npy", b"PK\x03\x04....".to_vec()), "text.npy: is no .npy array: it does not begin with \\x93NUMPY"),
+        (
+            array("text.npy", b"PK\x03\x04....".to_vec()),
+            "text.npy: is no .npy array: it does not begin with \\x93NUMPY",
+        ),
         (
             array("short.npy", whole[..whole.len() - 1].to_vec()),
             "short.npy: cut short: 2 samples of shape [4] need 102 bytes, there are 101",
         ),
         (
             array("complex.npy", npy("<c8", "(2, 4)", &[])),
-            "complex.npy: dtype '<c8' is not supported, in the header {'descr': '<c8', 'fortran_order': False, 'shape': (2, 4), }",
+            "complex.npy: dtype '<c8' is not supported, in the header {'descr': '<c8', \
+             'fortran_order': False, 'shape': (2, 4), }",
         ),
         (file("a.npz", b"PK"), "a.npz: not an .npz file: invalid Zip archive: Could not find EOCD"),
         (
             file("b.npz", &archive(true, &[("X.npy", whole.clone())])),
             "b.npz: no array `target`; it holds X",
         ),
-        (file("a.safetensors", &[9, 0, 0, 0, 0, 0, 0, 1]), "a.safetensors: not a safetensors file, or cut short: its header would have 72057594037927945 bytes"),
+        (
+            file("a.safetensors", &[9, 0, 0, 0, 0, 0, 0, 1]),
+            "a.safetensors: not a safetensors file, or cut short: its header would have \
+             72057594037927945 bytes",
+        ),
         (file("b.jsonl", b"{\"x\": [1, 2, 3, 4]}\n"), "b.jsonl: line 1: no key `target`; it has x"),
-        (file("c.jsonl", b"{\"x\": 1, \"target\": 0.5}\n"), "c.jsonl: line 1: `target`: `0.5` is not a whole number"),
+        (
+            file("c.jsonl", b"{\"x\": 1, \"target\": 0.5}\n"),
+            "c.jsonl: line 1: `target`: `0.5` is not a whole number",
+        ),
         (
             file("d.jsonl", b"{\"x\": [1], \"target\": 0}\n{\"x\": [1, 2], \"target\": 0}"),
             "d.jsonl: line 2: `x`: a sample of shape [2], but those before have [1]",
         ),
-        (file("e.jsonl", b"{\"x\": [[1], [1, 2]], \"target\": 0}"), "e.jsonl: line 1: `x`: lists of 1 and of 2 beside each other"),
-        (file("f.jsonl", b"[1"), "f.jsonl: line 1: is no JSON object: invalid type: sequence, expected a map at line 1 column 0"),
+        (
+            file("e.jsonl", b"{\"x\": [[1], [1, 2]], \"target\": 0}"),
+            "e.jsonl: line 1: `x`: lists of 1 and of 2 beside each other",
+        ),
+        (
+            file("f.jsonl", b"[1"),
+            "f.jsonl: line 1: is no JSON object: invalid type: sequence, expected a map at line 1 \
+             column 0",
+        ),
         (file("g.jsonl", b""), "g.jsonl: it holds no samples"),
         (file("h.csv", b"1,2,3,4,5\n1,2,3,x,0\n"), "h.csv: line 2, column 4: `x` is not a number"),
         (
             file("i.xlsx", b""),
-            "i.xlsx: expected a file ending in .csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet or .safetensors, or a folder of pictures",
+            "i.xlsx: expected a file ending in .csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet \
+             or .safetensors, or a folder of pictures",
         ),
     ];
-    let found: Vec<_> =
-        golden.iter().map(|(source, _)| folder.error(Dataset::open(source, &model("4"), &CLASSES, None))).collect();
+    let found: Vec<_> = golden
+        .iter()
+        .map(|(source, _)| folder.error(Dataset::open(source, &model("4"), &CLASSES, None)))
+        .collect();
     assert_eq!(found, golden.map(|(_, expected)| expected));
 }
 
@@ -71,16 +111,26 @@ fn what_is_no_finite_number_is_named_with_its_place() {
     let file = |name: &str, bytes: &[u8]| Source::File(folder.file(name, bytes));
     let regression = LossSpec::MSELoss;
     let at_once = [
-        (file("a.csv", b"1,2,3,4\n5,nan,7,8\n"), "a.csv: line 2, column 2: `NaN` is no number to train with"),
-        (file("b.csv", b"x,y,z,u\n5,6,7,-inf\n"), "b.csv: line 2, column 4: `-inf` is no number to train with"),
-        (file("c.csv", b"1,2,1e39,4\n"), "c.csv: line 1, column 3: `1e39` is larger than any float32"),
+        (
+            file("a.csv", b"1,2,3,4\n5,nan,7,8\n"),
+            "a.csv: line 2, column 2: `NaN` is no number to train with",
+        ),
+        (
+            file("b.csv", b"x,y,z,u\n5,6,7,-inf\n"),
+            "b.csv: line 2, column 4: `-inf` is no number to train with",
+        ),
+        (
+            file("c.csv", b"1,2,1e39,4\n"),
+            "c.csv: line 1, column 3: `1e39` is larger than any float32",
+        ),
         (
             file("d.jsonl", b"{\"x\": [1, 1e300], \"target\": [0, 0]}\n"),
             "d.jsonl: line 1: `x`: `1e300` is larger than any float32",
         ),
     ];
-    let found =
-        at_once.each_ref().map(|(source, _)| folder.error(Dataset::open(source, &model("2"), &regression, None)));
+    let found = at_once
+        .each_ref()
+        .map(|(source, _)| folder.error(Dataset::open(source, &model("2"), &regression, None)));
     assert_eq!(found.each_ref().map(String::as_str), at_once.map(|(_, expected)| expected));
 
     let whole = floats(&[0.0; 6]);
@@ -89,7 +139,10 @@ fn what_is_no_finite_number_is_named_with_its_place() {
         numbers[place] = number;
         floats(&numbers)
     };
-    let doubles: Vec<u8> = [0.0, 1.0, 2.0, 3.0, -1e39, 5.0f64].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let doubles: Vec<u8> = [0.0, 1.0, 2.0, 3.0, -1e39, 5.0f64]
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect();
     let arrays = |x: (&str, &[u8]), y: &[u8]| {
         let inputs = [("x".to_string(), folder.file("x.npy", npy(x.0, "(3, 2)", x.1)))].into();
         Source::Npy { inputs, target: folder.file("y.npy", npy("<f4", "(3, 2)", y)) }
@@ -101,24 +154,37 @@ fn what_is_no_finite_number_is_named_with_its_place() {
         data.batch(&[1, 0]).unwrap();
         assert_eq!(folder.error(data.batch(&[0, 2, 1])), format!("{expected}, {hint}"));
     };
-    found(&arrays(("<f4", &with(5, f32::NAN)), &whole), "x.npy: sample 2 of `x`, element [1] (counted from 0) is NaN");
+    found(
+        &arrays(("<f4", &with(5, f32::NAN)), &whole),
+        "x.npy: sample 2 of `x`, element [1] (counted from 0) is NaN",
+    );
     found(
         &arrays(("<f4", &whole), &with(4, f32::INFINITY)),
         "y.npy: sample 2 of `target`, element [0] (counted from 0) is inf",
     );
-    found(&arrays(("<f8", &doubles), &whole), "x.npy: sample 2 of `x`, element [0] (counted from 0) is -inf");
+    found(
+        &arrays(("<f8", &doubles), &whole),
+        "x.npy: sample 2 of `x`, element [0] (counted from 0) is -inf",
+    );
     let path = folder.file(
         "e.npz",
         archive(
             true,
-            &[("x.npy", npy("<f4", "(3, 2)", &with(4, f32::NAN))), ("target.npy", npy("<f4", "(3, 2)", &whole))],
+            &[
+                ("x.npy", npy("<f4", "(3, 2)", &with(4, f32::NAN))),
+                ("target.npy", npy("<f4", "(3, 2)", &whole)),
+            ],
         ),
     );
     found(&Source::File(path), "e.npz/x.npy: sample 2 of `x`, element [0] (counted from 0) is NaN");
     save(
         &folder.path("f.safetensors"),
         &[
-            ("x", Tensor::from_slice(&[0.0f32, 0.0, 0.0, 0.0, 0.0, f32::NEG_INFINITY]).reshape([3, 2])),
+            (
+                "x",
+                Tensor::from_slice(&[0.0f32, 0.0, 0.0, 0.0, 0.0, f32::NEG_INFINITY])
+                    .reshape([3, 2]),
+            ),
             ("target", Tensor::zeros([3, 2], (Kind::Float, tch::Device::Cpu))),
         ],
     );
@@ -159,7 +225,8 @@ fn files_that_cannot_be_read_are_named_with_what_helps() {
 fn an_input_that_the_model_has_not_is_named() {
     let folder = Folder::new();
     let path = folder.file("a.npz", archive(true, &[]));
-    let table = Table { inputs: [("y".into(), "pixels".into())].into(), ..Table::with_default_names(path) };
+    let table =
+        Table { inputs: [("y".into(), "pixels".into())].into(), ..Table::with_default_names(path) };
     let error = folder.error(Dataset::open(&Source::Npz(table), &model("4"), &CLASSES, None));
     assert_eq!(error, "a.npz: the model has no input `y`; its inputs are x");
 }
@@ -203,7 +270,10 @@ fn no_content_of_a_file_makes_a_panic() {
             false => Source::File(path.clone()),
         };
         let shape = if name == "e.parquet" { "2" } else { "4" };
-        let read = || Dataset::open(&source, &model(shape), &CLASSES, None).and_then(|data| data.batch(&[1, 0]));
+        let read = || {
+            Dataset::open(&source, &model(shape), &CLASSES, None)
+                .and_then(|data| data.batch(&[1, 0]))
+        };
         assert!(read().is_ok(), "{name}: {:?}", read());
         for _ in 0..400 {
             std::fs::write(&path, mutated(&whole, &mut random)).unwrap();
@@ -230,13 +300,17 @@ pub(super) fn mutated(whole: &[u8], random: &mut ChaCha8Rng) -> Vec<u8> {
 #[test]
 fn no_content_of_a_picture_makes_a_panic() {
     let folder = Folder::new();
-    let picture = image::RgbImage::from_fn(5, 4, |x, y| image::Rgb([x as u8 * 40, y as u8 * 50, 7]));
+    let picture =
+        image::RgbImage::from_fn(5, 4, |x, y| image::Rgb([x as u8 * 40, y as u8 * 50, 7]));
     let mut random = ChaCha8Rng::seed_from_u64(2);
     for name in ["class/a.png", "class/a.jpg"] {
         let path = folder.file(name, "");
         picture.save(&path).unwrap();
         let whole = std::fs::read(&path).unwrap();
-        let read = || Dataset::read(&folder.path(""), &model("3, 4, 5"), &CLASSES).and_then(|data| data.batch(&[0]));
+        let read = || {
+            Dataset::read(&folder.path(""), &model("3, 4, 5"), &CLASSES)
+                .and_then(|data| data.batch(&[0]))
+        };
         assert!(read().is_ok(), "{name}: {:?}", read());
         for _ in 0..400 {
             std::fs::write(&path, mutated(&whole, &mut random)).unwrap();

@@ -7,12 +7,21 @@ fn idx_files_plain_and_gzipped_give_the_same_floats() {
     let folder = Folder::new();
     let images = idx(&[3, 2, 2], &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 255]);
     let labels = idx(&[3], &[7, 0, 9]);
-    let plain = Source::Idx { images: folder.file("images", &images), labels: folder.file("labels", &labels) };
-    let zipped = Source::Idx { images: folder.file("i.gz", gzip(&images)), labels: folder.file("l.gz", gzip(&labels)) };
+    let plain = Source::Idx {
+        images: folder.file("images", &images),
+        labels: folder.file("labels", &labels),
+    };
+    let zipped = Source::Idx {
+        images: folder.file("i.gz", gzip(&images)),
+        labels: folder.file("l.gz", gzip(&labels)),
+    };
     for source in [plain, zipped] {
         let data = Dataset::open(&source, &model("1, 2, 2"), &CLASSES, None).unwrap();
         let batch = data.batch(&[2, 0]).unwrap();
-        assert_eq!((data.samples(), batch.x().size(), batch.x().kind()), (3, vec![2, 1, 2, 2], Kind::Float));
+        assert_eq!(
+            (data.samples(), batch.x().size(), batch.x().kind()),
+            (3, vec![2, 1, 2, 2], Kind::Float)
+        );
         assert_eq!(numbers(batch.x()), [9.0, 10.0, 11.0, 255.0, 1.0, 2.0, 3.0, 4.0]);
         assert_eq!((numbers(batch.y()), batch.y().kind()), (vec![9.0, 7.0], Kind::Int64));
     }
@@ -23,14 +32,21 @@ fn inputs_are_normalised_by_channel() {
     let folder = Folder::new();
     let images = folder.file("images", idx(&[1, 2, 2], &[0, 255, 51, 102]));
     let source = Source::Idx { images, labels: folder.file("labels", idx(&[1], &[0])) };
-    let normalize = Normalize { input: None, divide: 255.0, mean: vec![0.0, 0.2], std: vec![1.0, 0.5] };
+    let normalize =
+        Normalize { input: None, divide: 255.0, mean: vec![0.0, 0.2], std: vec![1.0, 0.5] };
     let data = Dataset::open(&source, &model("2, 2"), &CLASSES, Some(&normalize)).unwrap();
     let found = numbers(data.batch(&[0]).unwrap().x());
-    let off = found.iter().zip([0.0, 1.0, 0.0, 0.4]).map(|(found, expected): (&f64, f64)| (found - expected).abs());
+    let off = found
+        .iter()
+        .zip([0.0, 1.0, 0.0, 0.4])
+        .map(|(found, expected): (&f64, f64)| (found - expected).abs());
     assert!(off.fold(0.0, f64::max) < 1e-6, "{found:?}");
     let wrong = Normalize { mean: vec![0.0; 3], ..normalize };
     let error = folder.error(Dataset::open(&source, &model("2, 2"), &CLASSES, Some(&wrong)));
-    assert_eq!(error, "images: `normalize` has 3 numbers as `mean`, but a sample has the shape [2, 2]");
+    assert_eq!(
+        error,
+        "images: `normalize` has 3 numbers as `mean`, but a sample has the shape [2, 2]"
+    );
 }
 
 #[test]
@@ -46,7 +62,8 @@ fn npy_and_npz_give_what_numpy_wrote() {
         sources.push(Source::Npz(Table { target: "y".into(), ..Table::with_default_names(path) }));
     }
     for source in sources {
-        let batch = Dataset::open(&source, &model("3"), &CLASSES, None).unwrap().batch(&[1, 0]).unwrap();
+        let batch =
+            Dataset::open(&source, &model("3"), &CLASSES, None).unwrap().batch(&[1, 0]).unwrap();
         assert_eq!(numbers(batch.x()), [4.0, 5.0, 6.0, 1.0, 2.0, 3.0]);
         assert_eq!(numbers(batch.y()), [256.0, 1.0]);
     }
@@ -58,19 +75,28 @@ fn safetensors_are_read_where_they_lie_and_under_other_names() {
     let path = folder.path("data.safetensors");
     save(
         &path,
-        &[("pixels", Tensor::from_slice(&[1u8, 2, 3, 4]).reshape([2, 2])), ("target", Tensor::from_slice(&[5i64, 6]))],
+        &[
+            ("pixels", Tensor::from_slice(&[1u8, 2, 3, 4]).reshape([2, 2])),
+            ("target", Tensor::from_slice(&[5i64, 6])),
+        ],
     );
-    let table = Table { inputs: [("x".into(), "pixels".into())].into(), ..Table::with_default_names(path) };
-    let batch = Dataset::open(&Source::Safetensors(table), &model("2"), &CLASSES, None).unwrap().batch(&[1]).unwrap();
+    let table =
+        Table { inputs: [("x".into(), "pixels".into())].into(), ..Table::with_default_names(path) };
+    let batch = Dataset::open(&Source::Safetensors(table), &model("2"), &CLASSES, None)
+        .unwrap()
+        .batch(&[1])
+        .unwrap();
     assert_eq!((numbers(batch.x()), numbers(batch.y())), (vec![3.0, 4.0], vec![6.0]));
 }
 
 #[test]
 fn json_lines_give_nested_lists_as_tensors() {
     let folder = Folder::new();
-    let text =
-        "{\"x\": [[1, 2], [3, 4.5]], \"target\": 1}\n\n{\"target\": 0, \"x\": [[5, 6], [7, 8]], \"more\": null}\n";
-    for (name, bytes) in [("a.jsonl", text.as_bytes().to_vec()), ("a.jsonl.gz", gzip(text.as_bytes()))] {
+    let text = "{\"x\": [[1, 2], [3, 4.5]], \"target\": 1}\n\n{\"target\": 0, \"x\": [[5, 6], [7, \
+                8]], \"more\": null}\n";
+    for (name, bytes) in
+        [("a.jsonl", text.as_bytes().to_vec()), ("a.jsonl.gz", gzip(text.as_bytes()))]
+    {
         let data = Dataset::read(&folder.file(name, bytes), &model("2, 2"), &CLASSES).unwrap();
         let batch = data.batch(&[0, 1]).unwrap();
         assert_eq!(numbers(batch.x()), [1.0, 2.0, 3.0, 4.5, 5.0, 6.0, 7.0, 8.0]);
@@ -86,7 +112,8 @@ fn csv_gives_targets_of_the_loss() {
         "{model: m, inputs: {x: [batch, 2]}, layers: [Linear: {in_features: 2, out_features: 1}]}",
         "model",
     );
-    let batch = Dataset::read(&path, &graph.unwrap(), &LossSpec::MSELoss).unwrap().batch(&[1]).unwrap();
+    let batch =
+        Dataset::read(&path, &graph.unwrap(), &LossSpec::MSELoss).unwrap().batch(&[1]).unwrap();
     assert_eq!((numbers(batch.x()), numbers(batch.y())), (vec![3.0, 4.0], vec![1.5]));
     assert_eq!((batch.y().size(), batch.y().kind()), (vec![1, 1], Kind::Float));
 }
@@ -99,7 +126,9 @@ fn pictures_are_classed_by_their_folders() {
         picture.put_pixel(1, 0, image::Rgb(rgb));
         picture
     };
-    for (name, rgb) in [("cat/b.png", [1, 2, 3]), ("ant/z.png", [4, 5, 6]), ("cat/a.PNG", [7, 8, 9])] {
+    for (name, rgb) in
+        [("cat/b.png", [1, 2, 3]), ("ant/z.png", [4, 5, 6]), ("cat/a.PNG", [7, 8, 9])]
+    {
         dot(rgb).save(folder.file(name, "")).unwrap();
     }
     folder.file("cat/notes.txt", "no picture");
@@ -110,22 +139,44 @@ fn pictures_are_classed_by_their_folders() {
     let found = numbers(batch.x());
     assert_eq!((&found[..6], found[7], found[13], found[19]), (&red[..], 5.0, 6.0, 7.0));
     // A model that takes one channel gets it, also as a flat input.
-    assert_eq!(Dataset::read(&folder.path(""), &model("6"), &CLASSES).unwrap().batch(&[0]).unwrap().x().size(), [1, 6]);
+    assert_eq!(
+        Dataset::read(&folder.path(""), &model("6"), &CLASSES)
+            .unwrap()
+            .batch(&[0])
+            .unwrap()
+            .x()
+            .size(),
+        [1, 6]
+    );
 
     image::RgbImage::new(2, 2).save(folder.file("cat/c.jpg", "")).unwrap();
     let error = folder.error(Dataset::read(&folder.path(""), &model("3, 2, 3"), &CLASSES));
-    assert_eq!(error, "cat/c.jpg: is 2 x 2, but ant/z.png is 3 x 2; bring all pictures to one size");
+    assert_eq!(
+        error,
+        "cat/c.jpg: is 2 x 2, but ant/z.png is 3 x 2; bring all pictures to one size"
+    );
 }
 
 #[test]
 fn parquet_gives_columns_of_numbers_and_of_lists() {
     let folder = Folder::new();
     let path = folder.file("a.parquet", parquet_file());
-    let table = Table { inputs: [("x".into(), "pixels".into())].into(), target: "label".into(), path: path.clone() };
+    let table = Table {
+        inputs: [("x".into(), "pixels".into())].into(),
+        target: "label".into(),
+        path: path.clone(),
+    };
     let source = Source::Parquet(table.clone());
-    let batch = Dataset::open(&source, &model("2"), &CLASSES, None).unwrap().batch(&[2, 0]).unwrap();
-    assert_eq!((numbers(batch.x()), numbers(batch.y())), (vec![5.0, 6.0, 1.0, 2.0], vec![9.0, 7.0]));
+    let batch =
+        Dataset::open(&source, &model("2"), &CLASSES, None).unwrap().batch(&[2, 0]).unwrap();
+    assert_eq!(
+        (numbers(batch.x()), numbers(batch.y())),
+        (vec![5.0, 6.0, 1.0, 2.0], vec![9.0, 7.0])
+    );
     let missing = Source::Parquet(Table { target: "lable".into(), ..table });
     let error = folder.error(Dataset::open(&missing, &model("2"), &CLASSES, None));
-    assert_eq!(error, "a.parquet: no column `lable`; it holds label, pixels; did you mean `label`?");
+    assert_eq!(
+        error,
+        "a.parquet: no column `lable`; it holds label, pixels; did you mean `label`?"
+    );
 }

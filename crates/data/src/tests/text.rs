@@ -3,18 +3,27 @@
 use super::*;
 use crate::{Text, TextPairs, Tokenizer};
 
-const WORDS: &str = r#"{"version": "1.0", "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst",
-"stride": 0}, "padding": null, "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
+const WORDS: &str = r#"{"version": "1.0",
+"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+"padding": null, "added_tokens": [], "normalizer": null,
+"pre_tokenizer": {"type": "WhitespaceSplit"},
 "post_processor": null, "decoder": null, "model": {"type": "WordLevel", "unk_token": "?",
 "vocab": {"?": 0, "<s>": 1, "</s>": 2, "<pad>": 3, "a": 4, "b": 5, "c": 70000}}}"#;
 
 fn tokens_model() -> LayerGraph {
     let layers = "[Embedding: {num_embeddings: 300, embedding_dim: 4}]";
-    let text = format!("{{model: m, inputs: {{x: {{shape: [batch, seq], dtype: int64}}}}, layers: {layers}}}");
+    let text = format!(
+        "{{model: m, inputs: {{x: {{shape: [batch, seq], dtype: int64}}}}, layers: {layers}}}"
+    );
     LayerGraph::from_yaml(&text, "model").unwrap()
 }
 
-fn text(paths: Vec<PathBuf>, tokenizer: Tokenizer, sequence_length: u64, eos: Option<&str>) -> Source {
+fn text(
+    paths: Vec<PathBuf>,
+    tokenizer: Tokenizer,
+    sequence_length: u64,
+    eos: Option<&str>,
+) -> Source {
     Source::Text(Text { paths, tokenizer, sequence_length, eos: eos.map(String::from) })
 }
 
@@ -22,14 +31,21 @@ fn text(paths: Vec<PathBuf>, tokenizer: Tokenizer, sequence_length: u64, eos: Op
 fn text_is_cut_into_windows_whose_targets_are_one_later() {
     let folder = Folder::new();
     let paths = vec![folder.file("a.txt", "abcd"), folder.file("b.txt.gz", gzip(b"efg"))];
-    let data = Dataset::open(&text(paths.clone(), Tokenizer::Bytes, 3, None), &tokens_model(), &CLASSES, None).unwrap();
+    let data = Dataset::open(
+        &text(paths.clone(), Tokenizer::Bytes, 3, None),
+        &tokens_model(),
+        &CLASSES,
+        None,
+    )
+    .unwrap();
     let batch = data.batch(&[1, 0]).unwrap();
     assert_eq!((data.samples(), batch.x().kind(), batch.y().kind()), (2, Kind::Int64, Kind::Int64));
     assert_eq!(numbers(batch.x()), [100.0, 101.0, 102.0, 97.0, 98.0, 99.0]);
     assert_eq!(numbers(batch.y()), [101.0, 102.0, 103.0, 98.0, 99.0, 100.0]);
 
     let ended = text(paths.clone(), Tokenizer::Bytes, 8, Some("<eos>"));
-    let batch = Dataset::open(&ended, &tokens_model(), &CLASSES, None).unwrap().batch(&[0]).unwrap();
+    let batch =
+        Dataset::open(&ended, &tokens_model(), &CLASSES, None).unwrap().batch(&[0]).unwrap();
     assert_eq!(numbers(batch.y())[2..], [100.0, 257.0, 101.0, 102.0, 103.0, 257.0]);
 
     let long = text(paths, Tokenizer::Bytes, 7, None);
@@ -43,17 +59,26 @@ fn a_tokenizer_file_makes_the_tokens() {
     let words = Tokenizer::File(folder.file("tokenizer.json", WORDS));
     let paths = vec![folder.file("a.txt", "a b c\nnever  b\n")];
     let source = text(paths.clone(), words, 2, Some("</s>"));
-    let batch = Dataset::open(&source, &tokens_model(), &CLASSES, None).unwrap().batch(&[0, 1]).unwrap();
+    let batch =
+        Dataset::open(&source, &tokens_model(), &CLASSES, None).unwrap().batch(&[0, 1]).unwrap();
     assert_eq!(numbers(batch.x()), [4.0, 5.0, 70000.0, 0.0]);
     assert_eq!(numbers(batch.y()), [5.0, 70000.0, 0.0, 5.0]);
 
     let open = |tokenizer, eos| {
-        folder.error(Dataset::open(&text(paths.clone(), tokenizer, 2, eos), &tokens_model(), &CLASSES, None))
+        folder.error(Dataset::open(
+            &text(paths.clone(), tokenizer, 2, eos),
+            &tokens_model(),
+            &CLASSES,
+            None,
+        ))
     };
     let broken = Tokenizer::File(folder.file("broken.json", &WORDS[..99]));
     assert!(open(broken, None).starts_with("broken.json: is no tokenizer.json: EOF while parsing"));
     let words = Tokenizer::File(folder.path("tokenizer.json"));
-    assert_eq!(open(words, Some("<eos>")), "tokenizer.json: has no token `<eos>`; name one that it has with `eos:`");
+    assert_eq!(
+        open(words, Some("<eos>")),
+        "tokenizer.json: has no token `<eos>`; name one that it has with `eos:`"
+    );
     folder.file("a.txt", b"a \xff b");
     let words = Tokenizer::File(folder.path("tokenizer.json"));
     assert_eq!(open(words, None), "a.txt: is not text (UTF-8)");
@@ -91,21 +116,33 @@ fn pairs_are_padded_and_their_targets_come_one_later() {
     let folder = Folder::new();
     let tsv = pairs(folder.file("a.tsv", "ab\tA\tfrom somewhere\r\n\nc\tDEF\n"));
     let json = "{\"en\": \"ab\", \"de\": \"A\"}\n{\"de\": \"DEF\", \"en\": \"c\"}\n";
-    let json = TextPairs { keys: Some(["en", "de"].map(String::from)), ..pairs(folder.file("a.jsonl", json)) };
+    let json = TextPairs {
+        keys: Some(["en", "de"].map(String::from)),
+        ..pairs(folder.file("a.jsonl", json))
+    };
     let (bos, eos, pad, no) = (256.0, 257.0, 258.0, -100.0);
     for texts in [tsv.clone(), json] {
         let data = Dataset::open(&Source::Pairs(texts), &pairs_model(), &CLASSES, None).unwrap();
         let batch = data.batch(&[0, 1]).unwrap();
         let given = batch.tensors().2.get("given").unwrap();
         let padding = batch.tensors().2.get("source_padding").unwrap();
-        assert_eq!((batch.x().size(), given.size(), batch.y().size()), (vec![2, 3], vec![2, 4], vec![2, 4]));
+        assert_eq!(
+            (batch.x().size(), given.size(), batch.y().size()),
+            (vec![2, 3], vec![2, 4], vec![2, 4])
+        );
         assert_eq!(numbers(batch.x()), [97.0, 98.0, eos, 99.0, eos, pad]);
         assert_eq!(numbers(given), [bos, 65.0, pad, pad, bos, 68.0, 69.0, 70.0]);
         assert_eq!(numbers(batch.y()), [65.0, eos, no, no, 68.0, 69.0, 70.0, eos]);
-        assert_eq!((padding.kind(), numbers(padding)), (Kind::Bool, vec![0.0, 0.0, 0.0, 0.0, 0.0, 1.0]));
+        assert_eq!(
+            (padding.kind(), numbers(padding)),
+            (Kind::Bool, vec![0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
+        );
     }
     let cut = TextPairs { max_length: Some(3), fixed: true, ..tsv };
-    let batch = Dataset::open(&Source::Pairs(cut), &pairs_model(), &CLASSES, None).unwrap().batch(&[1, 0]).unwrap();
+    let batch = Dataset::open(&Source::Pairs(cut), &pairs_model(), &CLASSES, None)
+        .unwrap()
+        .batch(&[1, 0])
+        .unwrap();
     assert_eq!(numbers(batch.x()), [99.0, eos, pad, 97.0, 98.0, eos]);
     assert_eq!(numbers(batch.y()), [68.0, 69.0, eos, 65.0, eos, no]);
 }
@@ -113,7 +150,8 @@ fn pairs_are_padded_and_their_targets_come_one_later() {
 #[test]
 fn mistakes_in_pairs_are_named() {
     let folder = Folder::new();
-    let open = |texts| folder.error(Dataset::open(&Source::Pairs(texts), &pairs_model(), &CLASSES, None));
+    let open =
+        |texts| folder.error(Dataset::open(&Source::Pairs(texts), &pairs_model(), &CLASSES, None));
     let classes = pipeline::loss::Classes { ignore_index: 0, ..Default::default() };
     let other = LossSpec::NLLLoss { classes };
     let source = Source::Pairs(pairs(folder.file("d.tsv", "a\tb\n")));
@@ -122,13 +160,20 @@ fn mistakes_in_pairs_are_named() {
     let whole = pairs(folder.file("a.tsv", "a\tb\n"));
     let keys = Some(["en", "de"].map(String::from));
     let golden = [
-        (pairs(folder.file("b.tsv", "a\tb\nc\n")), "b.tsv: line 2: expected two columns with a tab between them"),
         (
-            TextPairs { inputs: [].into(), ..whole.clone() },
-            "a.tsv: what is the model's input `given`? `inputs:` says it for each of source, target, source_padding, target_padding",
+            pairs(folder.file("b.tsv", "a\tb\nc\n")),
+            "b.tsv: line 2: expected two columns with a tab between them",
         ),
         (
-            TextPairs { special_tokens: ["<s>", "</s>", "<pad>"].map(String::from), ..whole.clone() },
+            TextPairs { inputs: [].into(), ..whole.clone() },
+            "a.tsv: what is the model's input `given`? `inputs:` says it for each of source, \
+             target, source_padding, target_padding",
+        ),
+        (
+            TextPairs {
+                special_tokens: ["<s>", "</s>", "<pad>"].map(String::from),
+                ..whole.clone()
+            },
             "tokenizer: bytes: has no token `<s>`; name one that it has with `bos:`",
         ),
         (
@@ -163,7 +208,8 @@ fn no_tokenizer_file_makes_a_panic() {
 #[test]
 fn a_table_with_too_few_rows_is_known_before_training() {
     let folder = Folder::new();
-    let text = "inputs: {x: {shape: [batch, 3], dtype: int64}}\nlayers: [Embedding: {num_embeddings: 200, embedding_dim: 2}]\n";
+    let text = "inputs: {x: {shape: [batch, 3], dtype: int64}}\nlayers: [Embedding: \
+                {num_embeddings: 200, embedding_dim: 2}]\n";
     let model = LayerGraph::from_yaml(text, "model").unwrap();
     let source = Source::Text(Text {
         paths: vec![folder.file("a.txt", "some text")],
@@ -172,7 +218,8 @@ fn a_table_with_too_few_rows_is_known_before_training() {
         eos: None,
     });
     let error = folder.error(Dataset::open(&source, &model, &CLASSES, None));
-    let expected = "tokenizer: bytes: makes 256 tokens, but the Embedding of the model's input `x` has 200 rows";
+    let expected = "tokenizer: bytes: makes 256 tokens, but the Embedding of the model's input \
+                    `x` has 200 rows";
     assert_eq!(error, expected);
 }
 
@@ -180,22 +227,42 @@ fn a_table_with_too_few_rows_is_known_before_training() {
 fn texts_of_about_one_length_go_together() {
     let folder = Folder::new();
     let lines: String = (0..1000).map(|n| format!("{}\tb\n", "a".repeat(1 + n * 7 % 40))).collect();
-    let data =
-        Dataset::open(&Source::Pairs(pairs(folder.file("a.tsv", lines))), &pairs_model(), &CLASSES, None).unwrap();
+    let data = Dataset::open(
+        &Source::Pairs(pairs(folder.file("a.tsv", lines))),
+        &pairs_model(),
+        &CLASSES,
+        None,
+    )
+    .unwrap();
     let take = |grouped, steps| {
-        let mut batches = Batches::after(data.clone(), 8, Some(3), steps).grouped_by_length(grouped);
-        (0..125 - steps).map(|_| batches.next_batch().unwrap().x().shallow_clone()).collect::<Vec<_>>()
+        let mut batches =
+            Batches::after(data.clone(), 8, Some(3), steps).grouped_by_length(grouped);
+        (0..125 - steps)
+            .map(|_| batches.next_batch().unwrap().x().shallow_clone())
+            .collect::<Vec<_>>()
     };
-    let padding = |batches: &[Tensor]| batches.iter().map(|x| x.eq(258).sum(Kind::Int64).int64_value(&[])).sum::<i64>();
+    let padding = |batches: &[Tensor]| {
+        batches.iter().map(|x| x.eq(258).sum(Kind::Int64).int64_value(&[])).sum::<i64>()
+    };
     let (together, apart) = (take(true, 0), take(false, 0));
     assert_eq!(together.iter().map(|x| x.size()[0]).collect::<Vec<_>>(), [8; 125]);
-    assert!(padding(&together) * 5 < padding(&apart), "{} and {}", padding(&together), padding(&apart));
+    assert!(
+        padding(&together) * 5 < padding(&apart),
+        "{} and {}",
+        padding(&together),
+        padding(&apart)
+    );
     // Every sample is in one batch. Batches have no order of length. A resumed run has the same
     // batches.
-    let letters = |batches: &[Tensor]| batches.iter().map(|x| x.eq(97).sum(Kind::Int64).int64_value(&[])).sum::<i64>();
+    let letters = |batches: &[Tensor]| {
+        batches.iter().map(|x| x.eq(97).sum(Kind::Int64).int64_value(&[])).sum::<i64>()
+    };
     assert_eq!(letters(&together), letters(&apart));
     assert!(!together.is_sorted_by_key(|x| x.size()[1]));
     for steps in [1, 49, 50, 51, 124] {
-        assert!(take(true, steps).iter().zip(&together[steps as usize..]).all(|(one, other)| one.equal(other)));
+        assert!(take(true, steps)
+            .iter()
+            .zip(&together[steps as usize..])
+            .all(|(one, other)| one.equal(other)));
     }
 }

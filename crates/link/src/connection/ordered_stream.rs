@@ -1,4 +1,4 @@
-//! The ordered stream of a connection: frames go out in the order they were given.
+//! The ordered stream of a connection. Frames are sent in the order in which they were given.
 
 use crate::connection::progress::SendProgress;
 use bytes::Bytes;
@@ -11,22 +11,22 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tokio::sync::Notify;
 
-/// The writing end. What fits the network is handed to it by the caller's own thread; a task takes over
-/// what does not, so that nobody waits. Ends with its last frame when it is dropped.
+/// The sending half. The caller's own thread writes as much as the network takes at once. A task
+/// writes the rest, so that callers never wait. Dropping it ends the stream after its last frame.
 pub(crate) struct OrderedStream(Arc<Inner>);
 
 struct Inner {
     state: Mutex<State>,
-    /// Frames wait, or no more will come.
+    /// Notified if frames wait, or no more will come.
     more: Notify,
     progress: Arc<SendProgress>,
 }
 
 struct State {
-    /// Away while the task writes.
+    /// `None` while the task writes.
     stream: Option<SendStream>,
     waiting: VecDeque<Vec<Bytes>>,
-    /// The stream is lost, which the reader of the connection reports, or no more frames will come.
+    /// The stream is lost, which the connection's reader reports, or no more frames will come.
     ended: bool,
 }
 
@@ -44,12 +44,12 @@ impl OrderedStream {
         if state.ended {
             return;
         }
-        // Written chunks are taken out of `frame`, so what is left after a poll is left to do. The task polls
-        // again with a waker of its own.
+        // A poll removes written chunks from `frame`. The task writes the remaining ones, with a
+        // waker of its own.
         let mut context = Context::from_waker(Waker::noop());
-        // Behind a frame that waits, perhaps half written, comes no other.
-        let behind = !state.waiting.is_empty();
-        let free = state.stream.as_mut().filter(|_| !behind);
+        // If a frame waits, perhaps half written, this one waits too.
+        let others_wait = !state.waiting.is_empty();
+        let free = state.stream.as_mut().filter(|_| !others_wait);
         match free.map(|stream| pin!(stream.write_all_chunks(&mut frame)).poll(&mut context)) {
             Some(Poll::Ready(Ok(()))) => return,
             Some(Poll::Ready(Err(_))) => {
@@ -76,48 +76,59 @@ impl Drop for OrderedStream {
     }
 }
 
+/// The next work of the writing task.
+enum Next {
+    /// Write this frame.
+    Frame(SendStream, Vec<Bytes>),
+    /// No frame waits.
+    Idle,
+    /// The stream is finished.
+    Ended,
+}
+
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// The stream and the next frame for it; the stream is back when none waits.
-    fn next(&self, stream: Option<SendStream>) -> Result<(SendStream, Vec<Bytes>), Option<SendStream>> {
+    /// Takes the next frame, and the stream if the task does not have it yet. If no frame waits,
+    /// gives the stream back to callers.
+    fn next(&self, stream: Option<SendStream>) -> Next {
         let mut state = self.lock();
-        let Some(mut stream) = stream.or_else(|| state.stream.take()) else { return Err(None) };
+        let Some(mut stream) = stream.or_else(|| state.stream.take()) else { return Next::Idle };
         match state.waiting.pop_front() {
             Some(mut frame) => {
                 frame.retain(|chunk| !chunk.is_empty());
-                Ok((stream, frame))
+                Next::Frame(stream, frame)
             }
             None if state.ended => {
                 stream.finish().ok();
-                Err(Some(stream))
+                Next::Ended
             }
             None => {
                 state.stream = Some(stream);
-                Err(None)
+                Next::Idle
             }
         }
     }
 }
 
-/// Writes what waits, until the lane ends.
+/// Writes waiting frames until the stream ends.
 async fn write(inner: Arc<Inner>) {
     loop {
         inner.more.notified().await;
         let mut stream = None;
         loop {
             match inner.next(stream.take()) {
-                Ok((mut with, mut frame)) => {
-                    if inner.progress.write(&mut with, &mut frame).await.is_err() {
+                Next::Frame(mut taken, mut frame) => {
+                    if inner.progress.write(&mut taken, &mut frame).await.is_err() {
                         inner.lock().ended = true;
                         return;
                     }
-                    stream = Some(with);
+                    stream = Some(taken);
                 }
-                Err(Some(_finished)) => return,
-                Err(None) => break,
+                Next::Ended => return,
+                Next::Idle => break,
             }
         }
     }

@@ -1,35 +1,51 @@
-//! Turns a session's send into bytes for each receiver.
+//! Encodes the frames that a session sends, for each receiver.
 
 use crate::memory::payload::{Payload, Slots};
 use pipeline::effect::Destination;
-use pipeline::frame::{encode, Envelope};
+use pipeline::frame::{encode, Envelope, TensorEnvelope};
 use pipeline::ids::Slot;
+use pipeline::message::NoMessage;
+use serde::Serialize;
 
-/// Takes the tensors of a send out of their slots.
+/// Takes the tensors of a frame out of their slots.
+///
+/// # Errors
+/// A slot is empty.
 pub fn take_payloads(slots: &Slots, numbers: &[Slot]) -> Result<Vec<Payload>, String> {
     let missing = |slot: &Slot| format!("{slot} holds no tensor; please report it");
     numbers.iter().map(|slot| slots.remove(*slot).ok_or_else(|| missing(slot))).collect()
 }
 
-/// How a frame goes.
+/// The way of a frame through a connection.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum Channel {
-    /// On the ordered stream.
+    /// The ordered stream.
     Control,
-    /// On a stream of its own if it is large.
+    /// A stream of its own if the tensors are large.
     Data,
-    /// The same, when nothing else wants to go.
+    /// The same, with lower priority than all others.
     Background,
 }
 
-/// The encoded head for one receiver, and how the frame goes.
+/// Encodes the head for one receiver, and chooses the channel of the frame.
+///
+/// # Errors
+/// The head is larger than a frame may have.
 pub fn encode_head(to: &Destination, tensors: &[Payload]) -> Result<(Channel, Vec<u8>), String> {
-    let envelope =
-        Envelope { route: to.route, head: to.head.clone(), tensors: tensors.iter().map(|t| t.meta.clone()).collect() };
-    let way = match (to.head.is_data(), to.head.can_wait()) {
-        (false, _) => Channel::Control,
-        (true, false) => Channel::Data,
-        (true, true) => Channel::Background,
+    let envelope = TensorEnvelope {
+        route: to.route,
+        head: to.head.clone(),
+        tensors: tensors.iter().map(|t| t.meta.clone()).collect(),
     };
-    Ok((way, encode(&envelope).map_err(|e| e.to_string())?))
+    let channel = if to.head.can_wait() { Channel::Background } else { Channel::Data };
+    let envelope = Envelope::<NoMessage>::Tensors(envelope);
+    Ok((channel, encode(&envelope).map_err(|e| e.to_string())?))
+}
+
+/// Encodes a message, for [`Channel::Control`].
+///
+/// # Errors
+/// The message is larger than a head may be.
+pub fn encode_message<M: Serialize>(message: M) -> Result<Vec<u8>, String> {
+    encode(&Envelope::Message(message)).map_err(|e| e.to_string())
 }

@@ -18,28 +18,30 @@ pub(crate) struct ConnectionShared {
     pub(crate) quic: quinn::Connection,
     pub(crate) path: NetworkPath,
     pub(crate) memory: SharedMemory,
-    /// Whether shared memory may be agreed upon when the other end asks.
+    /// Whether this end agrees to shared memory if the other end offers it.
     pub(crate) transport: Transport,
     pub(crate) ordered: OrderedStream,
     pub(crate) pool: BufferPool,
-    /// Set at the end that dialled, which asks: where answers to its words go.
+    /// The receiver of answers to link messages. Set at the end that dialled.
     pub(crate) answers: Mutex<Option<mpsc::Sender<LinkMessage>>>,
     pub(crate) report: Mutex<Option<PathReport>>,
     pub(crate) progress: Arc<SendProgress>,
-    /// Why this end closed it, where nothing came any more or nothing was taken.
-    pub(crate) ended: OnceLock<&'static str>,
+    /// Why this end closed the connection. Set if the other end was silent or took nothing.
+    pub(crate) closed_here: OnceLock<&'static str>,
 }
 
-/// Words that wait for whoever asked for them, or for the network; more are dropped.
+/// The most answers that wait to be read here, and the most frames that wait for the network when
+/// an answer is sent. Further answers are dropped.
 pub(crate) const MAX_PENDING_ANSWERS: usize = 16;
 
 impl ConnectionShared {
-    /// Tells the other end something about the connection.
+    /// Sends a message about the connection.
     pub(crate) fn send_message(&self, message: LinkMessage) {
         self.ordered.send(vec![message.encode().into()]);
     }
 
-    /// The same, for what the other end asked: one that asks and does not read what it is told gets nothing.
+    /// Sends an answer, unless too much waits already: a peer that asks and does not read must not
+    /// fill this end's memory.
     pub(crate) fn send_answer(&self, message: LinkMessage) {
         if self.ordered.waiting() < MAX_PENDING_ANSWERS {
             self.send_message(message);

@@ -1,4 +1,4 @@
-//! Where tensors lie: payloads and their slots, a pool for received bytes, and memory that two
+//! The memory of tensors: payloads and their slots, a pool for received bytes, and memory that two
 //! processes of one machine share.
 //!
 //! ```text

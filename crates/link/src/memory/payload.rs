@@ -1,4 +1,4 @@
-//! Tensors as they travel, and the slots in which a driver holds them for its session.
+//! Tensors as bytes, and the slots in which a driver stores them for its session.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -10,46 +10,46 @@ use std::sync::Arc;
 /// A tensor's shape and its bytes: little-endian, dense, row-major.
 #[derive(Clone, Debug)]
 pub struct Payload {
-    /// Element type and sizes.
+    /// The dtype and the shape.
     pub meta: TensorMeta,
-    /// The bytes, as many as `meta` states.
+    /// The bytes. `meta` determines their number.
     pub bytes: Bytes,
 }
 
 /// Tensors by slot number. Clones share the same slots.
 #[derive(Clone, Default)]
 pub struct Slots {
-    inner: Arc<Mutex<Held>>,
+    inner: Arc<Mutex<Stored>>,
 }
 
 #[derive(Default)]
-struct Held {
+struct Stored {
     next: u64,
     payloads: HashMap<Slot, Payload>,
 }
 
 impl Slots {
-    /// Keeps a tensor.
+    /// Stores a tensor.
     pub fn insert(&self, payload: Payload) -> Slot {
-        let mut held = self.inner.lock();
-        let slot = Slot(held.next);
-        held.next += 1;
-        held.payloads.insert(slot, payload);
+        let mut stored = self.inner.lock();
+        let slot = Slot(stored.next);
+        stored.next += 1;
+        stored.payloads.insert(slot, payload);
         slot
     }
 
-    /// Gives a tensor out; its slot is then empty.
+    /// Takes a tensor out. Its slot is then empty.
     pub fn remove(&self, slot: Slot) -> Option<Payload> {
-        let mut held = self.inner.lock();
-        held.payloads.remove(&slot)
+        let mut stored = self.inner.lock();
+        stored.payloads.remove(&slot)
     }
 
-    /// The number of tensors held.
+    /// The number of stored tensors.
     pub fn len(&self) -> usize {
         self.inner.lock().payloads.len()
     }
 
-    /// Whether none is held.
+    /// Whether no tensor is stored.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,45 +1,64 @@
-//! Memory for tensors that come over QUIC, and for sums of them, used again: fresh memory costs a page fault for every 4 KiB.
+//! A pool of memory for received tensors and for sums of them. Fresh memory would cost a page fault
+//! for every 4 KiB.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
-/// Kept for later, at most, and where memory is short.
+/// The most bytes that the pool keeps, usually and if memory is scarce.
 const MAX_POOLED: usize = 64 << 20;
 const MAX_POOLED_WHEN_SCARCE: usize = 8 << 20;
 /// The current limit.
 static LIMIT: AtomicUsize = AtomicUsize::new(MAX_POOLED);
 
-/// Whether memory that tensors came in is kept for those that come later, 64 MiB at most, or all but 8 MiB of it given back.
-pub fn keep_received_memory(keep: bool) {
-    LIMIT.store(if keep { MAX_POOLED } else { MAX_POOLED_WHEN_SCARCE }, Ordering::Relaxed);
+/// The memory that the pool of this process keeps.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum PoolSize {
+    /// 64 MiB.
+    Usual,
+    /// 8 MiB, because memory is scarce.
+    Small,
 }
-/// A cache line, and what vector instructions like best.
+
+/// Sets the memory that the pool keeps for later tensors.
+pub fn set_pool_size(size: PoolSize) {
+    let limit = match size {
+        PoolSize::Usual => MAX_POOLED,
+        PoolSize::Small => MAX_POOLED_WHEN_SCARCE,
+    };
+    LIMIT.store(limit, Ordering::Relaxed);
+}
+
+/// The alignment of tensors in bytes: a cache line, which vector instructions prefer.
 const ALIGNMENT: usize = 64;
 
-/// Memory that is used again.
+/// Buffers that are used again.
 #[derive(Clone, Default)]
 pub struct BufferPool(Arc<Mutex<Vec<Vec<u8>>>>);
 
 impl BufferPool {
-    /// The one of this process: what one connection is done with, another takes.
+    /// The pool of this process. All connections share it.
     pub fn global() -> Self {
         static POOL: LazyLock<BufferPool> = LazyLock::new(BufferPool::default);
         POOL.clone()
     }
 
-    /// Room for `len` bytes. Its content is undefined.
+    /// Takes a buffer of `len` bytes. Its content is undefined.
     pub fn get(&self, len: usize) -> Buffer {
         let mut kept = self.0.lock();
-        let fits = |memory: &Vec<u8>| memory.len() >= len + ALIGNMENT && memory.len() / 2 <= len + ALIGNMENT;
-        // The latest is the likeliest to be in the processor's cache.
+        let fits = |memory: &Vec<u8>| {
+            memory.len() >= len + ALIGNMENT && memory.len() / 2 <= len + ALIGNMENT
+        };
+        // The latest buffer is most likely in the processor's cache.
         let memory = kept.iter().rposition(fits).map(|at| kept.remove(at));
         drop(kept);
-        // Zeros from the system, which it makes page by page as bytes arrive.
+        // The system fills these zeros in page by page, as bytes arrive.
         let memory = memory.unwrap_or_else(|| vec![0; len + ALIGNMENT]);
-        // Where a system cannot tell, tensors lie less well.
-        let start = Some(memory.as_ptr().align_offset(ALIGNMENT)).filter(|start| *start < ALIGNMENT).unwrap_or(0);
+        // If the system cannot compute the alignment, tensors are not aligned.
+        let start = Some(memory.as_ptr().align_offset(ALIGNMENT))
+            .filter(|start| *start < ALIGNMENT)
+            .unwrap_or(0);
         Buffer { memory, start, len, pool: self.clone() }
     }
 
@@ -47,14 +66,14 @@ impl BufferPool {
         let mut kept = self.0.lock();
         kept.push(memory);
         let mut sum: usize = kept.iter().map(Vec::len).sum();
-        // The oldest goes: its size may be that of another model.
+        // The oldest buffers are freed first: their sizes may be those of another model.
         while sum > LIMIT.load(Ordering::Relaxed) && !kept.is_empty() {
             sum -= kept.remove(0).len();
         }
     }
 }
 
-/// Room for one tensor; goes back to its pool when dropped.
+/// A buffer for one tensor. It returns to its pool when dropped.
 pub struct Buffer {
     memory: Vec<u8>,
     start: usize,
@@ -68,7 +87,7 @@ impl Buffer {
         self.memory.get_mut(self.start..self.start + self.len).unwrap_or_default()
     }
 
-    /// Goes back to its pool when the last slice of it is dropped.
+    /// Makes it immutable. It returns to its pool when the last slice of it is dropped.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }

@@ -1,5 +1,5 @@
-//! Memory shared with the process at the other end of a connection, where both prove that they are on
-//! one machine. `shm` says how it works and why it is sound.
+//! Memory shared with the process at the other end of a connection. Both ends prove that they are
+//! on one machine. `shm` explains how it works and why it is sound.
 //!
 //! ```text
 //! caller -> MemoryFile { address of its file }
@@ -7,9 +7,9 @@
 //! caller -> MemoryNonce { the nonce in that }
 //! ```
 //!
-//! The nonces are in the files only, so who says one has read the file. An end that has opened the
-//! other's file and received its own nonce back sends tensors through memory from then on. Every
-//! failure on the way only means that tensors keep going over QUIC.
+//! The nonces are in the files only. A peer that knows one has read the file. An end that has
+//! opened the other's file, and has received its own nonce back, sends tensors through memory from
+//! then on. If anything fails, tensors continue to travel over QUIC.
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use bytes::Bytes;
@@ -19,10 +19,10 @@ use serde::{Deserialize, Serialize};
 use shm::{BlockLocation, FileAddress, LocalFile, Nonce, PeerFile, ReleaseTable, ALIGNMENT};
 use std::sync::Arc;
 
-/// The most memory on each side for tensors in flight or still in use at the other end.
+/// The most bytes on each side for tensors in flight or still in use at the other end.
 const LIMIT: usize = 512 << 20;
 
-/// Whether a worker's connections use more than the network.
+/// How tensors travel over a worker's connections.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Transport {
     /// Shared memory between processes of one machine, QUIC between machines.
@@ -53,11 +53,11 @@ impl std::str::FromStr for Transport {
     }
 }
 
-/// One connection's shared memory, at whatever stage of agreeing on it.
+/// The shared memory of one connection, before, during and after the agreement on it.
 #[derive(Default)]
 pub(crate) struct SharedMemory {
     state: Mutex<State>,
-    /// Apart from the rest, so that a long copy holds no receiver up.
+    /// Has a lock of its own, so that a long copy delays no receiver.
     own: Mutex<Option<LocalFile>>,
 }
 
@@ -66,12 +66,12 @@ struct State {
     nonce: Nonce,
     ledger: Option<ReleaseTable>,
     theirs: Option<Arc<PeerFile>>,
-    /// The other end has opened our file.
+    /// Whether the other end has opened our file.
     seen: bool,
 }
 
 impl SharedMemory {
-    /// Creates our file, the first time, and returns where it is.
+    /// Returns the address of our file, and creates it first if necessary. `None` if that fails.
     pub(crate) fn offer(&self) -> Option<FileAddress> {
         let mut nonce = [0; 32];
         SystemRandom::new().fill(&mut nonce).ok()?;
@@ -86,7 +86,7 @@ impl SharedMemory {
         own.as_ref().map(LocalFile::address)
     }
 
-    /// Opens the other's file, once and only where ours was offered; gives the nonce in it.
+    /// Opens the other end's file once, if ours was offered. Returns the nonce in it.
     pub(crate) fn open_peer(&self, address: FileAddress) -> Option<Nonce> {
         self.state().ledger.as_ref()?;
         let theirs = PeerFile::open(address).ok()?;
@@ -99,19 +99,20 @@ impl SharedMemory {
         Some(nonce)
     }
 
-    /// The other end has said what it read in our file.
+    /// Handles the nonce that the other end read in our file.
     pub(crate) fn on_nonce(&self, nonce: &Nonce) {
         let mut state = self.state();
         state.seen = state.ledger.is_some() && state.nonce == *nonce;
     }
 
-    /// Whether tensors go out through memory.
+    /// Whether this end sends tensors through memory.
     pub(crate) fn is_shared(&self) -> bool {
         let state = self.state();
         state.seen && state.theirs.is_some()
     }
 
-    /// Copies a frame's tensors in. Nothing where memory is not shared, or too much of it is in use.
+    /// Copies a frame's tensors into memory. Returns `None` if memory is not shared, or too much of
+    /// it is in use.
     pub(crate) fn write(&self, tensors: &[Bytes]) -> Option<BlockLocation> {
         let theirs = {
             let state = self.state();
@@ -121,11 +122,22 @@ impl SharedMemory {
         self.own.lock().as_mut()?.write(&theirs, &parts)
     }
 
-    /// A frame's tensors, which give their memory back when the last is dropped.
-    pub(crate) fn read(&self, place: BlockLocation, metas: &[TensorMeta]) -> Result<Vec<Bytes>, String> {
+    /// Returns a frame's tensors. Their memory is released when the last of them is dropped.
+    ///
+    /// # Errors
+    /// The location is not in the other end's file, or was read before.
+    pub(crate) fn read(
+        &self,
+        place: BlockLocation,
+        metas: &[TensorMeta],
+    ) -> Result<Vec<Bytes>, String> {
         let (theirs, ledger) = {
             let state = self.state();
-            state.theirs.clone().zip(state.ledger.clone()).ok_or("tensors in memory that is not shared")?
+            state
+                .theirs
+                .clone()
+                .zip(state.ledger.clone())
+                .ok_or("tensors in memory that is not shared")?
         };
         let (parts, len) = layout(metas).ok_or("tensors too large for this machine")?;
         let all = theirs.read(&ledger, place, len).map_err(|e| e.to_string())?;
@@ -138,8 +150,8 @@ impl SharedMemory {
     }
 }
 
-/// The place of each tensor, and the end of the last one: each at a multiple of [`ALIGNMENT`], as
-/// `shm` puts them.
+/// Computes the start and end of each tensor, and the end of all. Each starts at a multiple of
+/// [`ALIGNMENT`], as in `shm`.
 fn layout(metas: &[TensorMeta]) -> Option<(Vec<(usize, usize)>, usize)> {
     let mut end = 0usize;
     let mut parts = Vec::with_capacity(metas.len());
@@ -165,7 +177,7 @@ mod tests {
         assert!(caller.read(anywhere, &metas).is_err(), "nothing is shared yet");
 
         let offered = caller.offer().unwrap();
-        assert_eq!(callee.open_peer(offered), None, "who offers nothing opens nothing");
+        assert_eq!(callee.open_peer(offered), None, "an end that offers nothing opens nothing");
         let answered = callee.offer().unwrap();
         let nonce = callee.open_peer(offered).unwrap();
         assert_eq!(callee.open_peer(offered), None, "once is enough");
@@ -173,7 +185,10 @@ mod tests {
         let proof = caller.open_peer(answered).unwrap();
         caller.on_nonce(&[0; 32]);
         caller.on_nonce(&proof);
-        assert!(!caller.is_shared() && caller.write(&tensors).is_none(), "these are not the nonce in its file");
+        assert!(
+            !caller.is_shared() && caller.write(&tensors).is_none(),
+            "these are not the nonce in its file"
+        );
         caller.on_nonce(&nonce);
         assert!(caller.is_shared() && !callee.is_shared());
 
@@ -181,6 +196,9 @@ mod tests {
         assert_eq!(callee.read(place, &metas).unwrap(), tensors);
         assert!(callee.read(place, &metas).is_err(), "taken before");
         let larger = [TensorMeta { dtype: DType::Float64, shape: vec![1 << 40] }];
-        assert!(callee.read(caller.write(&tensors).unwrap(), &larger).is_err(), "more than the file has");
+        assert!(
+            callee.read(caller.write(&tensors).unwrap(), &larger).is_err(),
+            "more than the file has"
+        );
     }
 }

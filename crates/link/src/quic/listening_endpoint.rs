@@ -1,8 +1,9 @@
-//! The endpoint of a boss, kept from one run to the next.
+//! The endpoint of a boss, which the next run can take over.
 //!
-//! quinn lets go of a UDP socket only once the last connection on it has drained. That takes three times as long as an answer
-//! may take, which are many seconds where a machine or a line has stood still for a while. So a run that ends because workers
-//! were lost leaves its endpoint behind for a moment, and a listener that is opened for the same address takes it over.
+//! quinn releases a UDP socket only when the last connection on it has drained. That takes three
+//! retransmission timeouts, which are many seconds after a machine or a network stood still. So a
+//! run that ends because workers were lost retains its endpoint for a moment. A listener that is
+//! opened for the same address takes it over.
 
 use crate::error::LinkError;
 use crate::quic::close_codes::DONE;
@@ -16,12 +17,13 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::Notify;
+use tracing::debug;
 
-/// The time within which a run that continues takes the endpoint over. Another process that wants
-/// the port waits a little longer for it.
+/// The time for which an endpoint is retained for the next run. Another process that wants the port
+/// waits a little longer for it.
 const RETAIN_FOR: Duration = Duration::from_secs(3);
 
-/// What was left behind, as long as the tasks are there that have it: they end with their runtime, and so do its endpoints.
+/// The retained endpoints. The tasks that own them end with their runtime, and so do the endpoints.
 static RETAINED: Mutex<Vec<Weak<RetainedEndpoint>>> = Mutex::new(Vec::new());
 
 /// An endpoint that workers call.
@@ -43,58 +45,78 @@ struct RetainedEndpoint {
 }
 
 impl ListeningEndpoint {
-    /// Listens at this address, if possible with the endpoint of an earlier run.
+    /// Listens at an address, if possible with the endpoint of an earlier run.
+    ///
+    /// # Errors
+    /// The address cannot be used.
     pub fn open(identity: &Identity, address: SocketAddr) -> Result<Self, LinkError> {
         if let Some(listening) = take_retained(identity, address) {
+            debug!(%address, "endpoint of the last run taken over");
             return Ok(listening);
         }
         let (endpoint, small_buffers) = endpoint::listen(identity, address)?;
-        let address = endpoint.local_addr().map_err(|e| LinkError::Socket { address, reason: e.to_string() })?;
-        Ok(ListeningEndpoint { endpoint, address, small_buffers, ticket: identity.ticket().clone() })
+        let address = endpoint
+            .local_addr()
+            .map_err(|e| LinkError::Socket { address, reason: e.to_string() })?;
+        Ok(ListeningEndpoint {
+            endpoint,
+            address,
+            small_buffers,
+            ticket: identity.ticket().clone(),
+        })
     }
 
-    /// Leaves it behind. Its connections must have been closed.
+    /// Retains the endpoint for the next run. Its connections must be closed.
     pub fn retain_for_next_run(self) {
         let endpoint = self.endpoint.clone();
         let (address, ticket) = (self.address, self.ticket.clone());
-        let kept = RetainedEndpoint { address, ticket, listening: Mutex::new(Some(self)), taken: Notify::new() };
-        let kept = Arc::new(kept);
-        all().push(Arc::downgrade(&kept));
+        let retained = RetainedEndpoint {
+            address,
+            ticket,
+            listening: Mutex::new(Some(self)),
+            taken: Notify::new(),
+        };
+        let retained = Arc::new(retained);
+        retained_endpoints().push(Arc::downgrade(&retained));
         tokio::spawn(async move {
             tokio::select! {
-                () = kept.taken.notified() => return,
+                () = retained.taken.notified() => return,
                 () = tokio::time::sleep(RETAIN_FOR) => {}
                 () = defer_callers(&endpoint) => {}
             }
-            // Unless it was taken over in this very moment.
-            if kept.listening.lock().take().is_some() {
+            // Another run may have taken the endpoint over in this very moment.
+            if retained.listening.lock().take().is_some() {
                 endpoint.close(DONE, b"the boss left the run");
             }
         });
     }
 }
 
-/// Has whoever calls meanwhile call again, so that no crowd waits in memory; ends where nobody can be heard any more.
+/// Makes callers call again later, so that they do not fill this process's memory. Ends when the
+/// endpoint is closed.
 async fn defer_callers(endpoint: &Endpoint) {
     while let Some(incoming) = endpoint.accept().await {
-        match incoming.remote_address_validated() {
-            true => incoming.ignore(),
-            false => drop(incoming.retry()),
+        if incoming.remote_address_validated() {
+            incoming.ignore();
+        } else {
+            incoming.retry().ok();
         }
     }
 }
 
-fn all() -> parking_lot::MutexGuard<'static, Vec<Weak<RetainedEndpoint>>> {
+fn retained_endpoints() -> parking_lot::MutexGuard<'static, Vec<Weak<RetainedEndpoint>>> {
     RETAINED.lock()
 }
 
 fn take_retained(identity: &Identity, address: SocketAddr) -> Option<ListeningEndpoint> {
-    let mut all = all();
-    all.retain(|kept| kept.strong_count() > 0);
-    let of_here = |kept: &Arc<RetainedEndpoint>| kept.address == address && kept.ticket == *identity.ticket();
-    all.iter().filter_map(Weak::upgrade).filter(of_here).find_map(|kept| {
-        let listening = kept.listening.lock().take()?;
-        kept.taken.notify_one();
+    let mut all = retained_endpoints();
+    all.retain(|retained| retained.strong_count() > 0);
+    let matches = |retained: &Arc<RetainedEndpoint>| {
+        retained.address == address && retained.ticket == *identity.ticket()
+    };
+    all.iter().filter_map(Weak::upgrade).filter(matches).find_map(|retained| {
+        let listening = retained.listening.lock().take()?;
+        retained.taken.notify_one();
         Some(listening)
     })
 }

@@ -1,46 +1,49 @@
-//! The known figures of the path to another process before the first packet: whether it stays on
-//! this machine, and how large packets may be.
+//! The figures of the path to another process that are known before the first packet: whether it
+//! stays within this machine, and how large packets may be.
 //!
-//! | way | packets up to | segmentation offload |
+//! | path | packets up to | segmentation offload |
 //! | --- | --- | --- |
-//! | this machine (loopback) | 65,000 bytes | off: ten of them in one call are more than the kernel takes |
-//! | a network with jumbo frames | what the route says, less the headers | off, for the same reason |
-//! | any other network | what the route says, less the headers | on |
+//! | this machine (loopback) | 65,000 bytes | off: a call takes less than ten of them |
+//! | with jumbo frames | the route's size less headers | off, for the same reason |
+//! | any other network | the route's size less headers | on |
 //!
-//! The route only says how far to try. Every connection begins with packets of 1,200 bytes, which every
-//! path carries, and QUIC's own probes (RFC 8899) find the largest that arrive; where they stop arriving
-//! later, it goes back to 1,200 bytes by itself.
+//! The route only limits the search. Every connection begins with packets of 1,200 bytes, which
+//! every path carries. QUIC's probes (RFC 8899) find the largest packets that arrive. If these stop
+//! arriving later, QUIC returns to 1,200 bytes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-/// Packets beyond this are not tried: a little below the 65,507 bytes of the largest UDP payload.
+/// The largest packet that is tried: a little below 65,507 bytes, the largest UDP payload over
+/// IPv4.
 pub(crate) const LARGEST_PACKET: u16 = 65_000;
-/// Tried if the system has no figures of the route: Ethernet's 1500 bytes less IPv6 and UDP
-/// headers.
+/// The largest packet that is tried if the system gives no figures: Ethernet's 1500 bytes less the
+/// headers of IPv6 and UDP.
 const USUAL_PACKET: u16 = 1_452;
-/// QUIC asks this much of every path.
+/// The packet size that QUIC requires of every path.
 const SMALLEST_PACKET: u16 = 1_200;
-/// The most that the kernel takes in one call with segmentation offload.
+/// The most bytes that the kernel takes in one call with segmentation offload.
 const LARGEST_BATCH: u16 = 65_507;
-/// The number of packets that quinn puts into one call.
+/// The number of packets that quinn sends in one call.
 const BATCH: u16 = 10;
 
-/// The way to another process.
+/// The path to another process.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub(crate) struct NetworkPath {
-    /// Both ends have the same address, or one that never leaves the machine.
+    /// Whether both ends have the same address, or a loopback address.
     pub(crate) same_machine: bool,
     /// The largest UDP payload worth trying.
     pub(crate) largest_packet: u16,
 }
 
 impl NetworkPath {
-    /// Asks the kernel for its route; sends nothing. Without figures, a path counts as a usual one.
+    /// Asks the kernel for its route. Sends nothing. Without figures, the path counts as usual.
     pub(crate) fn to(remote: SocketAddr) -> Self {
         // A socket for both IPv4 and IPv6 writes an IPv4 address as an IPv6 one.
         let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
-        Self::ask(remote)
-            .unwrap_or(NetworkPath { same_machine: remote.ip().is_loopback(), largest_packet: USUAL_PACKET })
+        Self::ask(remote).unwrap_or(NetworkPath {
+            same_machine: remote.ip().is_loopback(),
+            largest_packet: USUAL_PACKET,
+        })
     }
 
     fn ask(remote: SocketAddr) -> Option<Self> {
@@ -51,30 +54,35 @@ impl NetworkPath {
         let socket = UdpSocket::bind((any, 0)).ok()?;
         // Connecting a UDP socket only picks a route.
         socket.connect(remote).ok()?;
-        let same_machine = remote.ip().is_loopback() || socket.local_addr().ok()?.ip() == remote.ip();
-        Some(NetworkPath { same_machine, largest_packet: packet(mtu(&socket, remote).unwrap_or(0)) })
+        let same_machine =
+            remote.ip().is_loopback() || socket.local_addr().ok()?.ip() == remote.ip();
+        Some(NetworkPath {
+            same_machine,
+            largest_packet: packet(mtu(&socket, remote).unwrap_or(0)),
+        })
     }
 
-    /// Whether several packets go to the kernel as one.
+    /// Whether several packets go to the kernel in one call.
     pub(crate) fn segmentation_offload(&self) -> bool {
         self.largest_packet <= LARGEST_BATCH / BATCH
     }
 }
 
-/// The route's largest IP packet.
+/// Asks for the largest IP packet of the route.
 #[cfg(target_os = "linux")]
 fn mtu(socket: &UdpSocket, remote: SocketAddr) -> Option<u32> {
     use rustix::net::sockopt::{ip_mtu, ipv6_mtu};
     if remote.is_ipv4() { ip_mtu(socket) } else { ipv6_mtu(socket) }.ok()
 }
 
-/// Other systems have other ways to ask.
+/// Only Linux is asked.
 #[cfg(not(target_os = "linux"))]
 fn mtu(_socket: &UdpSocket, _remote: SocketAddr) -> Option<u32> {
     None
 }
 
-/// The UDP payload that fits an IP packet of that size, with the headers of IPv6, the larger ones.
+/// Computes the UDP payload that fits an IP packet with the headers of IPv6, which are the larger
+/// ones.
 fn packet(mtu: u32) -> u16 {
     if mtu == 0 {
         return USUAL_PACKET;

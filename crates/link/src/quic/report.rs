@@ -1,4 +1,4 @@
-//! The figures of a connection that the prediction of a schedule needs.
+//! The measured figures of a connection. The prediction of a schedule needs them.
 
 use pipeline::effect::Micros;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use std::fmt;
 pub enum Carrier {
     /// Encrypted packets.
     Quic,
-    /// Memory that both processes share; only heads go as packets.
+    /// Memory that both processes share. Only heads travel in packets.
     SharedMemory,
 }
 
@@ -22,15 +22,15 @@ impl fmt::Display for Carrier {
     }
 }
 
-/// A connection as measured after it came up.
+/// The figures of a connection, measured when it was new.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PathReport {
-    /// The shortest of a few round trips of a few bytes, in microseconds, through all that a frame goes
-    /// through but the sessions.
+    /// The shortest of a few round trips of a few bytes, in microseconds. They take the same way as
+    /// frames, without the sessions.
     pub rtt: u64,
-    /// How fast large tensors go.
+    /// The speed of large tensors, in bytes per second.
     pub bytes_per_second: u64,
-    /// The largest packet that arrives, so far.
+    /// The largest packet that arrives so far, in bytes.
     pub packet_bytes: u16,
     /// The carrier of tensors.
     pub carrier: Carrier,
@@ -39,7 +39,7 @@ pub struct PathReport {
 }
 
 impl PathReport {
-    /// Half a round trip.
+    /// The time of one way: half a round trip.
     pub fn latency(&self) -> Micros {
         Micros(self.rtt / 2)
     }

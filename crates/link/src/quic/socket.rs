@@ -9,13 +9,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Kernel buffers asked for, in each direction: what arrives while this process is busy elsewhere waits
-/// there, and what finds no room is lost and sent again.
+/// The requested size of the kernel's buffers in each direction, in bytes. Packets wait there while
+/// this process is busy. Packets that find no room are lost and sent again.
 const BUFFER: usize = 4 << 20;
-/// Freed memory of up to twice this is kept for the next packets.
+/// The C library then keeps up to twice this many freed bytes for the next packets.
 const RETAINED_BYTES: usize = 16 << 20;
 
-/// The system grants smaller socket buffers than 4 MiB; their sizes in bytes.
+/// The sizes of socket buffers in bytes, if the system grants less than 4 MiB.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct SmallBuffers {
     receive: usize,
@@ -25,32 +25,48 @@ pub struct SmallBuffers {
 impl fmt::Display for SmallBuffers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let least = self.receive.min(self.send) >> 10;
-        write!(f, "the network may be slower than it could be: the system grants socket buffers of {least} KiB")?;
+        write!(
+            f,
+            "the network may be slower than it could be: the system grants socket buffers of \
+             {least} KiB"
+        )?;
         if cfg!(target_os = "linux") {
-            write!(f, "; sudo sysctl -w net.core.rmem_max={BUFFER} net.core.wmem_max={BUFFER} allows more")?;
+            write!(
+                f,
+                "; sudo sysctl -w net.core.rmem_max={BUFFER} net.core.wmem_max={BUFFER} allows \
+                 more"
+            )?;
         }
         Ok(())
     }
 }
 
-/// Packets are as large as what the C library (glibc) gives back to the system when the last of it is freed,
-/// to take it again for the next packet, page by page: a fifth of both ends' processor time on loopback. It stops
-/// doing so for sizes up to that of the largest piece of memory that was ever freed. A worker soon frees large
-/// tensors; this does it from the start, without touching the memory.
+/// Makes the C library keep freed memory for the next packets.
+///
+/// glibc returns memory of the size of a packet to the system when it is freed, and requests it
+/// again page by page for the next packet. On loopback that cost a fifth of the processor time of
+/// both ends. glibc stops this for sizes up to the largest piece of memory that was ever freed. A
+/// worker soon frees large tensors. This function frees a large piece at the start, without
+/// touching its pages.
 fn keep_freed_memory() {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(RETAINED_BYTES)));
 }
 
-/// Binds; a system that grants smaller buffers still works.
-pub(crate) fn bind(address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, Option<SmallBuffers>)> {
+/// Binds a socket. A system that grants smaller buffers still works.
+pub(crate) fn bind(
+    address: SocketAddr,
+) -> io::Result<(Arc<dyn AsyncUdpSocket>, Option<SmallBuffers>)> {
     keep_freed_memory();
-    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::DGRAM, None)?;
+    let socket =
+        socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::DGRAM, None)?;
     socket.set_recv_buffer_size(BUFFER).ok();
     socket.set_send_buffer_size(BUFFER).ok();
-    // Linux takes as much again for its own bookkeeping, and says the sum.
-    let share = if cfg!(target_os = "linux") { 2 } else { 1 };
-    let granted =
-        SmallBuffers { receive: socket.recv_buffer_size()? / share, send: socket.send_buffer_size()? / share };
+    // Linux adds the same size for its own bookkeeping, and reports the sum.
+    let reported_per_byte = if cfg!(target_os = "linux") { 2 } else { 1 };
+    let granted = SmallBuffers {
+        receive: socket.recv_buffer_size()? / reported_per_byte,
+        send: socket.send_buffer_size()? / reported_per_byte,
+    };
     if address.is_ipv6() {
         socket.set_only_v6(false).ok();
     }
@@ -60,8 +76,9 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<(Arc<dyn AsyncUdpSocket>, 
     Ok((Arc::new(UnmergedSocket(TokioRuntime.wrap_udp_socket(socket.into())?)), small))
 }
 
-/// Quinn takes memory for 32 messages of as many packets as the kernel may merge into one, 64, each of
-/// the largest size: 128 MiB. But a merged message is never larger than the largest packet.
+/// A socket that claims to receive unmerged packets. Otherwise quinn allocates memory for 32
+/// messages of 64 merged packets of the largest size: 128 MiB. But a merged message is never larger
+/// than the largest packet.
 #[derive(Debug)]
 struct UnmergedSocket(Arc<dyn AsyncUdpSocket>);
 
@@ -105,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_system_grants_is_said_with_what_allows_more() {
+    fn small_buffers_are_reported_with_the_remedy() {
         let text = SmallBuffers { receive: 212_992, send: 8 << 20 }.to_string();
         assert!(text.contains("208 KiB"), "{text}");
         assert!(text.contains("net.core.rmem_max=4194304") || !cfg!(target_os = "linux"), "{text}");

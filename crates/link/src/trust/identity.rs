@@ -1,6 +1,6 @@
-//! The boss's key and ticket, made once and kept in the user's config folder.
+//! The boss's key and ticket. They are made once and stored in the user's config folder.
 
-use crate::error::LinkError;
+use crate::error::{IdentityError, LinkError};
 use crate::trust::ticket::Ticket;
 use aws_lc_rs::digest::{digest, SHA256};
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
@@ -9,83 +9,96 @@ use rcgen::{KeyPair, PublicKeyData, PKCS_ED25519};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Set to keep keys and tickets elsewhere than in the user's config folder.
+/// The environment variable that names another folder for the key and the ticket.
 pub const CONFIG_DIR: &str = "BOSSMAN_CONFIG_DIR";
 
 const KEY_FILE: &str = "boss.key";
 const TICKET_FILE: &str = "ticket";
 
-/// The boss's identity: its private key, and the ticket that lets workers in.
+/// The boss's identity: its private key, and the ticket that admits workers.
 pub struct Identity {
     pub(crate) key: KeyPair,
     ticket: Ticket,
 }
 
 impl Identity {
-    /// The one in the user's config folder, made at the first call.
+    /// Loads the identity from the user's config folder. The first call creates it.
+    ///
+    /// # Errors
+    /// A file cannot be read, written or used.
     pub fn load_or_create() -> Result<Self, LinkError> {
         Self::load_or_create_in(&config_dir()?)
     }
 
-    /// The one in `folder`, made at the first call; files are readable by their owner alone.
+    /// Loads the identity from `folder`. The first call creates it, with files that only their
+    /// owner can read.
+    ///
+    /// # Errors
+    /// A file cannot be read, written or used.
     pub fn load_or_create_in(folder: &Path) -> Result<Self, LinkError> {
-        make_private_folder(folder).map_err(|e| LinkError::file(folder, &e))?;
+        make_private_folder(folder).map_err(|e| IdentityError::file(folder, &e))?;
         let key_path = folder.join(KEY_FILE);
         let fresh = KeyPair::generate_for(&PKCS_ED25519).map_err(LinkError::tls)?;
         let der = create_or_read(&key_path, fresh.serialized_der())?;
-        let key = KeyPair::try_from(der.as_slice()).map_err(|e| LinkError::Damaged {
+        let key = KeyPair::try_from(der.as_slice()).map_err(|e| IdentityError::Damaged {
             path: key_path.clone(),
             reason: format!("it is not a private key ({e})"),
         })?;
         let boss = fingerprint(&key.subject_public_key_info());
         let mut secret = [0; 32];
-        SystemRandom::new().fill(&mut secret).map_err(|_| LinkError::tls("no randomness from the system"))?;
+        SystemRandom::new()
+            .fill(&mut secret)
+            .map_err(|_| LinkError::tls("no randomness from the system"))?;
         let ticket_path = folder.join(TICKET_FILE);
         let text = create_or_read(&ticket_path, Ticket { secret, boss }.to_string().as_bytes())?;
         let ticket = parse_ticket(&ticket_path, &text)?;
         if ticket.boss != boss {
             let reason = format!("it was made for another key than {KEY_FILE}");
-            return Err(LinkError::Damaged { path: ticket_path, reason });
+            return Err(IdentityError::Damaged { path: ticket_path, reason }.into());
         }
         Ok(Identity { key, ticket })
     }
 
-    /// The ticket that lets workers in.
+    /// The ticket that admits workers.
     pub fn ticket(&self) -> &Ticket {
         &self.ticket
     }
 }
 
-/// The ticket that a boss of the same user left on this machine, if one did.
-pub fn local_ticket() -> Result<Option<Ticket>, LinkError> {
+/// Reads the ticket that a boss of the same user stored on this machine. Returns `None` if there is
+/// no ticket.
+///
+/// # Errors
+/// The ticket cannot be read or used.
+pub fn local_ticket() -> Result<Option<Ticket>, IdentityError> {
     let path = config_dir()?.join(TICKET_FILE);
     match std::fs::read(&path) {
         Ok(text) => parse_ticket(&path, &text).map(Some),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(LinkError::file(&path, &e)),
+        Err(e) => Err(IdentityError::file(&path, &e)),
     }
 }
 
-/// SHA-256 of a public key as it stands in certificates.
+/// The SHA-256 of a public key in the form that certificates have.
 pub(crate) fn fingerprint(public_key: &[u8]) -> [u8; 32] {
     let mut out = [0; 32];
     out.copy_from_slice(digest(&SHA256, public_key).as_ref());
     out
 }
 
-fn parse_ticket(path: &Path, text: &[u8]) -> Result<Ticket, LinkError> {
+fn parse_ticket(path: &Path, text: &[u8]) -> Result<Ticket, IdentityError> {
     let text = String::from_utf8_lossy(text);
-    text.parse().map_err(|e: crate::trust::ticket::TicketError| LinkError::Damaged {
+    text.parse().map_err(|e: crate::trust::ticket::TicketError| IdentityError::Damaged {
         path: path.to_path_buf(),
         reason: e.to_string(),
     })
 }
 
-fn config_dir() -> Result<PathBuf, LinkError> {
+fn config_dir() -> Result<PathBuf, IdentityError> {
     if let Some(dir) = std::env::var_os(CONFIG_DIR) {
         return Ok(PathBuf::from(dir));
     }
-    let base = choose_base_strategy().map_err(|_| LinkError::NoHome)?;
+    let base = choose_base_strategy().map_err(|_| IdentityError::NoHome)?;
     Ok(base.config_dir().join("bossman"))
 }
 
@@ -97,13 +110,15 @@ fn make_private_folder(folder: &Path) -> std::io::Result<()> {
     builder.create(folder)
 }
 
-/// Creates the file if it does not exist, and returns its content. Two processes that start at once
-/// end with the same content: the file appears whole under its name, once.
+/// Creates the file if it does not exist, and returns its content. If two processes start at once,
+/// both get the same content, because a complete file takes the name once.
 fn create_or_read(path: &Path, fresh: &[u8]) -> Result<Vec<u8>, LinkError> {
-    let error = |e: &std::io::Error| LinkError::file(path, e);
+    let error = |e: &std::io::Error| IdentityError::file(path, e);
     if !path.exists() {
         let mut random = [0; 8];
-        SystemRandom::new().fill(&mut random).map_err(|_| LinkError::tls("no randomness from the system"))?;
+        SystemRandom::new()
+            .fill(&mut random)
+            .map_err(|_| LinkError::tls("no randomness from the system"))?;
         let draft = path.with_extension(format!("{:x}.tmp", u64::from_le_bytes(random)));
         let mut options = std::fs::OpenOptions::new();
         options.write(true).create_new(true);
@@ -118,14 +133,14 @@ fn create_or_read(path: &Path, fresh: &[u8]) -> Result<Vec<u8>, LinkError> {
         match linked {
             Ok(()) => {}
             Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(error(&e)),
+            Err(e) => return Err(error(&e).into()),
         }
     }
     restrict_permissions(path).map_err(|e| error(&e))?;
-    std::fs::read(path).map_err(|e| error(&e))
+    Ok(std::fs::read(path).map_err(|e| error(&e))?)
 }
 
-/// Takes from others what a copy, a backup or a umask may have given them.
+/// Lets only the owner read the file. A copy, a backup or a umask may have allowed more.
 fn restrict_permissions(path: &Path) -> std::io::Result<()> {
     #[cfg(unix)]
     {

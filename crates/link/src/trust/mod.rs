@@ -1,16 +1,12 @@
-//! Admission: the join ticket, keys derived from it, TLS, and the handshake on top.
+//! The secrets of a run: the join ticket, the boss's key, and TLS with keys that are derived from
+//! the ticket.
 //!
 //! ```text
-//! ticket -> identity -> tls -> handshake
-//!                                  ^
-//!            boss:   listener -> acceptor
-//!            worker: join ---------+
+//! tls -> identity -> ticket
+//!   +--> token_clock
 //! ```
 
-pub mod acceptor;
-pub mod handshake;
 pub mod identity;
-pub mod join;
-pub mod listener;
 pub mod ticket;
 pub mod tls;
+pub(crate) mod token_clock;

@@ -1,4 +1,5 @@
-//! The join ticket: what a worker needs to find the right boss and be let in.
+//! The join ticket. It proves to the boss that a worker may join, and names the right boss to the
+//! worker.
 
 use aws_lc_rs::digest::{digest, SHA256};
 use data_encoding::BASE32_NOPAD;
@@ -9,10 +10,10 @@ use thiserror::Error;
 const PREFIX: &str = "bossman1-";
 const CHECK_BYTES: usize = 4;
 
-/// A secret and the fingerprint of the boss's public key, as text that can be pasted.
+/// A secret and the fingerprint of the boss's public key. Its text can be pasted.
 ///
-/// The secret never travels: a key pair is derived from it (see [`crate::trust::tls`]) and TLS proves that
-/// the other end has the same.
+/// The secret never travels. A key pair is derived from it (see [`crate::trust::tls`]), and TLS
+/// proves that the other end has the same.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Ticket {
     pub(crate) secret: [u8; 32],
@@ -22,12 +23,13 @@ pub struct Ticket {
 /// Why a text is not a ticket.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum TicketError {
-    /// It does not look like one.
+    /// The text does not begin as a ticket does.
     #[error(
-        "this is not a join ticket: it must start with `{PREFIX}`; copy the whole MODEL_TICKET that the boss prints"
+        "this is not a join ticket: it must start with `{PREFIX}`; copy the whole MODEL_TICKET \
+         that the boss prints"
     )]
     Prefix,
-    /// It is not whole, or a character is wrong.
+    /// The text is not complete, or a character is wrong.
     #[error("this join ticket is damaged; copy the whole MODEL_TICKET that the boss prints")]
     Damaged,
 }
@@ -43,7 +45,7 @@ impl fmt::Display for Ticket {
     }
 }
 
-/// Never shows the secret.
+/// Hides the secret.
 impl fmt::Debug for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Ticket(..)")
@@ -56,7 +58,9 @@ impl FromStr for Ticket {
     fn from_str(text: &str) -> Result<Self, TicketError> {
         let text = text.trim().to_lowercase();
         let body = text.strip_prefix(PREFIX).ok_or(TicketError::Prefix)?;
-        let bytes = BASE32_NOPAD.decode(body.to_uppercase().as_bytes()).map_err(|_| TicketError::Damaged)?;
+        let bytes = BASE32_NOPAD
+            .decode(body.to_uppercase().as_bytes())
+            .map_err(|_| TicketError::Damaged)?;
         let (body, check) = bytes.split_at_checked(64).ok_or(TicketError::Damaged)?;
         if check != &digest(&SHA256, body).as_ref()[..CHECK_BYTES] {
             return Err(TicketError::Damaged);

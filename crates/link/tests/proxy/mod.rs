@@ -1,4 +1,4 @@
-//! A network between two processes that loses packets above a size, as networks do without a word.
+//! A network between two processes that silently drops packets above a size, as real networks do.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Two threads that pass packets on; they end when this is dropped.
+/// Two threads that forward packets. They end when this is dropped.
 pub(crate) struct Proxy {
     address: SocketAddr,
     largest: Arc<AtomicUsize>,
@@ -15,18 +15,19 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Stands before `server`; loses packets of more bytes than `largest`.
+    /// Starts a proxy of `server` that drops packets of more than `largest` bytes.
     pub(crate) fn start(server: SocketAddr, largest: usize) -> Self {
         let socket = || {
             let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            // To see that it is over.
+            // So that the thread notices the end.
             socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
             Arc::new(socket)
         };
         let (front, back) = (socket(), socket());
         let address = front.local_addr().unwrap();
         let client = Arc::new(Mutex::new(None));
-        let (largest, ended) = (Arc::new(AtomicUsize::new(largest)), Arc::new(AtomicBool::new(false)));
+        let (largest, ended) =
+            (Arc::new(AtomicUsize::new(largest)), Arc::new(AtomicBool::new(false)));
         let pass = |from: Arc<UdpSocket>, to: Arc<UdpSocket>, is_front: bool| {
             let (client, largest, ended) = (client.clone(), largest.clone(), ended.clone());
             std::thread::spawn(move || {
@@ -37,7 +38,9 @@ impl Proxy {
                         *client.lock().unwrap() = Some(sender);
                     }
                     let receiver = if is_front { Some(server) } else { *client.lock().unwrap() };
-                    if let Some(receiver) = receiver.filter(|_| len <= largest.load(Ordering::Relaxed)) {
+                    if let Some(receiver) =
+                        receiver.filter(|_| len <= largest.load(Ordering::Relaxed))
+                    {
                         // A full buffer loses packets, too.
                         to.send_to(&packet[..len], receiver).ok();
                     }
@@ -48,12 +51,12 @@ impl Proxy {
         Proxy { address, largest, ended, threads }
     }
 
-    /// Where clients find it.
+    /// The address for clients.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on loses packets of more bytes than that.
+    /// Sets the largest size that is not dropped.
     pub(crate) fn allow(&self, largest: usize) {
         self.largest.store(largest, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
 //! Workers that join and leave during a run.
 //!
-//! A new worker is first prepared ([`Request::Prepare`]), beside the work of the others. Between
-//! two rounds the boss announces the new placement ([`Request::ChangeMembership`]) and the
+//! A new worker is first prepared ([`Instruction::Prepare`]), beside the work of the others.
+//! Between two rounds the boss announces the new placement ([`Request::ChangeMembership`]) and the
 //! followers. A follower receives the state of a replica and the sums of each later round, but no
 //! microbatches, and no worker waits for it. When it has nearly caught up, it becomes a replica
 //! with the next change of membership.
@@ -10,11 +10,14 @@
 //! update. Then the round completes without it. After the change of membership the round is
 //! repeated, or the next one begins.
 
-use super::request::{assignment, round, send_files};
-use super::{command, BossSession, Job, MembershipChange, Phase, Prepare, Request, RunRequest};
-use crate::effect::{BossEffect, Destination, Peer};
+use super::commands::{assignment, command, send_files};
+use super::round_frames::round;
+use super::{
+    Answer, BossSession, Instruction, Job, MembershipChange, Phase, Prepare, Request, RunRequest,
+};
+use crate::effect::{BossEffect, Message};
 use crate::ids::{StageId, WorkerId};
-use crate::message::{ChangeMembership, Command, Failure, Head, PeerAddress, Progress};
+use crate::message::{ChangeMembership, Command, Failure, PeerAddress, Progress, ToBoss, ToWorker};
 use crate::plan::{Plan, StageSpec};
 use crate::schedule::Action;
 use std::collections::BTreeSet;
@@ -30,10 +33,10 @@ pub(super) struct Preparing {
 /// A worker that repeats the steps of the others, and that no worker waits for.
 pub(super) struct Follower {
     /// The worker with the same stages.
-    guide: WorkerId,
+    replica: WorkerId,
     /// The worker that sent its state, and the command.
-    giver: WorkerId,
-    begun: u64,
+    state_sender: WorkerId,
+    started_with: u64,
     /// Commands that it has not answered.
     unanswered: BTreeSet<u64>,
     /// Set if a worker was lost before all commands were answered: its frames may never arrive.
@@ -42,22 +45,27 @@ pub(super) struct Follower {
 
 impl Follower {
     /// Whether it has followed since that command.
-    pub(super) fn began_with(&self, id: u64) -> bool {
-        self.begun == id
+    pub(super) fn started_with(&self, id: u64) -> bool {
+        self.started_with == id
     }
 }
 
 impl Request {
     /// Whether the request can run while workers are missing, and helps then.
     pub(super) fn recovers(&self) -> bool {
-        matches!(self, Request::Stop | Request::Prepare(_) | Request::ChangeMembership(_))
+        matches!(
+            self,
+            Request::Instruct(Instruction::Stop)
+                | Request::Instruct(Instruction::Prepare(_))
+                | Request::ChangeMembership(_)
+        )
     }
 }
 
 impl BossSession {
     /// Allows workers to join and leave, and the plan to change with [`Request::ChangeMembership`].
     pub fn open(&mut self) {
-        self.open = true;
+        self.admits_workers = true;
     }
 
     /// The lost workers, with the reasons.
@@ -76,20 +84,20 @@ impl BossSession {
     /// Sends a worker the progress of the run.
     pub fn tell(&mut self, worker: WorkerId, progress: Progress) {
         if self.alive(worker) {
-            let head = Head::Progress(progress);
-            let to = vec![Destination { peer: Peer::Worker(worker), route: None, head }];
-            self.effects.push_back(BossEffect::Send { to, slots: Vec::new() });
+            let body = ToWorker::Progress(progress);
+            self.effects.push_back(BossEffect::Tell(vec![Message { to: worker, body }]));
         }
     }
 
     pub(super) fn can_change(&self, request: &Request) -> Result<(), Failure> {
         let refused = |text: String| Err(Failure::new(text));
         match request {
-            Request::Prepare(prepare) => {
+            Request::Instruct(Instruction::Prepare(prepare)) => {
                 let worker = prepare.worker;
-                let free = !self.setup.plan.stage_placement.is_member(worker) && !self.is_apart(worker);
+                let free =
+                    !self.setup.plan.stage_placement.is_member(worker) && !self.is_joining(worker);
                 match self.alive(worker) {
-                    false => Err(Failure { passing: true, ..Failure::new("it has left").on(worker) }),
+                    false => Err(Failure::lost("it has left").on(worker)),
                     true if !free => refused(format!("{worker} is at work already")),
                     true => Ok(()),
                 }
@@ -104,23 +112,34 @@ impl BossSession {
                     .chain(followers.keys().copied())
                     .find(|w| !self.alive(*w));
                 if let Some(worker) = left {
-                    return Err(Failure { passing: true, ..Failure::new("it has left").on(worker) });
+                    return Err(Failure::lost("it has left").on(worker));
                 }
-                if let Some((stage, _)) = new.stage_placement.iter().find(|(_, workers)| workers.is_empty()) {
-                    return refused(format!("nobody is left who has {stage}"));
+                if let Some((stage, _)) =
+                    new.stage_placement.iter().find(|(_, workers)| workers.is_empty())
+                {
+                    return refused(format!("no worker has {stage} any more"));
                 }
-                let guided = |(follower, guide): (&WorkerId, &WorkerId)| {
-                    new.stage_placement.is_member(*guide) && !new.stage_placement.is_member(*follower)
+                let guided = |(follower, replica): (&WorkerId, &WorkerId)| {
+                    new.stage_placement.is_member(*replica)
+                        && !new.stage_placement.is_member(*follower)
                 };
-                let there = |worker: &WorkerId| self.followers.get(worker).is_none_or(|f| f.unanswered.is_empty());
+                let there = |worker: &WorkerId| {
+                    self.followers.get(worker).is_none_or(|f| f.unanswered.is_empty())
+                };
                 let there = new.stage_placement.members().iter().all(there);
                 if new.sharding.is_some() || old.sharding.is_some() {
-                    return refused("what replicas share out cannot change hands".into());
+                    return refused("sharded state cannot move to other workers".into());
                 }
-                match new.stages == old.stages && followers.iter().all(guided) && self.distributed && there {
+                match new.stages == old.stages
+                    && followers.iter().all(guided)
+                    && self.model.distributed
+                    && there
+                {
                     true => Ok(()),
                     false => refused(
-                        "a plan with other stages, with followers of nobody, or with one who has not caught up".into(),
+                        "a plan with other stages, with a follower without a replica, or with one \
+                         that has not caught up"
+                            .into(),
                     ),
                 }
             }
@@ -143,40 +162,42 @@ impl BossSession {
         assignment.peers.iter_mut().for_each(|peer| peer.dial = true);
         let reads = assignment.stages.iter().any(StageSpec::takes_samples);
         let data = data.into_iter().filter(|_| reads).map(|spec| Command::OpenData(Box::new(spec)));
-        let mut commands = vec![Command::Assign(Box::new(assignment)), Command::SetOptimizer(optimizer)];
+        let mut commands =
+            vec![Command::Assign(Box::new(assignment)), Command::SetOptimizer(optimizer)];
         commands.extend(data.chain([Command::Measure(Vec::new())]));
-        let commands: Vec<_> = commands.into_iter().map(|body| command(worker, next(), body)).collect();
+        let commands: Vec<_> =
+            commands.into_iter().map(|body| command(worker, next(), body)).collect();
         let last = self.next_id - 1;
-        sends.extend(commands.into_iter().map(|to| BossEffect::Send { to: vec![to], slots: Vec::new() }));
+        sends.extend(commands.into_iter().map(|command| BossEffect::Tell(vec![command])));
         self.effects.extend(sends);
         self.preparing.insert(worker, Preparing { request: number, last });
     }
 
     /// Whether a worker's frame does not belong to the current request.
-    pub(super) fn is_apart(&self, worker: WorkerId) -> bool {
+    pub(super) fn is_joining(&self, worker: WorkerId) -> bool {
         self.preparing.contains_key(&worker) || self.followers.contains_key(&worker)
     }
 
-    /// Handles a frame of a worker in preparation or of a follower. Returns whether it was one.
-    pub(super) fn of_apart(&mut self, from: WorkerId, head: &Head) -> bool {
-        match head {
-            Head::Done { id, .. } => {
+    /// Handles a message of a worker in preparation or of a follower. Returns whether it was one.
+    pub(super) fn on_joining_message(&mut self, from: WorkerId, message: &ToBoss) -> bool {
+        match message {
+            ToBoss::Done { id, .. } => {
                 if self.preparing.get(&from).is_some_and(|preparing| preparing.last == *id) {
                     if let Some(Preparing { request, .. }) = self.preparing.remove(&from) {
-                        self.effects.push_back(BossEffect::Reply { request, result: Ok(Default::default()) });
+                        self.reply(request, Answer::Instruct(()));
                     }
                 }
                 self.answered_by(from, *id);
             }
-            Head::Failed { failure, .. } => match self.preparing.remove(&from) {
+            ToBoss::Failed { failure, .. } => match self.preparing.remove(&from) {
                 Some(Preparing { request, .. }) => {
                     let result = Err(failure.clone().on(from));
                     self.effects.push_back(BossEffect::Reply { request, result });
                 }
                 None => self.dismiss(from, &format!("it could not follow: {}", failure.message)),
             },
-            Head::Aborted { id, .. } => self.answered_by(from, *id),
-            Head::Measured { .. } | Head::Health { .. } => {}
+            ToBoss::Aborted { id, .. } => self.answered_by(from, *id),
+            ToBoss::Measured { .. } | ToBoss::Health { .. } => {}
             _ => return false,
         }
         true
@@ -187,7 +208,7 @@ impl BossSession {
         following.unanswered.remove(&id);
         if following.unanswered.is_empty() {
             following.doubtful = false;
-            self.awaited.remove(&follower);
+            self.awaited_followers.remove(&follower);
         }
     }
 
@@ -198,34 +219,39 @@ impl BossSession {
 
     /// Handles the loss of a worker that was in preparation, followed, or sent its state to such a
     /// worker.
-    pub(super) fn lost_apart(&mut self, worker: WorkerId, reason: &str) {
+    pub(super) fn on_joining_lost(&mut self, worker: WorkerId, reason: &str) {
         if let Some(Preparing { request, .. }) = self.preparing.remove(&worker) {
             let result = Err(self.lost_failure(worker, reason));
             self.effects.push_back(BossEffect::Reply { request, result });
         }
         self.followers.remove(&worker);
-        self.awaited.remove(&worker);
+        self.awaited_followers.remove(&worker);
         if self.setup.plan.stage_placement.is_member(worker) {
-            self.awaited.clear();
-            self.followers.values_mut().for_each(|follower| follower.doubtful |= !follower.unanswered.is_empty());
+            self.awaited_followers.clear();
+            self.followers
+                .values_mut()
+                .for_each(|follower| follower.doubtful |= !follower.unanswered.is_empty());
         }
         let waits = |(follower, of): (&WorkerId, &Follower)| {
-            (of.giver == worker && of.unanswered.contains(&of.begun)).then_some(*follower)
+            (of.state_sender == worker && of.unanswered.contains(&of.started_with))
+                .then_some(*follower)
         };
         let waiting: Vec<WorkerId> = self.followers.iter().filter_map(waits).collect();
         for follower in waiting {
             self.followers.remove(&follower);
-            self.awaited.remove(&follower);
+            self.awaited_followers.remove(&follower);
             self.dismiss(follower, "waits for the state of a worker that has left; join again");
         }
     }
 
     /// Whether the current round succeeds without a lost worker, because all others have the data
     /// for their update.
-    pub(super) fn goes_on_without(&mut self, worker: WorkerId) -> bool {
+    pub(super) fn continues_without(&mut self, worker: WorkerId) -> bool {
         match &mut self.job {
-            Some(Job { phase: Phase::Gathering(gathering), .. }) if self.open && gathering.is_committed() => {
-                gathering.forget(worker);
+            Some(Job { phase: Phase::Collecting(collector), .. })
+                if self.admits_workers && collector.is_committed() =>
+            {
+                collector.forget(worker);
                 true
             }
             _ => false,
@@ -234,48 +260,67 @@ impl BossSession {
 
     /// Handles a broken link between two workers, in a run that workers may leave.
     pub(super) fn link_broke(&mut self, from: WorkerId, peer: WorkerId, reason: &str) {
-        let takes_part = self.setup.plan.stage_placement.is_member(from) || self.followers.contains_key(&from);
+        let takes_part =
+            self.setup.plan.stage_placement.is_member(from) || self.followers.contains_key(&from);
         if !self.alive(peer) || !takes_part {
             return;
         }
         // A follower can start again. The data that it missed is lost.
-        if let Some(follower) = [from, peer].into_iter().find(|worker| self.followers.contains_key(worker)) {
+        if let Some(follower) =
+            [from, peer].into_iter().find(|worker| self.followers.contains_key(worker))
+        {
             self.followers.remove(&follower);
-            self.awaited.remove(&follower);
+            self.awaited_followers.remove(&follower);
             return self.dismiss(follower, "lost its link to another worker; join again");
         }
         let stage_placement = &self.setup.plan.stage_placement;
-        let committed = matches!(&self.job, Some(Job { phase: Phase::Gathering(g), .. }) if g.is_committed());
+        let committed =
+            matches!(&self.job, Some(Job { phase: Phase::Collecting(g), .. }) if g.is_committed());
         if stage_placement.is_member(from) && stage_placement.is_member(peer) && !committed {
-            let failure = Failure::new(format!("its direct link to {peer} broke ({reason})")).on(from);
-            self.fail(Failure { passing: true, ..failure });
+            let message = format!("its direct link to {peer} broke ({reason})");
+            self.fail(Failure::lost(message).on(from));
         }
     }
 
     /// The frames of a change of membership.
-    pub(super) fn change_membership(&mut self, id: u64, membership_change: &MembershipChange) -> Vec<BossEffect> {
+    pub(super) fn change_membership(
+        &mut self,
+        id: u64,
+        membership_change: &MembershipChange,
+    ) -> Vec<BossEffect> {
         let MembershipChange { plan, followers } = membership_change;
         self.setup.plan = plan.clone();
-        let all = Plan { stage_placement: plan.stage_placement.joined_by(followers), ..plan.clone() };
-        let new: BTreeSet<WorkerId> =
-            followers.keys().copied().filter(|worker| !self.followers.contains_key(worker)).collect();
+        let all =
+            Plan { stage_placement: plan.stage_placement.joined_by(followers), ..plan.clone() };
+        let new: BTreeSet<WorkerId> = followers
+            .keys()
+            .copied()
+            .filter(|worker| !self.followers.contains_key(worker))
+            .collect();
         let of_stages: Vec<(StageId, WorkerId)> = followers
             .keys()
-            .flat_map(|follower| all.stage_placement.stages_of(*follower).map(|stage| (stage, *follower)))
+            .flat_map(|follower| {
+                all.stage_placement.stages_of(*follower).map(|stage| (stage, *follower))
+            })
             .collect();
         let change_membership = |worker: WorkerId| {
             // Two followers exchange nothing, and one may be busy for a long time.
             let follows = |worker: &WorkerId| followers.contains_key(worker);
-            let peers = all.peers_of(worker).into_iter().filter(|peer| !(follows(&worker) && follows(peer)));
+            let peers = all
+                .peers_of(worker)
+                .into_iter()
+                .filter(|peer| !(follows(&worker) && follows(peer)));
             let peers = peers.map(|peer| PeerAddress {
                 worker: peer,
                 address: self.setup.address(worker).and(self.setup.address(peer)),
                 // A follower may be busy for a long time. The other worker dials, so it does not
                 // wait for the follower.
                 dial: follows(&peer) || (worker < peer && !follows(&worker)),
-                relayed: self.relayed.contains(&(worker.min(peer), worker.max(peer))),
+                relayed: self.links.is_relayed(worker, peer),
             });
-            let given = followers.iter().filter(|(follower, guide)| **guide == worker && new.contains(follower));
+            let given = followers
+                .iter()
+                .filter(|(follower, replica)| **replica == worker && new.contains(follower));
             ChangeMembership {
                 stage_placement: plan.stage_placement.clone(),
                 followers: of_stages.clone(),
@@ -285,14 +330,22 @@ impl BossSession {
             }
         };
         let told = plan.stage_placement.members().into_iter().chain(followers.keys().copied());
-        let to = told.map(|worker| command(worker, id, Command::ChangeMembership(Box::new(change_membership(worker)))));
-        let sends = vec![BossEffect::Send { to: to.collect(), slots: Vec::new() }];
+        let to = told.map(|worker| {
+            command(worker, id, Command::ChangeMembership(Box::new(change_membership(worker))))
+        });
+        let sends = vec![BossEffect::Tell(to.collect())];
         self.followers.retain(|worker, _| followers.contains_key(worker));
-        for (worker, guide) in followers {
+        for (worker, replica) in followers {
             let unanswered = BTreeSet::new();
-            let fresh = || Follower { guide: *guide, giver: *guide, begun: id, unanswered, doubtful: false };
+            let fresh = || Follower {
+                replica: *replica,
+                state_sender: *replica,
+                started_with: id,
+                unanswered,
+                doubtful: false,
+            };
             let follower = self.followers.entry(*worker).or_insert_with(fresh);
-            follower.guide = *guide;
+            follower.replica = *replica;
             follower.unanswered.insert(id);
         }
         sends
@@ -300,19 +353,22 @@ impl BossSession {
 
     /// The part of a request that followers receive: the end of a training round.
     pub(super) fn for_followers(&mut self, id: u64, request: &Request) -> Vec<BossEffect> {
-        let body = |guide: WorkerId| match request {
-            Request::Run(run) => end_of(run, guide).map(|round| Command::Run(Box::new(round))),
-            Request::SetOptimizer(optimizer) => Some(Command::SetOptimizer(*optimizer)),
+        let body = |replica: WorkerId| match request {
+            Request::Run(run) => end_of(run, replica).map(|round| Command::Run(Box::new(round))),
+            Request::Instruct(Instruction::SetOptimizer(optimizer)) => {
+                Some(Command::SetOptimizer(*optimizer))
+            }
             _ => None,
         };
         let mut to = Vec::new();
         for (worker, follower) in &mut self.followers {
-            if let Some(body) = body(follower.guide) {
+            if let Some(body) = body(follower.replica) {
                 // A follower at most one command behind joins this round, so it has caught up when
                 // the round ends.
-                let nearly = follower.unanswered.len() <= 1 && !follower.unanswered.contains(&follower.begun);
+                let nearly = follower.unanswered.len() <= 1
+                    && !follower.unanswered.contains(&follower.started_with);
                 if nearly && !follower.doubtful {
-                    self.awaited.insert(*worker);
+                    self.awaited_followers.insert(*worker);
                 }
                 follower.unanswered.insert(id);
                 to.push(command(*worker, id, body));
@@ -321,36 +377,43 @@ impl BossSession {
         if to.is_empty() {
             return Vec::new();
         }
-        vec![BossEffect::Send { to, slots: Vec::new() }]
+        vec![BossEffect::Tell(to)]
     }
 
     /// The number of commands that each follower has still to run.
     pub fn behind(&self) -> Vec<(WorkerId, usize)> {
-        self.followers.iter().map(|(worker, follower)| (*worker, follower.unanswered.len())).collect()
+        self.followers
+            .iter()
+            .map(|(worker, follower)| (*worker, follower.unanswered.len()))
+            .collect()
     }
 
     /// Tells all connected workers that the run ended.
     pub(super) fn stop(&mut self) -> Vec<BossEffect> {
         self.stopping = true;
-        let all = (0..self.setup.addresses.len() as u16).map(WorkerId).filter(|worker| self.alive(*worker));
-        let to = all.map(|w| Destination { peer: Peer::Worker(w), route: None, head: Head::Stop });
-        vec![BossEffect::Send { to: to.collect(), slots: Vec::new() }]
+        let all = (0..self.setup.addresses.len() as u16)
+            .map(WorkerId)
+            .filter(|worker| self.alive(*worker));
+        let to = all.map(|to| Message { to, body: ToWorker::Stop });
+        vec![BossEffect::Tell(to.collect())]
     }
 
     pub(super) fn lost_failure(&self, worker: WorkerId, reason: &str) -> Failure {
-        let message = match self.open {
+        let message = match self.admits_workers {
             true => format!("it has left ({reason})"),
             false => format!("lost ({reason}), and its layers and their state with it"),
         };
-        Failure { passing: true, ..Failure::new(message).on(worker) }
+        Failure::lost(message).on(worker)
     }
 }
 
 /// The part of a round that needs no microbatches: sums arrive and parameters are updated. `None`
 /// if the round does not train.
-fn end_of(run: &RunRequest, guide: WorkerId) -> Option<crate::message::Round> {
-    let mut round = round(run, guide, false);
-    round.actions.retain(|action| matches!(action, Action::Reduce { .. } | Action::OptimStep { .. }));
+fn end_of(run: &RunRequest, replica: WorkerId) -> Option<crate::message::Round> {
+    let mut round = round(run, replica, false);
+    round
+        .actions
+        .retain(|action| matches!(action, Action::Reduce { .. } | Action::OptimStep { .. }));
     (round.loss, round.outputs) = (None, false);
     (!round.actions.is_empty()).then_some(round)
 }

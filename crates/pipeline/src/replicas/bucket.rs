@@ -1,8 +1,8 @@
-//! Gradients travel between replicas in buckets, each cut into shards.
+//! Buckets, in which gradients travel between replicas. Each is cut into shards.
 //!
-//! As in PyTorch's DistributedDataParallel (Li et al. 2020) a bucket holds the gradients of layers that are done one after
-//! the other in the backward pass, so that it can leave while the rest is still computed; the first one is small, so
-//! that something leaves early.
+//! As in PyTorch's DistributedDataParallel (Li et al. 2020), a bucket holds the gradients of layers
+//! that follow each other in the backward pass. So it can leave while the rest is still computed.
+//! The first bucket is small, so that it leaves early.
 
 use super::Sharding;
 use crate::norm::BLOCK;
@@ -11,12 +11,12 @@ use layerspec::{Layer, Role};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// How large buckets are: each is closed once it holds as much.
+/// The sizes of buckets. A bucket is closed once it has this size.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BucketBytes {
-    /// The first one, which holds the last layers of the stage; 1 MiB by default.
+    /// The size of the first bucket, which holds the last layers of the stage: 1 MiB by default.
     pub first: u64,
-    /// Any other; 25 MiB by default.
+    /// The size of all others: 25 MiB by default.
     pub other: u64,
 }
 
@@ -26,13 +26,13 @@ impl Default for BucketBytes {
     }
 }
 
-/// And no bucket holds more gradients than this, which one frame carries.
+/// The most gradients in a bucket, so that one frame can carry them.
 const MOST_USES: usize = 1024;
-/// Shards begin, in each parameter, at multiples of this many elements: a cache line of float32, several times over, and
-/// whole blocks of the norm.
+/// In each parameter, shards begin at multiples of this number of elements. It is a multiple of a
+/// cache line and of a block of the norm.
 const GRAIN: u64 = BLOCK;
 
-/// The gradient of one parameter as one layer of the stage uses it.
+/// The gradient of one parameter for one layer of the stage that uses it.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Use {
     /// The layer's place in the stage.
@@ -46,9 +46,10 @@ pub struct Use {
 /// Gradients that travel together.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Bucket {
-    /// In the order in which the backward pass is done with them.
+    /// In the order in which the backward pass completes them.
     pub uses: Vec<Use>,
-    /// Whether each replica updates its shard alone; else all update all of it.
+    /// Whether each replica updates only its shard. Otherwise every replica updates the whole
+    /// bucket.
     pub sharded: bool,
 }
 
@@ -57,7 +58,7 @@ pub struct Bucket {
 pub struct Slice {
     /// The gradient's place in the bucket.
     pub place: usize,
-    /// Which of its elements, in the order of memory.
+    /// The range of its elements, in the order of memory.
     pub elements: Range<u64>,
 }
 
@@ -73,9 +74,11 @@ impl Bucket {
     }
 }
 
-/// The buckets of a stage, in the order in which they are complete. Everybody who knows the stage finds the same.
+/// The buckets of a stage, in the order in which they are complete. They follow from the stage
+/// alone.
 ///
-/// What several layers share is never sharded: its gradient is a sum over these, which may be in other stages.
+/// A tied parameter is never sharded, because its gradient is a sum over layers that may be in
+/// other stages.
 pub fn buckets(stage: &StageSpec, bytes: BucketBytes, sharding: Option<Sharding>) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
     for (layer, spec) in stage.layers.iter().enumerate().rev() {
@@ -96,16 +99,26 @@ pub fn buckets(stage: &StageSpec, bytes: BucketBytes, sharding: Option<Sharding>
 }
 
 /// The parameters of a layer with gradients, by their names.
-fn trained<'a>(stage: &'a StageSpec, place: usize, layer: &'a Layer) -> impl Iterator<Item = (&'static str, Use)> + 'a {
+fn trained<'a>(
+    stage: &'a StageSpec,
+    place: usize,
+    layer: &'a Layer,
+) -> impl Iterator<Item = (&'static str, Use)> + 'a {
     let owner = layer.share.and_then(|owner| stage.owner(owner));
     let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
-    let params = layer.kind.params().into_iter().enumerate().filter(|(_, param)| param.role == Role::Parameter);
+    let params = layer
+        .kind
+        .params()
+        .into_iter()
+        .enumerate()
+        .filter(|(_, param)| param.role == Role::Parameter);
     let is_trained = move |name: &str| match tied.contains(&name) {
         true => owner.is_some_and(|owner| !owner.frozen),
         false => !layer.frozen,
     };
     params.filter(move |(_, param)| is_trained(param.name)).map(move |(number, param)| {
-        // Such a layer cannot be made; until that is found out nothing may overflow.
+        // A layer with too many elements cannot be built. Until that is noticed, nothing may
+        // overflow.
         let elements = param.elements().unwrap_or(u64::MAX);
         (param.name, Use { layer: place, number, elements })
     })
@@ -122,7 +135,7 @@ pub fn shard(bucket: &Bucket, replica: u16, replicas: u16) -> Vec<Slice> {
         }
     };
     let mine = begin(replica)..begin(replica + 1);
-    // Every replica cuts a gradient in the same places.
+    // Every replica cuts a gradient at the same places.
     let cut = |at: u64, end: u64, place: u64| match place >= end {
         true => end,
         false => at + place.saturating_sub(at) / GRAIN * GRAIN,
@@ -147,7 +160,11 @@ mod tests {
     #[test]
     fn shards_cover_every_element_once() {
         let elements = [1000, 1, 70_000, 255, 3];
-        let uses = elements.iter().enumerate().map(|(layer, elements)| Use { layer, number: 0, elements: *elements });
+        let uses = elements.iter().enumerate().map(|(layer, elements)| Use {
+            layer,
+            number: 0,
+            elements: *elements,
+        });
         let bucket = Bucket { uses: uses.collect(), sharded: true };
         for replicas in 1..7 {
             let mut next = vec![0; elements.len()];
@@ -170,7 +187,8 @@ mod tests {
 
     #[test]
     fn a_small_bucket_is_one_replicas() {
-        let bucket = Bucket { uses: vec![Use { layer: 0, number: 0, elements: 200 }], sharded: false };
+        let bucket =
+            Bucket { uses: vec![Use { layer: 0, number: 0, elements: 200 }], sharded: false };
         assert_eq!(shard(&bucket, 0, 2), []);
         assert_eq!(shard(&bucket, 1, 2).len(), 1);
     }

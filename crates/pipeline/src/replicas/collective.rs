@@ -1,23 +1,23 @@
-//! How replicas sum their gradients.
+//! The collective operation by which replicas sum their gradients.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// How the gradients of replicas are summed.
+/// The means by which the gradients of replicas are summed.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub enum Collective {
-    /// By NCCL if all replicas are on one machine and have it, else by frames.
+    /// NCCL if all replicas are on one machine and have it, otherwise frames.
     #[default]
     Auto,
-    /// By frames between workers, as everything else.
+    /// Frames between workers over QUIC.
     Quic,
-    /// By NCCL, whose connections between machines are neither encrypted nor authenticated.
+    /// NCCL, whose connections between machines are neither encrypted nor authenticated.
     Nccl,
 }
 
 impl Collective {
-    /// Every way by its name in a run file.
+    /// Every value, with its name in run files.
     pub const NAMES: [(&'static str, Collective); 3] =
         [("auto", Collective::Auto), ("quic", Collective::Quic), ("nccl", Collective::Nccl)];
 }
@@ -34,7 +34,9 @@ impl FromStr for Collective {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::NAMES.iter().find(|(name, _)| *name == text).map(|(_, way)| *way);
-        found.ok_or_else(|| format!("`{text}` is no way to sum gradients: expected auto, quic or nccl"))
+        found.ok_or_else(|| {
+            format!("`{text}` is no way to sum gradients: expected auto, quic or nccl")
+        })
     }
 }
 

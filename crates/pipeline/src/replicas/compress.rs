@@ -1,45 +1,49 @@
-//! In how many bits the gradients of replicas travel.
+//! The compressed forms in which the gradients of replicas travel.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A form, smaller than float32, in which gradients go from replica to replica.
+/// A form, smaller than float32, in which gradients travel between replicas.
 ///
-/// What rounding loses is kept by the sender and added to what it sends next (error feedback: Seide et al. 2014,
-/// Karimireddy et al. 2019), so that it is late and not lost.
+/// The sender stores the rounding error and adds it to its next gradients (error feedback: Seide et
+/// al. 2014, Karimireddy et al. 2019). So it is late but not lost.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Compress {
     /// bfloat16, rounded to nearest, ties to even: half the bytes.
     Bf16,
-    /// Blocks of [`Compress::BLOCK`] numbers, each with a scale of its own, of which every number is a whole multiple from
-    /// -127 to 127: about a quarter of the bytes.
+    /// Blocks of [`Compress::BLOCK`] numbers. Each block has a scale, and its numbers are multiples
+    /// of it, from -127 to 127: about a quarter of the bytes.
     Int8,
-    /// Blocks of [`Compress::SMALL_BLOCK`] numbers, each with a scale, a bfloat16, of which every number is a whole multiple
-    /// from -7 to 7: about a seventh of the bytes.
+    /// Blocks of [`Compress::SMALL_BLOCK`] numbers. Each block has a bfloat16 scale, and its
+    /// numbers are multiples of it, from -7 to 7: about a seventh of the bytes.
     Int4,
 }
 
 impl Compress {
-    /// Every form by its name in a run file.
+    /// Every form, with its name in run files.
     pub const NAMES: [(&'static str, Compress); 3] =
         [("bf16", Compress::Bf16), ("int8", Compress::Int8), ("int4", Compress::Int4)];
-    /// Numbers that share a scale in int8.
+    /// The numbers that share a scale in int8.
     pub const BLOCK: usize = 256;
     /// Bytes of such a scale, a float32.
     pub const SCALE: usize = 4;
-    /// Numbers that share a scale in int4.
+    /// The numbers that share a scale in int4.
     pub const SMALL_BLOCK: usize = 32;
     /// Bytes of such a scale, a bfloat16.
     pub const SMALL_SCALE: usize = 2;
 
-    /// How many bytes so many numbers take.
+    /// The number of bytes of this number of elements.
     pub fn bytes(self, elements: u64) -> u64 {
-        let scales = |block: usize, scale: usize| elements.div_ceil(block as u64).saturating_mul(scale as u64);
+        let scales = |block: usize, scale: usize| {
+            elements.div_ceil(block as u64).saturating_mul(scale as u64)
+        };
         match self {
             Compress::Bf16 => elements.saturating_mul(2),
             Compress::Int8 => elements.saturating_add(scales(Self::BLOCK, Self::SCALE)),
-            Compress::Int4 => elements.div_ceil(2).saturating_add(scales(Self::SMALL_BLOCK, Self::SMALL_SCALE)),
+            Compress::Int4 => {
+                elements.div_ceil(2).saturating_add(scales(Self::SMALL_BLOCK, Self::SMALL_SCALE))
+            }
         }
     }
 }
@@ -56,7 +60,9 @@ impl FromStr for Compress {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::NAMES.iter().find(|(name, _)| *name == text).map(|(_, form)| *form);
-        found.ok_or_else(|| format!("`{text}` is no form for gradients: expected bf16, int8 or int4"))
+        found.ok_or_else(|| {
+            format!("`{text}` is no form for gradients: expected bf16, int8 or int4")
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which replica takes which microbatch.
+//! The assignment of microbatches to replicas.
 
 use super::StagePlacement;
 use crate::ids::{StageId, WorkerId};
@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 /// The time of a replica for its share of a batch, in any unit.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct Speed {
-    /// For each microbatch.
+    /// The time for each microbatch.
     pub each: u64,
-    /// However many it takes: the optimizer step, say.
+    /// The time that does not depend on the number of microbatches, for example that of the
+    /// optimizer step.
     pub once: u64,
 }
 
@@ -23,7 +24,10 @@ impl From<u64> for Speed {
 
 impl Speed {
     fn and(self, other: Speed) -> Speed {
-        Speed { each: self.each.saturating_add(other.each), once: self.once.saturating_add(other.once) }
+        Speed {
+            each: self.each.saturating_add(other.each),
+            once: self.once.saturating_add(other.once),
+        }
     }
 
     fn slower(self, other: Speed) -> Speed {
@@ -34,7 +38,7 @@ impl Speed {
         u128::from(self.once) + u128::from(self.each.max(1)) * u128::from(microbatches)
     }
 
-    /// The speed of every worker over all its stages.
+    /// The times of every worker, summed over its stages.
     fn of_workers<P: Into<Speed>>(
         stage_placement: &StagePlacement,
         speed: impl Fn(StageId, WorkerId) -> P,
@@ -50,10 +54,11 @@ impl Speed {
     }
 }
 
-/// For every stage which of its replicas takes each microbatch of a batch.
+/// The replica that takes each microbatch of a batch, for every stage.
 ///
-/// Unless they are [in turn](MicrobatchAssignment::in_turn), each replica takes whole branches of the [tree](super::Tree) along which gradients are summed, as far as its share
-/// allows: of eight microbatches five and three are `0 1 2 3 6` and `4 5 7`.
+/// Unless they are [in turn](MicrobatchAssignment::in_turn), each replica takes whole branches of
+/// the [tree](super::Tree) along which gradients are summed, as far as its share allows. For
+/// example, shares of five and three of eight microbatches are `0 1 2 3 6` and `4 5 7`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct MicrobatchAssignment(Vec<Vec<u16>>);
 
@@ -64,12 +69,13 @@ impl MicrobatchAssignment {
     }
 
     /// Assigns microbatches so that the slowest replica finishes as early as possible. `speed` is
-    /// what a worker takes for a stage, of which a number is the time for one microbatch.
+    /// the time of a worker for a stage. A plain number is the time for one microbatch.
     ///
-    /// Where all stages have as many replicas, replica `r` of each takes the same microbatches, so that they form
-    /// pipelines of their own.
+    /// If all stages have the same number of replicas, replica `r` of each takes the same
+    /// microbatches. So replicas form separate pipelines.
     ///
-    /// None is left without, where there are enough, for what it takes would not be known any more.
+    /// Every replica gets at least one microbatch if there are enough. Otherwise its time could no
+    /// longer be measured.
     pub fn by_speed<P: Into<Speed>>(
         stage_placement: &StagePlacement,
         microbatches: u32,
@@ -78,7 +84,7 @@ impl MicrobatchAssignment {
         Self::soonest(stage_placement, microbatches, 1, speed)
     }
 
-    /// The same, but who is slow may be left without.
+    /// The same, but a slow replica may get no microbatch.
     pub fn by_speed_alone<P: Into<Speed>>(
         stage_placement: &StagePlacement,
         microbatches: u32,
@@ -100,28 +106,37 @@ impl MicrobatchAssignment {
         let replicas = stage_placement.of(StageId(0)).len();
         let lanes = stage_placement.iter().all(|(_, workers)| workers.len() == replicas);
         let slowest = |all: Vec<Speed>, workers: &[WorkerId]| -> Vec<Speed> {
-            all.into_iter().zip(speeds(workers)).map(|(slowest, speed)| slowest.slower(speed)).collect()
+            all.into_iter()
+                .zip(speeds(workers))
+                .map(|(slowest, speed)| slowest.slower(speed))
+                .collect()
         };
-        let lane =
-            stage_placement.iter().fold(vec![Speed::default(); replicas], |all, (_, workers)| slowest(all, workers));
-        let microbatch_assignment = |(_, workers): (StageId, &[WorkerId])| match (workers.len(), lanes) {
-            (..=1, _) => Vec::new(),
-            (_, true) => branches(microbatches, &shares(microbatches, least, &lane)),
-            (_, false) => branches(microbatches, &shares(microbatches, least, &speeds(workers))),
-        };
+        let lane = stage_placement
+            .iter()
+            .fold(vec![Speed::default(); replicas], |all, (_, workers)| slowest(all, workers));
+        let microbatch_assignment =
+            |(_, workers): (StageId, &[WorkerId])| match (workers.len(), lanes) {
+                (..=1, _) => Vec::new(),
+                (_, true) => branches(microbatches, &shares(microbatches, least, &lane)),
+                (_, false) => {
+                    branches(microbatches, &shares(microbatches, least, &speeds(workers)))
+                }
+            };
         MicrobatchAssignment(stage_placement.iter().map(microbatch_assignment).collect())
     }
 
-    /// The same, but of these stages the first replica takes all.
+    /// The same, but the first replica of each of these stages takes all microbatches.
     #[must_use]
     pub fn with_first_of(mut self, stages: impl Fn(StageId) -> bool) -> Self {
-        let theirs = self.0.iter_mut().enumerate().filter(|(stage, _)| stages(StageId(*stage as u16)));
+        let theirs =
+            self.0.iter_mut().enumerate().filter(|(stage, _)| stages(StageId(*stage as u16)));
         theirs.for_each(|(_, takers)| takers.clear());
         self
     }
 
-    /// The same shares, but replicas take turns, so that neighbours in the [tree](super::Tree) are done at about one time:
-    /// what waits for its neighbour waits at one replica rather than with each.
+    /// The same shares, but replicas take turns. So neighbours in the [tree](super::Tree) finish at
+    /// about the same time, and sums that wait for a neighbour wait at one replica instead of at
+    /// each.
     #[must_use]
     pub fn in_turn(mut self) -> Self {
         self.0.iter_mut().for_each(|takers| *takers = in_turn(takers));
@@ -134,12 +149,17 @@ impl MicrobatchAssignment {
         of_stage.and_then(|takers| takers.get(microbatch as usize)).copied().unwrap_or(0)
     }
 
-    /// Its worker.
-    pub fn worker(&self, stage_placement: &StagePlacement, stage: StageId, microbatch: u32) -> Option<WorkerId> {
+    /// The worker of the replica that takes a microbatch through a stage.
+    pub fn worker(
+        &self,
+        stage_placement: &StagePlacement,
+        stage: StageId,
+        microbatch: u32,
+    ) -> Option<WorkerId> {
         stage_placement.of(stage).get(usize::from(self.replica(stage, microbatch))).copied()
     }
 
-    /// The microbatches that a worker takes through a stage, of so many, ascending.
+    /// The microbatches, of `microbatches`, that a worker takes through a stage, ascending.
     pub fn taken<'a>(
         &'a self,
         stage_placement: &'a StagePlacement,
@@ -162,8 +182,9 @@ impl MicrobatchAssignment {
             let stage = stage_placement.stages_of(worker).next().unwrap_or(StageId(0));
             self.taken(stage_placement, stage, worker, microbatches).count() as u32
         };
-        let times =
-            Speed::of_workers(stage_placement, speed).into_iter().map(|(worker, speed)| speed.time(taken(worker)));
+        let times = Speed::of_workers(stage_placement, speed)
+            .into_iter()
+            .map(|(worker, speed)| speed.time(taken(worker)));
         times.max().unwrap_or(0)
     }
 
@@ -177,8 +198,8 @@ impl MicrobatchAssignment {
     }
 }
 
-/// The number of microbatches of each replica: each goes to who would be done with it first, and to
-/// all at `least` so many, where there are enough.
+/// The number of microbatches of each replica. Each microbatch goes to the replica that would
+/// finish it first. Every replica gets `least` microbatches if there are enough.
 fn shares(microbatches: u32, least: u32, speeds: &[Speed]) -> Vec<u32> {
     let least = if microbatches as usize >= speeds.len() { least } else { 0 };
     let mut shares = vec![least; speeds.len()];
@@ -191,7 +212,8 @@ fn shares(microbatches: u32, least: u32, speeds: &[Speed]) -> Vec<u32> {
     shares
 }
 
-/// Cuts every share into powers of two and lays these side by side, the largest first, so that each is a branch.
+/// Cuts every share into powers of two and places these side by side, the largest first, so that
+/// each is a branch of the tree.
 fn branches(microbatches: u32, shares: &[u32]) -> Vec<u16> {
     let bits = |(replica, share): (usize, &u32)| {
         let share = *share;
@@ -206,13 +228,16 @@ fn branches(microbatches: u32, shares: &[u32]) -> Vec<u16> {
     takers.take(microbatches as usize).collect()
 }
 
-/// As many for each, spread evenly: whoever is furthest behind its share is next.
+/// The same number for each replica, spread evenly: the replica that is furthest behind its share
+/// is next.
 fn in_turn(takers: &[u16]) -> Vec<u16> {
     let mut shares: BTreeMap<u16, (u64, u64)> = BTreeMap::new();
     takers.iter().for_each(|taker| shares.entry(*taker).or_default().0 += 1);
     let next = |_| {
-        // Of (taken + 1/2) / share the least.
-        let at = |(share, taken): (u64, u64)| (u128::from(2 * taken + 1) << 64) / u128::from(share.max(1));
+        // The smallest (taken + 1/2) / share is next.
+        let at = |(share, taken): (u64, u64)| {
+            (u128::from(2 * taken + 1) << 64) / u128::from(share.max(1))
+        };
         let (replica, _) = shares.iter().min_by_key(|(replica, of)| (at(**of), **replica))?;
         let replica = *replica;
         shares.entry(replica).or_default().1 += 1;
@@ -240,8 +265,11 @@ mod tests {
     fn an_even_deal_gives_each_replica_a_branch_where_it_can() {
         let stage_placement = stage_placement(&[2]);
         let microbatch_assignment = MicrobatchAssignment::even(&stage_placement, 8);
-        let taken =
-            |worker| microbatch_assignment.taken(&stage_placement, StageId(0), WorkerId(worker), 8).collect::<Vec<_>>();
+        let taken = |worker| {
+            microbatch_assignment
+                .taken(&stage_placement, StageId(0), WorkerId(worker), 8)
+                .collect::<Vec<_>>()
+        };
         assert_eq!((taken(0), taken(1)), (vec![0, 1, 2, 3], vec![4, 5, 6, 7]));
         assert_eq!(nodes(8, taken(1)).len(), 1);
     }
@@ -251,9 +279,14 @@ mod tests {
         let stage_placement = stage_placement(&[2]);
         // They take 3 and 5.
         let microbatch_assignment =
-            MicrobatchAssignment::by_speed(&stage_placement, 8, |_, worker| 3 + 2 * u64::from(worker.0));
-        let taken =
-            |worker| microbatch_assignment.taken(&stage_placement, StageId(0), WorkerId(worker), 8).collect::<Vec<_>>();
+            MicrobatchAssignment::by_speed(&stage_placement, 8, |_, worker| {
+                3 + 2 * u64::from(worker.0)
+            });
+        let taken = |worker| {
+            microbatch_assignment
+                .taken(&stage_placement, StageId(0), WorkerId(worker), 8)
+                .collect::<Vec<_>>()
+        };
         assert_eq!((taken(0), taken(1)), (vec![0, 1, 2, 3, 6], vec![4, 5, 7]));
         for microbatches in 1..20 {
             for replicas in 1..6 {
@@ -264,7 +297,9 @@ mod tests {
                     });
                 assert!(microbatch_assignment.fits(&stage_placement));
                 let taken = (0..replicas).map(|w| {
-                    microbatch_assignment.taken(&stage_placement, StageId(0), WorkerId(w), microbatches).count()
+                    microbatch_assignment
+                        .taken(&stage_placement, StageId(0), WorkerId(w), microbatches)
+                        .count()
                 });
                 assert_eq!(taken.sum::<usize>(), microbatches as usize);
             }
@@ -288,9 +323,15 @@ mod tests {
     #[test]
     fn what_a_replica_does_once_counts_too() {
         let stage_placement = stage_placement(&[2]);
-        let speed = |_: StageId, worker: WorkerId| Speed { each: 10, once: if worker.0 == 1 { 40 } else { 0 } };
+        let speed = |_: StageId, worker: WorkerId| Speed {
+            each: 10,
+            once: if worker.0 == 1 { 40 } else { 0 },
+        };
         let microbatch_assignment = MicrobatchAssignment::by_speed(&stage_placement, 8, speed);
-        assert_eq!(microbatch_assignment.taken(&stage_placement, StageId(0), WorkerId(1), 8).count(), 2);
+        assert_eq!(
+            microbatch_assignment.taken(&stage_placement, StageId(0), WorkerId(1), 8).count(),
+            2
+        );
         assert_eq!(
             (
                 microbatch_assignment.longest(&stage_placement, 8, speed),
@@ -317,11 +358,21 @@ mod tests {
         // The second worker of the second stage is slow, and with it the second pipeline.
         let stage_placement = stage_placement(&[2, 2]);
         let microbatch_assignment =
-            MicrobatchAssignment::by_speed(&stage_placement, 8, |_, worker| if worker.0 == 3 { 3u64 } else { 1 });
+            MicrobatchAssignment::by_speed(&stage_placement, 8, |_, worker| {
+                if worker.0 == 3 {
+                    3u64
+                } else {
+                    1
+                }
+            });
         for m in 0..8 {
-            assert_eq!(microbatch_assignment.replica(StageId(0), m), microbatch_assignment.replica(StageId(1), m));
+            assert_eq!(
+                microbatch_assignment.replica(StageId(0), m),
+                microbatch_assignment.replica(StageId(1), m)
+            );
         }
-        let of_slow = microbatch_assignment.taken(&stage_placement, StageId(1), WorkerId(3), 8).count();
+        let of_slow =
+            microbatch_assignment.taken(&stage_placement, StageId(1), WorkerId(3), 8).count();
         assert_eq!(of_slow, 2);
     }
 }

@@ -1,10 +1,10 @@
-//! In which order microbatches are taken.
+//! The order in which replicas start microbatches.
 
 use super::{MicrobatchAssignment, StagePlacement};
 use std::collections::BTreeMap;
 
-/// The order in which a round's microbatches are taken up: first of each replica the first, then of each the second, and
-/// so on, so that no replica waits until another one has had all of its own.
+/// The order in which a round's microbatches start: the first one of each replica, then the second
+/// one of each, and so on. So no replica waits until another has taken all of its own.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MicrobatchOrder {
     microbatch_order: Vec<u32>,
@@ -40,12 +40,12 @@ impl MicrobatchOrder {
         }
     }
 
-    /// When a microbatch is taken up, counted from 0.
+    /// The turn of a microbatch, counted from 0.
     pub fn of(&self, microbatch: u32) -> u32 {
         self.microbatch_order.get(microbatch as usize).copied().unwrap_or(microbatch)
     }
 
-    /// The microbatch that is taken up then.
+    /// The microbatch of a turn.
     pub fn at(&self, turn: u32) -> u32 {
         self.microbatches.get(turn as usize).copied().unwrap_or(turn)
     }
@@ -58,12 +58,22 @@ mod tests {
 
     #[test]
     fn replicas_take_turns() {
-        let stage_placement = StagePlacement::new(vec![vec![WorkerId(0)], vec![WorkerId(1), WorkerId(2)]]);
-        let microbatch_order =
-            MicrobatchOrder::new(&MicrobatchAssignment::even(&stage_placement, 8), &stage_placement, 8);
-        assert_eq!((0..8).map(|turn| microbatch_order.at(turn)).collect::<Vec<_>>(), [0, 4, 1, 5, 2, 6, 3, 7]);
+        let stage_placement =
+            StagePlacement::new(vec![vec![WorkerId(0)], vec![WorkerId(1), WorkerId(2)]]);
+        let microbatch_order = MicrobatchOrder::new(
+            &MicrobatchAssignment::even(&stage_placement, 8),
+            &stage_placement,
+            8,
+        );
+        assert_eq!(
+            (0..8).map(|turn| microbatch_order.at(turn)).collect::<Vec<_>>(),
+            [0, 4, 1, 5, 2, 6, 3, 7]
+        );
         assert!((0..8).all(|m| microbatch_order.at(microbatch_order.of(m)) == m));
         let alone = StagePlacement::single([WorkerId(0)]);
-        assert_eq!(MicrobatchOrder::new(&MicrobatchAssignment::even(&alone, 3), &alone, 3).of(2), 2);
+        assert_eq!(
+            MicrobatchOrder::new(&MicrobatchAssignment::even(&alone, 3), &alone, 3).of(2),
+            2
+        );
     }
 }

@@ -1,9 +1,17 @@
-//! Replicas: several workers with the same stage, each of which takes some of a batch's microbatches.
+//! Replicas: several workers with the same stage. Each takes some microbatches of a batch.
+//!
+//! ```text
+//! wanted -> worker_groups -> stage_placement            which workers hold a stage
+//!           microbatch_assignment, microbatch_order     which replica takes a microbatch
+//!           tree, reduction -> bucket                   the order of sums, and how they travel
+//!           sharding, compress, collective, unique_id   what the run file asks for
+//!           statistics                                  layers with running statistics
+//! ```
 //!
 //! [`StagePlacement`] names the workers of a stage, [`MicrobatchAssignment`] the replica of a
 //! microbatch. The gradients of all microbatches are summed along one [`tree`](Tree) that depends
-//! on nothing but their number, so the sum is the same to the bit whoever took which; and they
-//! travel in [`buckets`], each of which is cut into one shard a replica.
+//! only on their number. So the sum is equal to the bit for every assignment. Gradients travel in
+//! [`buckets`], each of which is cut into one shard for each replica.
 
 mod bucket;
 mod collective;

@@ -22,7 +22,7 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    /// Whether the gradients of each microbatch are computed apart and summed at the end.
+    /// Whether the gradients of each microbatch are computed separately and summed at the end.
     pub fn is_apart(self) -> bool {
         self != Reduction::Sequential
     }
@@ -31,7 +31,9 @@ impl Reduction {
     pub fn compress(self) -> Option<Compress> {
         match self {
             Reduction::Compressed(compress) => Some(compress),
-            Reduction::Sequential | Reduction::Tree | Reduction::Fast | Reduction::Collective => None,
+            Reduction::Sequential | Reduction::Tree | Reduction::Fast | Reduction::Collective => {
+                None
+            }
         }
     }
 
@@ -40,7 +42,7 @@ impl Reduction {
         matches!(self, Reduction::Fast | Reduction::Compressed(_) | Reduction::Collective)
     }
 
-    /// Whether the sums over replicas are taken by a collective operation of the compute threads.
+    /// Whether a collective operation of the compute threads sums over replicas.
     pub fn is_collective(self) -> bool {
         self == Reduction::Collective
     }

@@ -1,27 +1,32 @@
-//! What the replicas of a stage shard instead of each storing all of it (ZeRO).
+//! The state that the replicas of a stage shard instead of each storing all of it (ZeRO).
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How much of a stage's training state each replica keeps only its part of, as in ZeRO (Rajbhandari et al. 2020).
+/// The training state of a stage of which each replica stores only its shard, as in ZeRO
+/// (Rajbhandari et al. 2020).
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Sharding {
-    /// The optimizer's state (ZeRO's first stage): each replica updates its part of every parameter, and gives the new
-    /// values to the others.
+    /// The optimizer's state (ZeRO's first stage). Each replica updates its shard of every
+    /// parameter and sends the new values to the others.
     Optimizer,
-    /// The gradients, too (its second stage): those of each microbatch leave for the replicas that update with them as soon
-    /// as they are there, and no replica ever has all of them.
+    /// Also the gradients (its second stage). Those of each microbatch leave at once for the
+    /// replicas that use them, so no replica ever has all of them.
     Gradients,
-    /// The parameters, too (its third stage): a replica has all of a stage's only while it takes microbatches through it.
+    /// Also the parameters (its third stage). A replica has all parameters of a stage only while it
+    /// takes microbatches through it.
     Parameters,
 }
 
 impl Sharding {
-    /// Every way by its name in a run file.
-    pub const NAMES: [(&'static str, Sharding); 3] =
-        [("optimizer", Sharding::Optimizer), ("gradients", Sharding::Gradients), ("parameters", Sharding::Parameters)];
+    /// Every value, with its name in run files.
+    pub const NAMES: [(&'static str, Sharding); 3] = [
+        ("optimizer", Sharding::Optimizer),
+        ("gradients", Sharding::Gradients),
+        ("parameters", Sharding::Parameters),
+    ];
 
-    /// Whether gradients leave with each microbatch, rather than once with the last.
+    /// Whether gradients leave with each microbatch, instead of once with the last.
     pub fn shards_gradients(self) -> bool {
         match self {
             Sharding::Optimizer => false,
@@ -29,7 +34,7 @@ impl Sharding {
         }
     }
 
-    /// Whether parameters are gathered before they are used, rather than after they were updated.
+    /// Whether parameters are gathered before use, instead of after the update.
     pub fn shards_parameters(self) -> bool {
         self == Sharding::Parameters
     }
@@ -42,10 +47,10 @@ impl fmt::Display for Sharding {
     }
 }
 
-/// Which of how many parts a replica has.
+/// The shard of a replica.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct ShardId {
-    /// Which replica of the stage it is.
+    /// The number of the replica.
     pub replica: u16,
     /// The number of shards.
     pub replicas: u16,

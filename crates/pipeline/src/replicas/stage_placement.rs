@@ -1,24 +1,24 @@
-//! Which workers have which stage.
+//! The workers of each stage.
 
 use crate::ids::{StageId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// More workers than this do not share a stage.
+/// The most workers of a stage.
 const MAX_REPLICAS: usize = 256;
 
-/// For every stage its replicas: the workers that have it, the first replica first.
+/// The replicas of every stage: the workers that have it, the first replica first.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StagePlacement(Vec<Vec<WorkerId>>);
 
 impl StagePlacement {
-    /// One worker a stage.
+    /// One worker for each stage.
     pub fn single(stage_placement: impl IntoIterator<Item = WorkerId>) -> Self {
         StagePlacement(stage_placement.into_iter().map(|home| vec![home]).collect())
     }
 
-    /// For every stage its workers.
+    /// These workers for each stage.
     pub fn new(stage_placement: Vec<Vec<WorkerId>>) -> Self {
         StagePlacement(stage_placement)
     }
@@ -44,16 +44,23 @@ impl StagePlacement {
         self.0.iter().any(|workers| workers.contains(&worker))
     }
 
-    /// The same, and each of these workers has the stages of another, too.
-    pub fn joined_by<'a>(&self, joining: impl IntoIterator<Item = (&'a WorkerId, &'a WorkerId)>) -> Self {
+    /// The same placement, but each of these workers also has the stages of another.
+    pub fn joined_by<'a>(
+        &self,
+        joining: impl IntoIterator<Item = (&'a WorkerId, &'a WorkerId)>,
+    ) -> Self {
         let mut stage_placement = self.clone();
         for (worker, like) in joining {
-            stage_placement.0.iter_mut().filter(|of| of.contains(like)).for_each(|of| of.push(*worker));
+            stage_placement
+                .0
+                .iter_mut()
+                .filter(|of| of.contains(like))
+                .for_each(|of| of.push(*worker));
         }
         stage_placement
     }
 
-    /// The same without a worker; a stage may then have none.
+    /// The same placement without a worker. A stage may then have none.
     pub fn without(&self, worker: WorkerId) -> Self {
         let mut stage_placement = self.clone();
         stage_placement.0.iter_mut().for_each(|of| of.retain(|other| *other != worker));
@@ -65,24 +72,25 @@ impl StagePlacement {
         self.0.get(stage.0 as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// The worker of a stage that speaks for it: its first replica.
+    /// The first replica of a stage, which reports for all of them.
     pub fn first(&self, stage: StageId) -> Option<WorkerId> {
         self.of(stage).first().copied()
     }
 
-    /// Which replica of a stage a worker is.
+    /// The number of the replica of a stage that a worker is.
     pub fn replica(&self, stage: StageId, worker: WorkerId) -> Option<u16> {
         self.of(stage).iter().position(|w| *w == worker).map(|replica| replica as u16)
     }
 
-    /// The replica of a stage from which this one gets what the boss has for all of them; nobody for the first, which gets
-    /// it from the boss. So each tensor takes its way along a binary tree, and no one sends it more than twice.
+    /// The replica that passes the boss's tensors on to this one. `None` for the first replica,
+    /// which receives them from the boss. So each tensor travels along a binary tree, and no
+    /// replica sends it more than twice.
     pub fn giver(&self, stage: StageId, worker: WorkerId) -> Option<WorkerId> {
         let after_first = usize::from(self.replica(stage, worker)?).checked_sub(1)?;
         self.of(stage).get(after_first / 2).copied()
     }
 
-    /// The replicas of a stage to which this one passes on what the boss has for all of them.
+    /// The replicas of a stage to which this one passes the boss's tensors on.
     pub fn takers(&self, stage: StageId, worker: WorkerId) -> Vec<WorkerId> {
         let Some(replica) = self.replica(stage, worker) else { return Vec::new() };
         self.of(stage).iter().skip(2 * usize::from(replica) + 1).take(2).copied().collect()
@@ -100,20 +108,29 @@ impl StagePlacement {
 
     /// Every stage with its workers.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (StageId, &[WorkerId])> + Clone {
-        self.0.iter().enumerate().map(|(stage, workers)| (StageId(stage as u16), workers.as_slice()))
+        self.0
+            .iter()
+            .enumerate()
+            .map(|(stage, workers)| (StageId(stage as u16), workers.as_slice()))
     }
 
-    /// The workers of another stage to which this worker of a stage gives what both share: each gets it from one.
+    /// The workers of another stage to which this worker of a stage sends tied parameters. Each
+    /// receives them from one worker.
     pub fn partners(&self, from: StageId, worker: WorkerId, to: StageId) -> Vec<WorkerId> {
         let senders = self.of(from).len().max(1);
         let Some(replica) = self.replica(from, worker) else { return Vec::new() };
         let receivers = self.of(to).iter().enumerate();
-        receivers.filter(|(number, _)| number % senders == usize::from(replica)).map(|(_, worker)| *worker).collect()
+        receivers
+            .filter(|(number, _)| number % senders == usize::from(replica))
+            .map(|(_, worker)| *worker)
+            .collect()
     }
 
-    /// Whether no stage has a worker twice, or more than can be.
+    /// Whether no stage has a worker twice or too many workers.
     pub fn are_possible(&self) -> bool {
-        let distinct = |workers: &Vec<WorkerId>| workers.iter().collect::<BTreeSet<_>>().len() == workers.len();
+        let distinct = |workers: &Vec<WorkerId>| {
+            workers.iter().collect::<BTreeSet<_>>().len() == workers.len()
+        };
         self.0.iter().all(|workers| workers.len() <= MAX_REPLICAS && distinct(workers))
     }
 
@@ -129,7 +146,9 @@ mod tests {
 
     #[test]
     fn a_worker_twice_or_too_many_are_impossible() {
-        let of = |workers: Vec<u16>| StagePlacement::new(vec![workers.into_iter().map(WorkerId).collect()]);
+        let of = |workers: Vec<u16>| {
+            StagePlacement::new(vec![workers.into_iter().map(WorkerId).collect()])
+        };
         assert!(of(vec![0, 1]).are_possible());
         assert!(!of(vec![1, 1]).are_possible());
         assert!(!of((0..300).collect()).are_possible());
@@ -144,8 +163,10 @@ mod tests {
             assert_eq!(stage_placement.giver(stage, workers[0]), None);
             for worker in &workers[1..] {
                 let giver = stage_placement.giver(stage, *worker);
-                let passes_on: Vec<_> =
-                    workers.iter().filter(|w| stage_placement.takers(stage, **w).contains(worker)).collect();
+                let passes_on: Vec<_> = workers
+                    .iter()
+                    .filter(|w| stage_placement.takers(stage, **w).contains(worker))
+                    .collect();
                 assert_eq!(passes_on, giver.iter().collect::<Vec<_>>());
                 assert!(giver < Some(*worker), "in a circle nothing would come");
             }

@@ -1,4 +1,4 @@
-//! Layers that remember what they saw.
+//! Layers with running statistics.
 
 use crate::stage_spec::StageSpec;
 use layerspec::Role;
@@ -6,6 +6,6 @@ use layerspec::Role;
 /// Whether some layer of a stage keeps running statistics, as batch norms do.
 pub fn keeps_statistics(stage: &StageSpec) -> bool {
     let mut params = stage.layers.iter().flat_map(|layer| layer.kind.params());
-    // An own layer's parameter may be called so, too.
+    // A parameter of a user-defined layer may have this name, too.
     params.any(|param| param.role == Role::Buffer && param.name == "running_mean")
 }

@@ -1,7 +1,7 @@
 //! The order in which the gradients of a batch's microbatches are summed.
 //!
-//! It is a binary tree over the microbatches, as in RFC 6962: neighbours are summed first, then neighbouring sums, and one
-//! that is left over at the right end moves up as it is.
+//! It is a binary tree over the microbatches, as in RFC 6962: neighbours are summed first, then
+//! neighbouring sums. A node without a right neighbour moves up unchanged.
 //!
 //! ```text
 //! 0   1   2   3   4
@@ -13,19 +13,20 @@
 //!           01234
 //! ```
 //!
-//! A sum of floating-point numbers depends on the order in which it is taken. This one depends on the number of
-//! microbatches alone, so it is the same to the bit however they are assigned to replicas, and whichever arrives first.
-//! A replica sums what it can and hands over the rest: one tensor where it took a whole branch.
+//! A sum of floating-point numbers depends on the order of its additions. Here that order depends
+//! only on the number of microbatches. So the sum is equal to the bit for every assignment of
+//! microbatches to replicas and every order of arrival. A replica adds its own neighbours and sends
+//! the sums that remain: one tensor if it took a whole branch.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The sum of the microbatches from `index << level` to below `(index + 1) << level`, as many of them as there are.
+/// The sum of the existing microbatches from `index << level` to below `(index + 1) << level`.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Node {
-    /// How far up: 0 for a single microbatch.
+    /// The height in the tree: 0 for a single microbatch.
     pub level: u32,
-    /// Which of its level, from the left.
+    /// The position in its level, from the left.
     pub index: u32,
 }
 
@@ -40,7 +41,8 @@ impl Node {
         Node { level: self.level + 1, index: self.index / 2 }
     }
 
-    /// The node that this one ends in next, and the sum that is added to it there; none where nothing is to its right.
+    /// The parent, and the sibling whose sum is added there. `None` if there is no sibling, because
+    /// no microbatch is to the right.
     fn up(self, microbatches: u32) -> (Node, Option<Node>) {
         let parent = self.parent();
         let sibling = Node { level: self.level, index: self.index ^ 1 };
@@ -48,12 +50,12 @@ impl Node {
         (parent, (begins < u64::from(microbatches)).then_some(sibling))
     }
 
-    /// Whether the other one is what is added to it next.
+    /// Whether `other` is the right sibling of this node.
     pub(crate) fn is_left_of(self, other: Node, microbatches: u32) -> bool {
         self < other && self.up(microbatches).1 == Some(other)
     }
 
-    /// Where it ends once what is to its left or right is added: as far up as nothing else is.
+    /// The highest node with the same microbatches as this node and its sibling together.
     pub(crate) fn with(self, microbatches: u32) -> Node {
         let mut node = self.parent();
         while !node.is_root(microbatches) {
@@ -65,19 +67,19 @@ impl Node {
         node
     }
 
-    /// Whether it is the sum of all.
+    /// Whether it is the sum of all microbatches.
     pub(crate) fn is_root(self, microbatches: u32) -> bool {
         self.index == 0 && 1u64 << self.level >= u64::from(microbatches)
     }
 
-    /// The microbatches in it, or whatever the tree is over.
+    /// The leaves in it, of a tree over `of` leaves.
     pub fn leaves(self, of: u32) -> std::ops::Range<u32> {
         let end = |index: u64| (index << self.level).min(u64::from(of)) as u32;
         end(self.index.into())..end(u64::from(self.index) + 1)
     }
 }
 
-/// What is here of a tree, summed as far up as it goes.
+/// The sums of a tree that have arrived, each added as far up as possible.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Tree<T> {
     microbatches: u32,
@@ -85,14 +87,19 @@ pub struct Tree<T> {
 }
 
 impl<T> Tree<T> {
-    /// Nothing yet of so many microbatches.
+    /// An empty tree over this number of microbatches.
     pub fn new(microbatches: u32) -> Self {
         Tree { microbatches, sums: BTreeMap::new() }
     }
 
-    /// Takes a sum in, and adds it to its neighbour while that is here: `add(left, right)` gives their sum. In whatever
-    /// order sums come, the same ones are added.
-    pub fn put<E>(&mut self, node: Node, sum: T, mut add: impl FnMut(T, T) -> Result<T, E>) -> Result<(), E> {
+    /// Inserts a sum. While the sibling is present, adds the two with `add(left, right)` and
+    /// continues with the parent. The order of arrival does not change which sums are added.
+    pub fn put<E>(
+        &mut self,
+        node: Node,
+        sum: T,
+        mut add: impl FnMut(T, T) -> Result<T, E>,
+    ) -> Result<(), E> {
         let (mut node, mut sum) = (node, sum);
         while !node.is_root(self.microbatches) {
             let (parent, sibling) = node.up(self.microbatches);
@@ -110,24 +117,26 @@ impl<T> Tree<T> {
         Ok(())
     }
 
-    /// Hands out the sums that are here, from the lowest level up and from left to right; one where the tree is whole.
+    /// The sums, from the lowest level up and from left to right. There is only one if the tree is
+    /// complete.
     pub fn into_sums(self) -> impl Iterator<Item = (Node, T)> {
         self.sums.into_iter()
     }
 
-    /// The sum of all microbatches, where all are here.
+    /// The sum of all microbatches, if all have arrived.
     pub fn into_root(self) -> Option<T> {
         let microbatches = self.microbatches;
         self.sums.into_iter().find(|(node, _)| node.is_root(microbatches)).map(|(_, sum)| sum)
     }
 }
 
-/// What remains of these microbatches, of so many, once they are summed as far as they go: the sums that whoever took
-/// them hands over. In the order of [`Tree::into_sums`].
+/// The nodes of the sums that a replica with these microbatches sends, in the order of
+/// [`Tree::into_sums`].
 pub fn nodes(microbatches: u32, taken: impl IntoIterator<Item = u32>) -> Vec<Node> {
     let mut tree = Tree::new(microbatches);
     for microbatch in taken {
-        let Ok(()) = tree.put(Node::leaf(microbatch), (), |(), ()| Ok::<_, std::convert::Infallible>(()));
+        let Ok(()) =
+            tree.put(Node::leaf(microbatch), (), |(), ()| Ok::<_, std::convert::Infallible>(()));
     }
     tree.into_sums().map(|(node, ())| node).collect()
 }
@@ -161,7 +170,7 @@ mod tests {
         for microbatches in 1..=13 {
             let wanted = sum_of(microbatches, 0..microbatches);
             assert_eq!(sum_of(microbatches, (0..microbatches).rev()), wanted);
-            // Dealt to three replicas in turns, each of which sums what it can first.
+            // Three replicas take turns, and each first adds its own neighbours.
             let mut all = Tree::new(microbatches);
             for replica in [2, 0, 1] {
                 let taken: Vec<u32> = (0..microbatches).filter(|m| m / 2 % 3 == replica).collect();
@@ -183,9 +192,15 @@ mod tests {
     fn two_neighbours_come_to_the_node_that_a_tree_has_them_come_to() {
         for microbatches in 1..=13 {
             let leaf = |m| nodes(microbatches, [m])[0];
-            for (left, right) in (0..microbatches).flat_map(|l| (0..microbatches).map(move |r| (l, r))) {
-                let both = if left == right { Vec::new() } else { nodes(microbatches, [left, right]) };
-                assert_eq!(leaf(left).is_left_of(leaf(right), microbatches), left < right && both.len() == 1);
+            for (left, right) in
+                (0..microbatches).flat_map(|l| (0..microbatches).map(move |r| (l, r)))
+            {
+                let both =
+                    if left == right { Vec::new() } else { nodes(microbatches, [left, right]) };
+                assert_eq!(
+                    leaf(left).is_left_of(leaf(right), microbatches),
+                    left < right && both.len() == 1
+                );
                 if both.len() == 1 {
                     assert_eq!([leaf(left).with(microbatches)], both[..]);
                 }

@@ -3,15 +3,15 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The unique id of a communicator, which one rank makes and all others get. A process that knows
-/// it can take a rank's place, so it travels over authenticated connections only, and is not
+/// The unique id of a communicator. One rank makes it, and all others receive it. A process that
+/// knows it can take a rank's place, so it only travels over authenticated connections and is never
 /// printed.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub struct UniqueId(Box<[u8; UniqueId::BYTES]>);
 
 impl UniqueId {
-    /// Bytes that every one has.
+    /// The number of bytes of an id.
     pub const BYTES: usize = 128;
 
     /// The bytes.
@@ -31,8 +31,9 @@ impl TryFrom<Vec<u8>> for UniqueId {
 
     fn try_from(bytes: Vec<u8>) -> Result<Self, String> {
         let count = bytes.len();
-        let bytes: [u8; UniqueId::BYTES] =
-            bytes.try_into().map_err(|_| format!("a unique id of {count} bytes, not {}", UniqueId::BYTES))?;
+        let bytes: [u8; UniqueId::BYTES] = bytes
+            .try_into()
+            .map_err(|_| format!("a unique id of {count} bytes, not {}", UniqueId::BYTES))?;
         Ok(bytes.into())
     }
 }

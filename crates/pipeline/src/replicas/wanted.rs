@@ -9,11 +9,12 @@ pub enum Replicas {
     Each(u16),
     /// For each place of the pipeline, from its beginning.
     Of(Vec<u16>),
-    /// Whatever makes the shortest step.
+    /// The numbers that make the shortest step.
     Auto,
 }
 
-/// Up to this many workers, every way to group them is tried; with more, groups of one size and pipelines of two.
+/// The most workers for which every grouping is tried. With more workers, only groups of one size
+/// and pipelines of two are.
 const MOST_TRIED: usize = 6;
 
 impl Replicas {
@@ -27,13 +28,16 @@ impl Replicas {
                 fits.then(|| WorkerGroups::of(&vec![each as u16; places])).into_iter().collect()
             }
             Replicas::Of(of) => {
-                let fits = of.iter().all(|n| *n > 0) && of.iter().map(|n| usize::from(*n)).sum::<usize>() == workers;
+                let fits = of.iter().all(|n| *n > 0)
+                    && of.iter().map(|n| usize::from(*n)).sum::<usize>() == workers;
                 fits.then(|| WorkerGroups::of(of)).into_iter().collect()
             }
             Replicas::Auto => {
                 let all = (1..=workers).rev().flat_map(|places| sums(workers, places));
                 let simple = |of: &Vec<u16>| of.len() <= 2 || of.iter().all(|n| *n == of[0]);
-                all.filter(|of| workers <= MOST_TRIED || simple(of)).map(|of| WorkerGroups::of(&of)).collect()
+                all.filter(|of| workers <= MOST_TRIED || simple(of))
+                    .map(|of| WorkerGroups::of(&of))
+                    .collect()
             }
         }
     }
@@ -43,14 +47,21 @@ impl Replicas {
 /// ones.
 fn sums(total: usize, parts: usize) -> Vec<Vec<u16>> {
     if total > MOST_TRIED && parts > 2 {
-        return if total.is_multiple_of(parts) { vec![vec![(total / parts) as u16; parts]] } else { Vec::new() };
+        return if total.is_multiple_of(parts) {
+            vec![vec![(total / parts) as u16; parts]]
+        } else {
+            Vec::new()
+        };
     }
     if parts == 1 {
         return vec![vec![total as u16]];
     }
     let firsts = 1..=total.saturating_sub(parts - 1);
-    let with =
-        |first: usize| sums(total - first, parts - 1).into_iter().map(move |rest| [vec![first as u16], rest].concat());
+    let with = |first: usize| {
+        sums(total - first, parts - 1)
+            .into_iter()
+            .map(move |rest| [vec![first as u16], rest].concat())
+    };
     firsts.flat_map(with).collect()
 }
 
@@ -74,6 +85,9 @@ mod tests {
     fn auto_tries_every_way_for_a_few_workers_and_the_simple_ones_for_many() {
         assert_eq!(groupings(Replicas::Auto, 3), [vec![1, 1, 1], vec![1, 2], vec![2, 1], vec![3]]);
         let many = groupings(Replicas::Auto, 12);
-        assert!(many.contains(&vec![3; 4]) && many.contains(&vec![5, 7]) && many.len() < 20, "{many:?}");
+        assert!(
+            many.contains(&vec![3; 4]) && many.contains(&vec![5, 7]) && many.len() < 20,
+            "{many:?}"
+        );
     }
 }

@@ -1,19 +1,22 @@
-//! How workers are grouped: those of a group have the same stages.
+//! The groups of workers. Workers of a group have the same stages.
 
 use crate::ids::WorkerId;
 
-/// The workers of each place in the pipeline, the first replica first. Most places have one stage; with
-/// [placements](crate::schedule::Placement) of several stages a worker, a place has several.
+/// The workers of each place in the pipeline, the first replica first. Most places have one stage.
+/// With a [placement](crate::schedule::Placement) of several stages on each worker, a place has
+/// several.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WorkerGroups(Vec<Vec<WorkerId>>);
 
 impl WorkerGroups {
     /// Groups with this number of replicas at each place. Workers are numbered replica by replica:
-    /// the first ones make a whole pipeline, and each further one makes some place of it wider.
+    /// the first ones make a whole pipeline, and each further one joins a place.
     pub fn of(replicas: &[u16]) -> Self {
         let mut worker_groups = vec![Vec::new(); replicas.len()];
         let widest = replicas.iter().copied().max().unwrap_or(0);
-        let all = (0..widest).flat_map(|replica| replicas.iter().enumerate().filter(move |(_, most)| replica < **most));
+        let all = (0..widest).flat_map(|replica| {
+            replicas.iter().enumerate().filter(move |(_, most)| replica < **most)
+        });
         for (number, (column, _)) in all.enumerate() {
             worker_groups[column].push(WorkerId(number as u16));
         }
@@ -60,7 +63,8 @@ mod tests {
     #[test]
     fn the_first_workers_make_a_whole_pipeline() {
         let worker_groups = WorkerGroups::of(&[3, 1, 2]);
-        let numbers = |column: usize| worker_groups.of_group(column).iter().map(|w| w.0).collect::<Vec<_>>();
+        let numbers =
+            |column: usize| worker_groups.of_group(column).iter().map(|w| w.0).collect::<Vec<_>>();
         assert_eq!([numbers(0), numbers(1), numbers(2)], [vec![0, 3, 5], vec![1], vec![2, 4]]);
         assert_eq!(worker_groups.workers(), 6);
         assert_eq!(WorkerGroups::of(&[1, 1]), WorkerGroups::from(2));

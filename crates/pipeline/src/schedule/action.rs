@@ -1,27 +1,27 @@
-//! One thing a worker does, and in which order it takes what it has to do.
+//! The actions of a worker, and their order.
 
 use crate::ids::StageId;
 use serde::{Deserialize, Serialize};
 
-/// One thing a worker does. Gradients are summed in the order of microbatches, so every schedule
+/// One action of a worker. Gradients are summed in the order of microbatches, so every schedule
 /// runs a stage's backward passes in ascending order.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Action {
-    /// A microbatch through a stage.
+    /// The forward pass of a microbatch through a stage.
     Forward {
         /// Which stage.
         stage: StageId,
         /// Which microbatch.
         microbatch: u32,
     },
-    /// A microbatch's gradients through a stage, both halves at once.
+    /// The backward pass of a microbatch through a stage, both halves at once.
     Backward {
         /// Which stage.
         stage: StageId,
         /// Which microbatch.
         microbatch: u32,
     },
-    /// The half of a backward pass that others wait for: the gradients of the stage's inputs.
+    /// The half of a backward pass that other stages wait for: the gradients of the stage's inputs.
     BackwardInput {
         /// Which stage.
         stage: StageId,
@@ -35,43 +35,45 @@ pub enum Action {
         /// Which microbatch.
         microbatch: u32,
     },
-    /// The gradients of the round's microbatches become one sum, over all replicas of the stage. It is there where
-    /// they are summed along a [tree](crate::replicas::Tree).
+    /// Sums the gradients of the round's microbatches over all replicas of the stage. Only a
+    /// schedule that sums along a [tree](crate::replicas::Tree) has it.
     Reduce {
         /// Which stage.
         stage: StageId,
     },
-    /// On a stage that uses parameters of other stages: their gradients go to the stages that own them.
+    /// On a stage with tied copies: sends their gradients to the stages that own them.
     ReduceTied {
         /// Which stage.
         stage: StageId,
     },
-    /// The norms of the stage's gradients go to the boss, which answers with the norm over all stages.
+    /// Sends the norms of the stage's gradients to the boss, which answers with the norm over all
+    /// stages.
     GradNorm {
         /// Which stage.
         stage: StageId,
     },
-    /// The stage's gradients applied to its parameters.
+    /// Applies the stage's gradients to its parameters.
     OptimStep {
         /// Which stage.
         stage: StageId,
     },
-    /// On a stage whose replicas each update a part of its parameters: it takes what the others have updated, or share.
+    /// On a stage whose replicas each update a shard of its parameters: loads the shards of the
+    /// others.
     AllGather {
         /// Which stage.
         stage: StageId,
     },
-    /// On a stage that uses parameters of other stages: it takes their new values.
+    /// On a stage with tied copies: loads their new values.
     UpdateTied {
         /// Which stage.
         stage: StageId,
     },
-    /// On a stage whose replicas each keep a part of its parameters: it gives its part to the others.
+    /// On a stage whose replicas shard parameters: sends this replica's shard to the others.
     Share {
         /// Which stage.
         stage: StageId,
     },
-    /// On such a stage: it lets go of the others' parts.
+    /// On a stage whose replicas shard parameters: frees the shards of the others.
     Reshard {
         /// Which stage.
         stage: StageId,
@@ -108,11 +110,15 @@ impl Action {
         }
     }
 
-    /// The same with another microbatch, where it has one.
+    /// The same action for another microbatch, if it has one.
     pub(super) fn on(self, other: impl Fn(u32) -> u32) -> Self {
         match self {
-            Action::Forward { stage, microbatch } => Action::Forward { stage, microbatch: other(microbatch) },
-            Action::Backward { stage, microbatch } => Action::Backward { stage, microbatch: other(microbatch) },
+            Action::Forward { stage, microbatch } => {
+                Action::Forward { stage, microbatch: other(microbatch) }
+            }
+            Action::Backward { stage, microbatch } => {
+                Action::Backward { stage, microbatch: other(microbatch) }
+            }
             Action::BackwardInput { stage, microbatch } => {
                 Action::BackwardInput { stage, microbatch: other(microbatch) }
             }
@@ -123,7 +129,7 @@ impl Action {
         }
     }
 
-    /// What it does, in a word or two.
+    /// The name of the action, as errors and traces show it.
     pub fn verb(&self) -> &'static str {
         match self {
             Action::Forward { .. } => "forward",
@@ -142,20 +148,21 @@ impl Action {
     }
 }
 
-/// In which order a worker takes its actions.
+/// The order in which a worker takes its actions.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Order {
     /// In the order of the list.
     #[default]
     Listed,
-    /// Whichever is ready: gradients that others wait for first, then forwards, then gradients of parameters, of each
-    /// the lowest microbatch; other actions, in the order of the list, once all of these are done. See
-    /// [`Picker`](crate::schedule::Picker).
+    /// Any action that is ready: first gradients that others wait for, then forward passes, then
+    /// gradients of parameters, each with the lowest microbatch first. The other actions follow in
+    /// the order of the list. See [`Picker`](crate::schedule::Picker).
     Ready {
-        /// For every stage of the run, how many microbatches may be past its forward and not yet past the gradients of
-        /// its inputs.
+        /// For every stage of the run, the most microbatches between their forward pass and the
+        /// gradients of its inputs.
         in_flight: Vec<u32>,
-        /// For every stage, how many may be past its forward and not yet wholly past its backward: what memory allows.
+        /// For every stage, the most microbatches between their forward pass and the end of their
+        /// backward pass. Memory limits it.
         held: Vec<u32>,
     },
 }

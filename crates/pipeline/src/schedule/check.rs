@@ -1,6 +1,10 @@
-//! Refuses a schedule that is not whole, not in order, would wait for ever, or outgrows its memory.
+//! Refuses a schedule that is incomplete, out of order, would wait forever, or needs more memory
+//! than there is.
 
-use super::{timeline, Action, Costs, Deadlock, Layout, Placement, Schedule, ScheduleKind, StageBytes, Timeline};
+use super::{
+    timeline, Action, Costs, Deadlock, Layout, Placement, Schedule, ScheduleKind, StageBytes,
+    Timeline,
+};
 use crate::ids::{StageId, WorkerId};
 use crate::replicas::Reduction;
 use std::collections::BTreeSet;
@@ -9,64 +13,70 @@ use thiserror::Error;
 /// Why a schedule is refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ScheduleError {
-    /// The kind does not work with stages placed so.
+    /// The kind does not work with this placement.
     #[error(
-        "schedule {kind} wants {wanted}; the plan has {stages} stages on {workers} workers, placed otherwise: choose \
-         another schedule, or cut the model for this one"
+        "schedule {kind} wants {wanted}; the plan has {stages} stages on {workers} workers, \
+         placed otherwise: choose another schedule, or cut the model for this one"
     )]
     Placement {
         /// Which kind.
         kind: ScheduleKind,
-        /// How it wants stages placed.
+        /// The placement that it needs.
         wanted: Placement,
         /// The number of stages.
         stages: usize,
-        /// On how many workers.
+        /// The number of workers.
         workers: usize,
     },
     /// There is nothing to do.
     #[error("a batch of no microbatches; cut it into at least one")]
     NoMicrobatches,
-    /// An action is there twice, on a worker that does not have its stage, or for a microbatch that
-    /// the batch does not have.
-    #[error("the {} of {}{} is misplaced: it belongs once, on the worker of its stage", .0.verb(), .0.stage(), microbatch(.0))]
+    /// An action occurs twice, on a worker without its stage, or for a microbatch outside the
+    /// batch.
+    #[error(
+        "the {} of {}{} is misplaced: it belongs once, on the worker of its stage",
+        .0.verb(), .0.stage(), microbatch(.0)
+    )]
     Misplaced(Action),
-    /// A microbatch goes backward in whole and in halves, or in halves where nothing is trained.
+    /// A backward pass is both whole and in halves, or in halves although nothing is trained.
     #[error("the {} of {}{} does not belong there", .0.verb(), .0.stage(), microbatch(.0))]
     Mixed(Action),
     /// An action is missing.
     #[error("the {} of {} is missing{}", .0.verb(), .0.stage(), microbatch(.0))]
     Missing(Action),
-    /// What a stage's parameters get is not in ascending order of microbatches.
+    /// The gradients of a stage's parameters are not in ascending order of microbatches.
     #[error("{0} does not take its backward passes in the order of microbatches")]
     Order(StageId),
-    /// Replicas that share out parameters do not take their stages in the same order.
+    /// Replicas that shard parameters do not take their stages in the same order.
     #[error(
-        "replicas of {0} do not take their stages in the same order, in which they gather parameters; take `schedule: gpipe`"
+        "replicas of {0} do not take their stages in the same order, in which they gather \
+         parameters; take `schedule: gpipe`"
     )]
     Visits(StageId),
     /// Parameters cannot be gathered if the order of passes is open.
     #[error(
-        "schedule {0} leaves the order of passes open, and parameters are gathered in an order; take `schedule: gpipe`"
+        "schedule {0} leaves the order of passes open, and parameters are gathered in an order; \
+         take `schedule: gpipe`"
     )]
     Unlisted(ScheduleKind),
-    /// Parameters are not gathered before they are used, or not let go after it.
+    /// Parameters are not gathered before they are used, or not freed afterwards.
     #[error("{0} does not gather the parameters of its stages as its passes need them")]
     Gathering(WorkerId),
-    /// It cannot end.
+    /// The schedule cannot end.
     #[error("the schedule cannot end: {0}")]
     Deadlock(Deadlock),
-    /// A worker would hold more than it has room for.
+    /// A worker would need more memory than it has.
     #[error(
-        "{worker} needs {} MiB of memory and has {} MiB; take more microbatches, a schedule that holds fewer of them, \
+        "{worker} needs {} MiB of memory and has {} MiB; take more microbatches, a schedule that \
+         holds fewer of them, \
          or more workers", mib(*.needed), .available >> 20
     )]
     Memory {
         /// Which worker.
         worker: WorkerId,
-        /// Bytes it would hold at most.
+        /// The most bytes that it would hold.
         needed: u64,
-        /// Bytes it may hold.
+        /// The most bytes that it may hold.
         available: u64,
     },
 }
@@ -79,18 +89,23 @@ fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
 
-/// Checks that every stage does all its work once, in order, and that it ends. Gives the schedule as played with
-/// textbook costs.
+/// Checks that every stage does all its work once and in order, and that the schedule ends. Returns
+/// the timeline with textbook costs.
 pub fn check(schedule: &Schedule) -> Result<Timeline, ScheduleError> {
     let (layout, microbatch_assignment) = (&schedule.layout, &schedule.microbatch_assignment);
     if schedule.microbatches == 0 {
         return Err(ScheduleError::NoMicrobatches);
     }
     let gathers = |action: &&Action| layout.gathers(action);
-    let apart: Vec<Vec<Action>> =
-        schedule.workers.iter().map(|list| list.iter().filter(|action| !gathers(action)).copied().collect()).collect();
+    let apart: Vec<Vec<Action>> = schedule
+        .workers
+        .iter()
+        .map(|list| list.iter().filter(|action| !gathers(action)).copied().collect())
+        .collect();
     let gathered = layout.gathered(apart.clone())?;
-    if let Some(worker) = (0..gathered.len()).find(|worker| gathered[*worker] != schedule.workers[*worker]) {
+    if let Some(worker) =
+        (0..gathered.len()).find(|worker| gathered[*worker] != schedule.workers[*worker])
+    {
         return Err(ScheduleError::Gathering(WorkerId(worker as u16)));
     }
     let mut seen = BTreeSet::new();
@@ -101,16 +116,21 @@ pub fn check(schedule: &Schedule) -> Result<Timeline, ScheduleError> {
             let assigned = match action.microbatch() {
                 Some(m) => {
                     m < schedule.microbatches
-                        && microbatch_assignment.worker(&layout.stage_placement, action.stage(), m) == Some(here)
+                        && microbatch_assignment.worker(&layout.stage_placement, action.stage(), m)
+                            == Some(here)
                 }
                 None => layout.stage_placement.has(action.stage(), here),
             };
             if !assigned || !seen.insert((here, *action)) {
                 return Err(ScheduleError::Misplaced(*action));
             }
-            if let Action::Backward { stage, microbatch } | Action::BackwardWeight { stage, microbatch } = *action {
+            if let Action::Backward { stage, microbatch }
+            | Action::BackwardWeight { stage, microbatch } = *action
+            {
                 let last = &mut last_backward[stage.0 as usize];
-                if last.is_some_and(|last| last > microbatch) && schedule.reduction == Reduction::Sequential {
+                if last.is_some_and(|last| last > microbatch)
+                    && schedule.reduction == Reduction::Sequential
+                {
                     return Err(ScheduleError::Order(stage));
                 }
                 *last = Some(microbatch);
@@ -121,13 +141,15 @@ pub fn check(schedule: &Schedule) -> Result<Timeline, ScheduleError> {
     timeline(schedule, &Costs::unit(layout.stages())).map_err(ScheduleError::Deadlock)
 }
 
-/// Checks that nothing is missing, and nothing there that does not belong.
+/// Checks that no action is missing or superfluous.
 fn whole(schedule: &Schedule, seen: &BTreeSet<(WorkerId, Action)>) -> Result<(), ScheduleError> {
     let layout = &schedule.layout;
     let mut wanted = BTreeSet::new();
     for stage in (0..layout.stages() as u16).map(StageId) {
         for microbatch in 0..schedule.microbatches {
-            let Some(worker) = schedule.microbatch_assignment.worker(&layout.stage_placement, stage, microbatch) else {
+            let Some(worker) =
+                schedule.microbatch_assignment.worker(&layout.stage_placement, stage, microbatch)
+            else {
                 continue;
             };
             let split = seen.contains(&(worker, Action::BackwardInput { stage, microbatch }));
@@ -150,7 +172,8 @@ fn whole(schedule: &Schedule, seen: &BTreeSet<(WorkerId, Action)>) -> Result<(),
     }
 }
 
-/// Checks that no worker outgrows its memory. `available` is for every worker, nothing where that is not known.
+/// Checks that no worker exceeds its memory. `available` has the bytes of every worker, or `None`
+/// if unknown.
 pub fn check_memory(
     timeline: &Timeline,
     layout: &Layout,
@@ -160,7 +183,11 @@ pub fn check_memory(
     let needed = timeline.peak_bytes(layout, stages);
     for ((worker, needed), available) in needed.into_iter().enumerate().zip(available) {
         if let Some(available) = available.filter(|available| *available < needed) {
-            return Err(ScheduleError::Memory { worker: WorkerId(worker as u16), needed, available });
+            return Err(ScheduleError::Memory {
+                worker: WorkerId(worker as u16),
+                needed,
+                available,
+            });
         }
     }
     Ok(())

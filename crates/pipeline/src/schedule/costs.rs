@@ -92,7 +92,13 @@ impl Costs {
     /// The costs of textbook pictures: forward 1, backward 2, each half of it 1, optimizer step 1,
     /// no delay.
     pub fn unit(stages: usize) -> Self {
-        let unit = StageTimes { forward: 1, backward: 2, backward_input: 1, backward_weight: 1, optim_step: 1 };
+        let unit = StageTimes {
+            forward: 1,
+            backward: 2,
+            backward_input: 1,
+            backward_weight: 1,
+            optim_step: 1,
+        };
         Self::of_stages(vec![unit; stages])
     }
 
@@ -128,7 +134,8 @@ impl Costs {
             Action::BackwardInput { .. } => stage.backward_input,
             Action::BackwardWeight { .. } => stage.backward_weight,
             Action::OptimStep { .. } => stage.optim_step,
-            // Each passes once over the gradients or parameters, where an optimizer step passes several times.
+            // Each of these reads the gradients or parameters once. An optimizer step reads them
+            // several times.
             Action::Reduce { .. }
             | Action::ReduceTied { .. }
             | Action::GradNorm { .. }

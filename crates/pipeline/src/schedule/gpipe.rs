@@ -1,5 +1,5 @@
-//! GPipe: every microbatch forward, then every microbatch backward. With several stages on a worker, one stage after
-//! the other.
+//! GPipe: every microbatch forward, then every microbatch backward. With several stages on a
+//! worker, it takes one stage after the other.
 //!
 //! ```text
 //! worker 0  F0 F1 F2 F3 .  .  .  B0 << B1 << B2 << B3 << S

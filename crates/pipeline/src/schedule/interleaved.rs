@@ -1,14 +1,15 @@
-//! Interleaved 1F1B: 1F1B with several stages on each worker, which takes as many microbatches as there are workers
-//! through its first stage, then through its second, and so on. `F0/2` is microbatch 0 through stage 2.
+//! Interleaved 1F1B: 1F1B with several stages on each worker. With `p` workers, each takes `p`
+//! microbatches through its first stage, then through its second, and so on. `F0/2` is microbatch 0
+//! through stage 2.
 //!
 //! ```text
 //! worker 0  F0/0 F1/0 F0/2 F1/2 F2/0 .    B0/2 <<   F3/0 B1/2 <<   F2/2 B0/0 <<   F3/2 B1/0 <<   .    B2/2 <<   .    B3/2 <<   B2/0 <<   B3/0 <<   S/0  S/2
 //! worker 1  .    F0/1 F1/1 F0/3 B0/3 <<   F1/3 B1/3 <<   F2/1 B0/1 <<   F3/1 B1/1 <<   F2/3 B2/3 <<   F3/3 B3/3 <<   B2/1 <<   B3/1 <<   S/1  S/3  .    .
 //! ```
 //!
-//! The waits at both ends are those of 1F1B divided by the number of stages a worker. Megatron-LM's construction, with a
-//! smaller last group where the workers do not divide the microbatches, or the lists of greedy workers where those are
-//! shorter then.
+//! The waits at both ends are those of 1F1B divided by the number of stages on a worker. This is
+//! Megatron-LM's construction. If the number of workers does not divide that of the microbatches,
+//! the last group is smaller, or the lists of greedy workers are used if those are shorter.
 
 use super::list::shortest;
 use super::player::play;
@@ -24,8 +25,10 @@ pub(super) fn actions(work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
     if microbatches.is_multiple_of(layout.workers().max(1) as u32) {
         return built;
     }
-    let pickers =
-        built.iter().map(|list| Picker::new(list, &Order::Listed, &work.microbatch_order(), |_| true)).collect();
+    let pickers = built
+        .iter()
+        .map(|list| Picker::new(list, &Order::Listed, &work.microbatch_order(), |_| true))
+        .collect();
     let built_end = play(work, pickers, costs).map_or(u64::MAX, |timeline| timeline.end());
     let (greedy, greedy_end) = shortest(work, costs, false, most(layout, WorkerId(0)));
     if greedy_end < built_end {
@@ -35,13 +38,13 @@ pub(super) fn actions(work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
     }
 }
 
-/// Where stages have different numbers of replicas: the passes of greedy workers.
+/// The passes of greedy workers, for stages with different numbers of replicas.
 pub(super) fn of_unequal(work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
     shortest(work, costs, false, 2 * work.layout.stages() as u32).0
 }
 
-/// The number of forward passes of a worker before its first backward pass, which is also the most
-/// microbatches that it holds.
+/// The number of forward passes of a worker before its first backward pass. The worker never holds
+/// more microbatches than this.
 fn most(layout: &Layout, worker: WorkerId) -> u32 {
     let (workers, chunks) = (layout.workers() as u32, layout.stages_of(worker).count() as u32);
     2 * (workers - 1 - u32::from(worker.0)) + (chunks - 1) * workers + 1
@@ -59,7 +62,10 @@ fn worker(layout: &Layout, worker: WorkerId, microbatches: u32) -> Vec<Action> {
     let forward: Vec<_> = groups(stages.clone()).collect();
     let backward = groups(stages.iter().rev().copied().collect());
     let ahead = (most(layout, worker) as usize).min(forward.len());
-    let make = |(stage, microbatch): &(StageId, u32)| Action::Forward { stage: *stage, microbatch: *microbatch };
+    let make = |(stage, microbatch): &(StageId, u32)| Action::Forward {
+        stage: *stage,
+        microbatch: *microbatch,
+    };
     let mut list: Vec<Action> = forward[..ahead].iter().map(make).collect();
     for (index, (stage, microbatch)) in backward.enumerate() {
         list.push(Action::Backward { stage, microbatch });

@@ -4,32 +4,33 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Which list of actions is made.
+/// The kind of a schedule, which determines the lists of actions.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 pub enum ScheduleKind {
     /// All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965).
     GPipe,
-    /// One forward, one backward, once the pipeline is full (PipeDream-Flush, Narayanan et al. 2021,
-    /// arXiv:2006.09503): as fast as GPipe, with at most as many microbatches held as there are stages.
+    /// One forward, one backward, once the pipeline is full (PipeDream-Flush, Narayanan et al.
+    /// 2021, arXiv:2006.09503): as fast as GPipe. A worker holds at most one microbatch for each
+    /// stage.
     #[default]
     OneFOneB,
-    /// 1F1B with several stages on each worker (Narayanan et al. 2021, arXiv:2104.04473): a shorter wait at both ends,
-    /// for more messages.
+    /// 1F1B with several stages on each worker (Narayanan et al. 2021, arXiv:2104.04473): a shorter
+    /// wait at both ends, for more messages.
     Interleaved,
-    /// 1F1B whose backward passes are split, the weight halves where 1F1B waits (Qi et al. 2023, arXiv:2401.10241):
-    /// a third of the wait in the same memory.
+    /// 1F1B whose backward passes are split: the weight halves fill the waits of 1F1B (Qi et al.
+    /// 2023, arXiv:2401.10241). A third of the wait, in the same memory.
     ZbH1,
-    /// Two stages on each worker, the first leg down and the second back up, with backward passes split (Qi et al.
-    /// 2024, arXiv:2405.15362): hardly any wait, in the memory of 1F1B.
+    /// Two stages on each worker, placed in a V, with backward passes split (Qi et al. 2024,
+    /// arXiv:2405.15362): hardly any wait, in the memory of 1F1B.
     ZbV,
-    /// No fixed order: each worker runs whatever is ready, with as many microbatches in flight as the links' delay asks
-    /// for.
+    /// No fixed order: each worker runs any action that is ready. The delay of the links determines
+    /// the number of microbatches in flight.
     Ready,
 }
 
 impl ScheduleKind {
-    /// Whether replicas take their stages in the same order, whoever has how many microbatches, as is needed to gather
-    /// parameters.
+    /// Whether replicas take their stages in the same order, for every assignment of microbatches.
+    /// Sharded parameters need this.
     pub fn takes_stages_in_order(self) -> bool {
         match self {
             ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => true,

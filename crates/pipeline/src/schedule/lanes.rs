@@ -1,4 +1,5 @@
-//! Replicas that form pipelines of their own: the first workers of all stages one, the second ones the next, and so on.
+//! Lanes: replicas that form separate pipelines. The first workers of all stages form one, the
+//! second workers the next, and so on.
 
 use super::work::Work;
 use super::{Costs, Layout, Process};
@@ -6,7 +7,7 @@ use crate::ids::{StageId, WorkerId};
 use crate::replicas::StagePlacement;
 use std::collections::BTreeMap;
 
-/// One of these pipelines, with its workers numbered from 0, and its microbatches too.
+/// One of these pipelines. Its workers and its microbatches are numbered from 0.
 pub(super) struct Lane {
     pub(super) layout: Layout,
     pub(super) costs: Costs,
@@ -16,15 +17,19 @@ pub(super) struct Lane {
     pub(super) microbatches: Vec<u32>,
 }
 
-/// The pipelines; none where stages differ in how many replicas they have or in who takes what.
+/// The pipelines. `None` if stages differ in their number of replicas or in their assignment of
+/// microbatches.
 pub(super) fn lanes(work: &Work<'_>, costs: &Costs) -> Option<Vec<Lane>> {
     let stage_placement = &work.layout.stage_placement;
     let replicas = stage_placement.of(StageId(0)).len();
     let same_deal = |stage| {
-        (0..work.microbatches)
-            .all(|m| work.microbatch_assignment.replica(stage, m) == work.microbatch_assignment.replica(StageId(0), m))
+        (0..work.microbatches).all(|m| {
+            work.microbatch_assignment.replica(stage, m)
+                == work.microbatch_assignment.replica(StageId(0), m)
+        })
     };
-    if !stage_placement.iter().all(|(stage, workers)| workers.len() == replicas && same_deal(stage)) {
+    if !stage_placement.iter().all(|(stage, workers)| workers.len() == replicas && same_deal(stage))
+    {
         return None;
     }
     Some((0..replicas).map(|replica| lane(work, costs, replica)).collect())
@@ -41,8 +46,8 @@ fn lane(work: &Work<'_>, costs: &Costs, replica: usize) -> Lane {
         });
         inside.push(WorkerId(number as u16));
     }
-    let microbatches =
-        (0..work.microbatches).filter(|m| usize::from(work.microbatch_assignment.replica(StageId(0), *m)) == replica);
+    let microbatches = (0..work.microbatches)
+        .filter(|m| usize::from(work.microbatch_assignment.replica(StageId(0), *m)) == replica);
     let name = |number: usize| WorkerId(number as u16);
     let mut links = BTreeMap::new();
     for (a, from) in workers.iter().enumerate() {
@@ -50,13 +55,18 @@ fn lane(work: &Work<'_>, costs: &Costs, replica: usize) -> Lane {
             links.insert((name(a), name(b)), costs.link(*from, *to));
         }
     }
-    let stages = stage_placement.iter().map(|(stage, replicas)| costs.stage(stage, replicas[replica]));
+    let stages =
+        stage_placement.iter().map(|(stage, replicas)| costs.stage(stage, replicas[replica]));
     let renamed = |process: Process| match process {
         Process::Boss => Some(process),
-        Process::Worker(w) => workers.iter().position(|other| *other == w).map(|number| Process::Worker(name(number))),
+        Process::Worker(w) => {
+            workers.iter().position(|other| *other == w).map(|number| Process::Worker(name(number)))
+        }
     };
-    let machines = costs.machines.iter().filter_map(|(process, machine)| Some((renamed(*process)?, *machine)));
-    let boss_links = workers.iter().enumerate().map(|(number, w)| (name(number), costs.boss_link(*w)));
+    let machines =
+        costs.machines.iter().filter_map(|(process, machine)| Some((renamed(*process)?, *machine)));
+    let boss_links =
+        workers.iter().enumerate().map(|(number, w)| (name(number), costs.boss_link(*w)));
     let of_lane = Costs {
         links,
         machines: machines.collect(),

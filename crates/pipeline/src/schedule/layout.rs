@@ -5,24 +5,25 @@ use crate::ids::{StageId, WorkerId};
 use crate::replicas::Reduction;
 use crate::replicas::{Sharding, StagePlacement};
 
-/// Stages, their places, and what goes between them.
+/// Stages, their workers, and the edges between them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
-    /// For every stage the workers that have it.
+    /// For every stage, the workers that have it.
     pub stage_placement: StagePlacement,
     /// The pairs of stages (maker, user) between which a variable goes.
     pub edges: Vec<(StageId, StageId)>,
     /// Those of them between which a gradient comes back.
     pub back: Vec<(StageId, StageId)>,
-    /// For every stage whether something in it is trained, so that its backward pass has a half for parameters.
+    /// For every stage, whether something in it is trained, so that its backward pass has a half
+    /// for parameters.
     pub trained: Vec<bool>,
     /// The pairs of stages (owner, user) that share parameters.
     pub ties: Vec<(StageId, StageId)>,
-    /// What replicas of a stage shard.
+    /// The state that replicas of a stage shard, if any.
     pub sharding: Option<Sharding>,
 }
 
-/// How a round ends.
+/// The end of a round.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Ending {
     /// Gradients are kept for a later round.
@@ -32,12 +33,13 @@ pub enum Ending {
     Step,
     /// Parameters are updated by gradients whose norm over all stages is limited.
     ClippedStep,
-    /// The same, and every replica finds the norm: none updates before all have all gradients.
+    /// The same, but every replica computes the norm. So no replica updates before all have all
+    /// gradients.
     CommittedStep,
 }
 
 impl Layout {
-    /// A chain of trained stages, each of which gives to the next.
+    /// A chain of trained stages. Each sends to the next.
     pub fn chain(stage_placement: StagePlacement) -> Self {
         let stages = stage_placement.stages() as u16;
         let edges: Vec<_> = (1..stages).map(|user| (StageId(user - 1), StageId(user))).collect();
@@ -66,8 +68,8 @@ impl Layout {
         self.stage_placement.stages_of(worker)
     }
 
-    /// For every worker the actions that follow its backward passes, before those of [`Layout::ending`]: all stages sum
-    /// their gradients over microbatches and replicas.
+    /// For every worker the actions that follow its backward passes, before those of
+    /// [`Layout::ending`]: all stages sum their gradients over microbatches and replicas.
     pub fn reduction(&self, reduction: Reduction) -> Vec<Vec<Action>> {
         let list = |worker: u16| {
             let stages = self.stages_of(WorkerId(worker)).filter(|stage| self.is_trained(*stage));
@@ -76,9 +78,10 @@ impl Layout {
         (0..self.workers() as u16).map(list).collect()
     }
 
-    /// For every worker the actions that end a round. All stages hand gradients of shared parameters over, then all
-    /// give their norms (of replicas that have the same, the first), then all update, then all take what others have
-    /// updated, and shared parameters: so no two wait for each other.
+    /// For every worker the actions that end a round. First all stages send the gradients of tied
+    /// copies. Then all compute norms; of replicas with the same gradients, only the first does.
+    /// Then all update. Last, all load the shards that others updated, and the values of tied
+    /// copies. So no two workers wait for each other.
     pub fn ending(&self, ending: Ending) -> Vec<Vec<Action>> {
         let borrows = |stage: &StageId| self.ties.iter().any(|(_, user)| user == stage);
         let list = |worker: u16| {
@@ -86,14 +89,18 @@ impl Layout {
             let stages = self.stages_of(worker);
             let reduce = stages.clone().filter(borrows).map(|stage| Action::ReduceTied { stage });
             let speaks = |stage: &StageId| match ending {
-                Ending::ClippedStep => self.stage_placement.first(*stage) == Some(worker) || self.is_sharded(*stage),
+                Ending::ClippedStep => {
+                    self.stage_placement.first(*stage) == Some(worker) || self.is_sharded(*stage)
+                }
                 Ending::CommittedStep => true,
                 Ending::Gather | Ending::Step => false,
             };
             let norms = stages.clone().filter(speaks);
             let norms = norms.map(|stage| Action::GradNorm { stage });
             let steps = stages.clone().map(|stage| Action::OptimStep { stage });
-            let sharded = stages.clone().filter(|stage| self.is_sharded(*stage) && !self.shards_parameters(*stage));
+            let sharded = stages
+                .clone()
+                .filter(|stage| self.is_sharded(*stage) && !self.shards_parameters(*stage));
             let gather = sharded.map(|stage| Action::AllGather { stage });
             let update = stages.filter(borrows).map(|stage| Action::UpdateTied { stage });
             let all = reduce.chain(norms).chain(steps).chain(gather).chain(update);
@@ -109,7 +116,9 @@ impl Layout {
 
     /// Whether each replica of a stage updates a part of its parameters.
     pub fn is_sharded(&self, stage: StageId) -> bool {
-        self.sharding.is_some() && self.stage_placement.of(stage).len() > 1 && self.is_trained(stage)
+        self.sharding.is_some()
+            && self.stage_placement.of(stage).len() > 1
+            && self.is_trained(stage)
     }
 
     /// Whether the gradients of a stage leave with each microbatch.
@@ -128,10 +137,18 @@ impl Layout {
     }
 
     /// The actions that take a microbatch back through a stage.
-    pub fn backward(&self, stage: StageId, microbatch: u32, split: bool) -> impl Iterator<Item = Action> {
+    pub fn backward(
+        &self,
+        stage: StageId,
+        microbatch: u32,
+        split: bool,
+    ) -> impl Iterator<Item = Action> {
         let (first, second) = match split && self.is_trained(stage) {
             false => (Action::Backward { stage, microbatch }, None),
-            true => (Action::BackwardInput { stage, microbatch }, Some(Action::BackwardWeight { stage, microbatch })),
+            true => (
+                Action::BackwardInput { stage, microbatch },
+                Some(Action::BackwardWeight { stage, microbatch }),
+            ),
         };
         [first].into_iter().chain(second)
     }

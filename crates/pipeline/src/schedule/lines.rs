@@ -1,5 +1,5 @@
-//! The lines between machines: on each one tensor goes at a time in each direction, and processes that share a machine
-//! share its lines, in turns, as their connections would.
+//! The lines between machines. A line carries one tensor at a time in each direction. Processes on
+//! one machine take turns on its lines, as their connections would.
 
 use super::costs::{Link, Process};
 use super::Costs;
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub(super) enum LineId {
     /// From one machine to another.
     Machines(u32, u32),
-    /// Between processes whose machine no other shares, or of one machine.
+    /// Between processes of one machine, or of unknown machines.
     Processes(Process, Process),
 }
 
@@ -28,18 +28,18 @@ impl LineId {
 pub(super) struct Parcel<T> {
     pub(super) link: Link,
     pub(super) bytes: u64,
-    /// What it is needed for.
+    /// The need that its arrival satisfies.
     pub(super) need: T,
 }
 
-/// What waits at each line, by sender.
+/// The tensors that wait at each line, by sender.
 #[derive(Debug)]
 pub(super) struct Lines<T>(BTreeMap<LineId, Line<T>>);
 
 #[derive(Debug)]
 struct Line<T> {
     waiting: BTreeMap<Process, VecDeque<Parcel<T>>>,
-    /// Whose tensor went last.
+    /// The sender of the last tensor.
     last: Process,
     busy: bool,
 }
@@ -51,7 +51,8 @@ impl<T> Default for Lines<T> {
 }
 
 impl<T> Lines<T> {
-    /// A tensor is to go; whether the line is free, so that it is to be asked for the next.
+    /// Adds a tensor. Returns whether the line was free, so that the caller must ask for the next
+    /// tensor.
     pub(super) fn put(&mut self, line: LineId, from: Process, parcel: Parcel<T>) -> bool {
         let fresh = || Line { waiting: BTreeMap::new(), last: from, busy: false };
         let line = self.0.entry(line).or_insert_with(fresh);
@@ -59,10 +60,14 @@ impl<T> Lines<T> {
         !std::mem::replace(&mut line.busy, true)
     }
 
-    /// The tensor that goes next: each sender's first one in turn.
+    /// Removes the next tensor. Senders take turns.
     pub(super) fn next(&mut self, line: LineId) -> Option<Parcel<T>> {
         let line = self.0.get_mut(&line)?;
-        let mut senders = line.waiting.iter().filter(|(_, parcels)| !parcels.is_empty()).map(|(sender, _)| *sender);
+        let mut senders = line
+            .waiting
+            .iter()
+            .filter(|(_, parcels)| !parcels.is_empty())
+            .map(|(sender, _)| *sender);
         let first = senders.clone().next();
         let Some(sender) = senders.find(|sender| *sender > line.last).or(first) else {
             line.busy = false;
@@ -97,7 +102,8 @@ mod tests {
         for (from, need) in [(BOSS, 1), (BOSS, 2), (WORKER, 10), (WORKER, 11)] {
             assert!(!lines.put(line, from, parcel(need)));
         }
-        let order: Vec<u32> = std::iter::from_fn(|| lines.next(line)).map(|parcel| parcel.need).collect();
+        let order: Vec<u32> =
+            std::iter::from_fn(|| lines.next(line)).map(|parcel| parcel.need).collect();
         assert_eq!(order, [10, 0, 11, 1, 2]);
         assert!(lines.put(line, BOSS, parcel(3)), "the line is free again");
     }

@@ -1,4 +1,5 @@
-//! List scheduling: a fixed list for each worker, made by playing greedy workers under given costs and limits.
+//! List scheduling: a fixed list for each worker, made by playing greedy workers under given costs
+//! and limits.
 
 use super::player::play;
 use super::work::Work;
@@ -14,12 +15,18 @@ pub(super) struct Limits {
     pub(super) worker: Option<u32>,
 }
 
-/// The passes of each worker in the order in which greedy workers take them, and how long they take.
-pub(super) fn lists(work: &Work<'_>, costs: &Costs, split: bool, limits: &Limits) -> (Vec<Vec<Action>>, u64) {
+/// The passes of each worker in the order in which greedy workers take them, and their time.
+pub(super) fn lists(
+    work: &Work<'_>,
+    costs: &Costs,
+    split: bool,
+    limits: &Limits,
+) -> (Vec<Vec<Action>>, u64) {
     let order = Order::Ready { in_flight: limits.in_flight.clone(), held: limits.held.clone() };
     let microbatch_order = work.microbatch_order();
     let picker = |actions: Vec<Action>| {
-        let picker = Picker::new(&actions, &order, &microbatch_order, |stage| work.layout.is_awaited(stage));
+        let picker =
+            Picker::new(&actions, &order, &microbatch_order, |stage| work.layout.is_awaited(stage));
         match limits.worker {
             Some(most) => picker.holding_at_most(most),
             None => picker,
@@ -28,22 +35,30 @@ pub(super) fn lists(work: &Work<'_>, costs: &Costs, split: bool, limits: &Limits
     let pickers = work.passes(split).into_iter().map(picker).collect();
     match play(work, pickers, costs) {
         Ok(timeline) => {
-            let actions = timeline.workers.iter().map(|list| list.iter().map(|i| i.action).collect());
+            let actions =
+                timeline.workers.iter().map(|list| list.iter().map(|i| i.action).collect());
             (actions.collect(), timeline.end())
         }
-        // Greedy workers within these limits do not wait for each other; `check` would say so.
+        // Within these limits greedy workers do not wait for each other. If they did, `check` would
+        // refuse the schedule.
         Err(_) => (work.passes(split), u64::MAX),
     }
 }
 
-/// The shortest of several such lists where every worker holds at most so many microbatches: how far ahead a stage
-/// should run depends on the costs, so a few shares of the way to the end and back are tried.
-pub(super) fn shortest(work: &Work<'_>, costs: &Costs, split: bool, most: u32) -> (Vec<Vec<Action>>, u64) {
+/// The shortest of several such lists in which every worker holds at most `most` microbatches. The
+/// best number of microbatches in flight depends on the costs, so a few are tried.
+pub(super) fn shortest(
+    work: &Work<'_>,
+    costs: &Costs,
+    split: bool,
+    most: u32,
+) -> (Vec<Vec<Action>>, u64) {
     let stages = work.layout.stages();
     let made = [(1, 3), (1, 2), (2, 3), (1, 1)].into_iter().map(|(over, under)| {
         let ahead = |stage: usize| ((stages - stage) as u32 * over).div_ceil(under) + 1;
         let in_flight = (0..stages).map(ahead).collect();
-        let limits = Limits { in_flight, held: vec![work.microbatches; stages], worker: Some(most) };
+        let limits =
+            Limits { in_flight, held: vec![work.microbatches; stages], worker: Some(most) };
         lists(work, costs, split, &limits)
     });
     made.min_by_key(|(_, end)| *end).unwrap_or_default()

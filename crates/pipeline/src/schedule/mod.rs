@@ -1,10 +1,24 @@
 //! A schedule as one value: the list of actions of each worker, which is printed, checked,
 //! predicted and executed.
+//!
+//! ```text
+//! layout, placement -> work (passes of every microbatch)
+//!                        |
+//!       gpipe, one_f_one_b, interleaved, zb_h1, zb_v, ready       one file for each kind
+//!                        |  list: greedy workers under given costs
+//!                        |  all_gather: with `shard: parameters`
+//!                        v
+//!                    Schedule (action) -> check, picture
+//!                        |
+//!        timeline -> player -> costs, lines       the prediction
+//!                      picker                     the next action, also for the stage session
+//! ```
 
 mod action;
+mod all_gather;
 mod check;
 mod costs;
-mod gathering;
+mod events;
 mod gpipe;
 mod interleaved;
 mod kind;
@@ -17,6 +31,7 @@ mod picker;
 mod picture;
 mod placement;
 mod player;
+mod progress;
 mod ready;
 mod timeline;
 mod work;
@@ -42,7 +57,7 @@ pub use timeline::{timeline, Deadlock, Interval, Timeline};
 /// The actions of each worker in one training step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Schedule {
-    /// Which kind made it.
+    /// The kind that made it.
     pub kind: ScheduleKind,
     /// The number of microbatches of the batch.
     pub microbatches: u32,
@@ -50,13 +65,13 @@ pub struct Schedule {
     pub layout: Layout,
     /// How it ends.
     pub ending: Ending,
-    /// In which order gradients are summed.
+    /// The order in which gradients are summed.
     pub reduction: Reduction,
-    /// Which replica takes which microbatch.
+    /// The assignment of microbatches to replicas.
     pub microbatch_assignment: MicrobatchAssignment,
-    /// In which order workers take their actions.
+    /// The order in which workers take their actions.
     pub order: Order,
-    /// For every worker its actions.
+    /// The actions of each worker.
     pub workers: Vec<Vec<Action>>,
 }
 
@@ -69,11 +84,11 @@ pub struct Terms {
     pub microbatches: u32,
     /// How it ends.
     pub ending: Ending,
-    /// In which order gradients are summed; along a tree, where a stage has replicas.
+    /// The order in which gradients are summed. It must be a tree if a stage has replicas.
     pub reduction: Reduction,
-    /// Which replica takes which microbatch; nothing for as many each.
+    /// The assignment of microbatches to replicas. `None` is an even one.
     pub microbatch_assignment: Option<MicrobatchAssignment>,
-    /// What things take, where that is known: the split kinds are made for these costs, else for equal ones.
+    /// The measured costs, if known. The split kinds are made for them, or for equal costs.
     pub costs: Option<Costs>,
     /// The number of microbatches that fit each stage's memory, if known.
     pub room: Option<Vec<u32>>,
@@ -98,14 +113,16 @@ impl Schedule {
     /// The schedule of a training step. It is not yet checked: see [`check`].
     ///
     /// # Errors
-    /// The kind does not work with stages placed as these are.
+    /// The kind does not work with this placement of stages.
     pub fn new(layout: &Layout, terms: &Terms) -> Result<Self, ScheduleError> {
         let Terms { kind, microbatches, ending, .. } = *terms;
-        Placement::check(kind, &layout.stage_placement).map_err(|wanted| ScheduleError::Placement {
-            kind,
-            wanted,
-            stages: layout.stages(),
-            workers: layout.workers(),
+        Placement::check(kind, &layout.stage_placement).map_err(|wanted| {
+            ScheduleError::Placement {
+                kind,
+                wanted,
+                stages: layout.stages(),
+                workers: layout.workers(),
+            }
         })?;
         let reduction = match terms.reduction {
             Reduction::Sequential if layout.stage_placement.is_replicated() => Reduction::Tree,
@@ -118,14 +135,20 @@ impl Schedule {
         let costs = terms.costs.clone().unwrap_or_else(|| Costs::unit(layout.stages()));
         let work = Work { layout, microbatch_assignment: &microbatch_assignment, microbatches };
         let (passes, order) = match kind {
-            ScheduleKind::Ready => (work.passes(true), ready::order(&work, &costs, terms.room.as_deref())),
+            ScheduleKind::Ready => {
+                (work.passes(true), ready::order(&work, &costs, terms.room.as_deref()))
+            }
             _ => (listed(kind, &work, &costs), Order::Listed),
         };
-        if order != Order::Listed && (0..layout.stages() as u16).any(|stage| layout.shards_parameters(StageId(stage))) {
+        if order != Order::Listed
+            && (0..layout.stages() as u16).any(|stage| layout.shards_parameters(StageId(stage)))
+        {
             return Err(ScheduleError::Unlisted(kind));
         }
-        let summed =
-            passes.into_iter().zip(layout.reduction(reduction)).map(|(passes, sums)| layout.summed(passes, sums));
+        let summed = passes
+            .into_iter()
+            .zip(layout.reduction(reduction))
+            .map(|(passes, sums)| layout.summed(passes, sums));
         let workers = layout.gathered(summed.collect())?.into_iter().zip(layout.ending(ending));
         let workers = workers.map(|(list, end)| [list, end].concat()).collect();
         Ok(Schedule {
@@ -141,8 +164,8 @@ impl Schedule {
     }
 }
 
-/// The passes of a kind that fixes their order. Where replicas form pipelines of their own, each is a schedule of its
-/// own.
+/// The passes of a kind that fixes their order. If replicas form separate pipelines, each has its
+/// own schedule.
 fn listed(kind: ScheduleKind, work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
     let Some(lanes) = lanes(work, costs) else { return of_kind(kind, work, costs, false) };
     let mut workers = vec![Vec::new(); work.layout.workers()];
@@ -155,15 +178,22 @@ fn listed(kind: ScheduleKind, work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>
         };
         let lists = of_kind(kind, &of_lane, &lane.costs, true);
         for (worker, list) in lane.workers.iter().zip(lists) {
-            let of_batch = |action: Action| action.on(|m| lane.microbatches.get(m as usize).copied().unwrap_or(m));
+            let of_batch = |action: Action| {
+                action.on(|m| lane.microbatches.get(m as usize).copied().unwrap_or(m))
+            };
             workers[worker.0 as usize] = list.into_iter().map(of_batch).collect();
         }
     }
     workers
 }
 
-/// The same for one pipeline, or where it is not, for all workers together.
-fn of_kind(kind: ScheduleKind, work: &Work<'_>, costs: &Costs, is_pipeline: bool) -> Vec<Vec<Action>> {
+/// The same for one pipeline, or for all workers together if they do not form pipelines.
+fn of_kind(
+    kind: ScheduleKind,
+    work: &Work<'_>,
+    costs: &Costs,
+    is_pipeline: bool,
+) -> Vec<Vec<Action>> {
     match kind {
         ScheduleKind::OneFOneB if is_pipeline => one_f_one_b::actions(work),
         ScheduleKind::OneFOneB => one_f_one_b::of_unequal(work, costs),
@@ -172,7 +202,7 @@ fn of_kind(kind: ScheduleKind, work: &Work<'_>, costs: &Costs, is_pipeline: bool
         ScheduleKind::ZbH1 => zb_h1::actions(work, costs),
         ScheduleKind::ZbV => zb_v::actions(work, costs),
         ScheduleKind::GPipe => gpipe::actions(work),
-        // Its order is free; any list does.
+        // Its order is free, so any list will do.
         ScheduleKind::Ready => work.passes(true),
     }
 }

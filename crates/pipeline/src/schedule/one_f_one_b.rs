@@ -1,5 +1,5 @@
-//! 1F1B: a stage runs ahead by as many forwards as there are stages after it, then one backward
-//! follows each forward, so it never holds more microbatches than that.
+//! 1F1B: a stage first runs one forward pass for itself and each stage after it. Then one backward
+//! pass follows each forward pass. So it never holds more microbatches than that.
 //!
 //! ```text
 //! worker 0  F0 F1 .  .  B0 << F2 B1 << F3 B2 << .  B3 << S
@@ -11,7 +11,7 @@ use super::work::Work;
 use super::{Action, Costs};
 use crate::ids::StageId;
 
-/// The passes of all workers, each of which has one stage, in the order of the model.
+/// The passes of all workers. Each has one stage, in the order of the model.
 pub(super) fn actions(work: &Work<'_>) -> Vec<Vec<Action>> {
     let stages = work.layout.stages();
     (0..stages as u16).map(|stage| of_stage(StageId(stage), stages, work.microbatches)).collect()
@@ -30,10 +30,16 @@ fn of_stage(stage: StageId, stages: usize, microbatches: u32) -> Vec<Action> {
     list
 }
 
-/// Where stages have different numbers of replicas: the passes of greedy workers, each stage as far ahead as in a plain
-/// pipeline, for each of the replicas after it.
+/// The passes of greedy workers, for stages with different numbers of replicas. [`Work::ahead`]
+/// limits the microbatches of a stage that are in flight.
 pub(super) fn of_unequal(work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
     let stages = work.layout.stages();
     let in_flight = (0..stages).map(|stage| work.ahead(stage)).collect();
-    lists(work, costs, false, &Limits { in_flight, held: vec![work.microbatches; stages], worker: None }).0
+    lists(
+        work,
+        costs,
+        false,
+        &Limits { in_flight, held: vec![work.microbatches; stages], worker: None },
+    )
+    .0
 }

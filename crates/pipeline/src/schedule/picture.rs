@@ -1,10 +1,11 @@
-//! A schedule as text, one row a worker, one column a unit of time.
+//! A schedule as text: a row for each worker, and a column for each unit of time.
 
 use super::{Action, Timeline};
 
-/// `F2` is the forward pass of microbatch 2, `B2` its backward pass (`<<` while it lasts), `A` the sum over replicas, `S` the
-/// optimizer step, `G` the gathering of what other replicas have updated or share, `P` the sharing of a replica's part of the parameters and
-/// `L` the letting go of the others', `.` an idle unit. Actions of several stages on a worker carry the stage: `F2/3`.
+/// `F2` is the forward pass of microbatch 2, and `B2` its backward pass (`<<` while it lasts). `A`
+/// is the sum over replicas, and `S` the optimizer step. `G` gathers the shards of other replicas,
+/// `P` sends this replica's shard, and `L` frees the others' shards. `.` is an idle unit. If a
+/// worker has several stages, actions have the stage: `F2/3`.
 pub fn picture(timeline: &Timeline) -> String {
     let one_stage_each = timeline.workers.iter().all(|list| {
         let first = list.first().map(|i| i.action.stage());
@@ -30,13 +31,15 @@ pub fn picture(timeline: &Timeline) -> String {
         }
         text
     };
-    let width = timeline.workers.iter().flatten().map(|i| label(&i.action).len()).max().unwrap_or(1).max(2);
+    let width =
+        timeline.workers.iter().flatten().map(|i| label(&i.action).len()).max().unwrap_or(1).max(2);
     let mut out = String::new();
     for (worker, list) in timeline.workers.iter().enumerate() {
         let mut cells = vec![".".to_string(); timeline.end() as usize];
         for interval in list {
             for (offset, time) in (interval.start..interval.end).enumerate() {
-                cells[time as usize] = if offset == 0 { label(&interval.action) } else { "<<".to_string() };
+                cells[time as usize] =
+                    if offset == 0 { label(&interval.action) } else { "<<".to_string() };
             }
         }
         let cells: Vec<_> = cells.iter().map(|cell| format!("{cell:<width$}")).collect();

@@ -1,13 +1,14 @@
-//! ZB-H1: 1F1B whose backward passes are split. Others wait for the half for inputs (`I`), nobody for the half for
-//! parameters (`W`), so that one fills what were waits.
+//! ZB-H1: 1F1B whose backward passes are split. Other stages wait for the half for inputs (`I`). No
+//! stage waits for the half for parameters (`W`), so it fills the waits.
 //!
 //! ```text
 //! worker 0  F0 F1 .  I0 W0 F2 I1 W1 F3 I2 W2 I3 W3 S
 //! worker 1  .  F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3 S
 //! ```
 //!
-//! The lists are those of workers that are greedy within 1F1B's limits: each stage as far ahead as there, and no worker
-//! holds more microbatches than the first one does there. With equal halves a third of 1F1B's wait is left.
+//! The lists are those of workers that are greedy within 1F1B's limits. Each stage has the same
+//! number of microbatches in flight, and no worker holds more microbatches than the first worker of
+//! 1F1B. With equal halves a third of 1F1B's wait remains.
 
 use super::list::{lists, Limits};
 use super::work::Work;

@@ -1,42 +1,33 @@
-//! The commands of the boss, one by one.
+//! The session between rounds: the commands of the boss, and their results.
 
-use super::change_membership::ReplicaState;
-use super::loading::Arriving;
-use super::{Job, Purpose, ReplicaGroup, StageSession};
-use crate::effect::{Micros, Peer, Residuals, StageEffect};
-use crate::ids::{Slot, StageId, WorkerId};
-use crate::message::{Assignment, Command, Head, PeerAddress};
-use crate::task::Task;
-use std::collections::BTreeMap;
-
-/// The most commands that wait for the current one.
-const MOST_WAITING: usize = 32;
-
-/// A command that waits.
-pub(super) struct Waiting {
-    id: u64,
-    body: Command,
-    /// The norm of its gradients, if it is already known.
-    norm: Option<f64>,
-}
+use super::command_queue::Waiting;
+use super::context::Context;
+use super::job::{Job, Purpose};
+use super::loading::{Load, LoadKind, Loaded};
+use super::membership::Membership;
+use super::session::{RoundAnswer, StageSession};
+use super::state_transfer::Transfer;
+use crate::effect::{Micros, Residuals, StageEffect};
+use crate::ids::{Slot, StageId};
+use crate::message::{
+    Assignment, ChangeMembership, Command, Failure, PeerAddress, TensorHead, ToBoss,
+};
+use crate::peer_snapshot::{SendSnapshot, StoreSnapshot};
+use crate::replicas::UniqueId;
+use crate::task::{Outcome, Task};
 
 impl StageSession {
-    /// A command arrived. It waits if the last one is not complete: a follower receives the
-    /// commands of the others while it still loads its state.
+    /// A command arrived. It waits if the last one is not complete.
     pub(super) fn on_command(&mut self, now: Micros, id: u64, body: Command) {
-        // If it ran again, it would wait for tensors that came before, or undo later work.
-        if id <= self.told {
-            return self.refuse(Peer::Boss, Vec::new(), "sent a command twice, or out of order".into());
+        if let Err(reason) = self.commands.arrive(id) {
+            return self.outbox.refuse_boss(reason);
         }
-        self.told = id;
         if self.job.is_none() {
             return self.command(now, id, body);
         }
-        if self.waiting.len() >= MOST_WAITING {
-            let reason = format!("sent a command while {MOST_WAITING} others wait");
-            return self.refuse(Peer::Boss, Vec::new(), reason);
+        if let Err(reason) = self.commands.push(id, body) {
+            self.outbox.refuse_boss(reason);
         }
-        self.waiting.push_back(Waiting { id, body, norm: None });
     }
 
     /// Begins the next waiting command, if none is current.
@@ -44,20 +35,10 @@ impl StageSession {
         if self.job.is_some() {
             return;
         }
-        let Some(Waiting { id, body, norm }) = self.waiting.pop_front() else { return };
+        let Some(Waiting { id, body, norm }) = self.commands.pop() else { return };
         self.command(self.now, id, body);
         if let Some(norm) = norm {
             self.total_norm(id, norm);
-        }
-    }
-
-    /// The norm of a round's gradients, which may arrive before the round begins here.
-    pub(super) fn total_norm(&mut self, id: u64, norm: f64) {
-        if let Some(Job::Round(running)) = self.job.as_mut().filter(|job| job.id() == Some(id)) {
-            running.norm = Some(norm);
-            self.advance();
-        } else if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.id == id) {
-            waiting.norm = Some(norm);
         }
     }
 
@@ -69,89 +50,126 @@ impl StageSession {
             _ => None,
         };
         let strays = self.inbox.keep_only(batch);
-        self.drop_slots(strays);
+        self.outbox.drop_slots(strays);
         match body {
             Command::Assign(assignment) => self.assign(now, id, *assignment),
-            Command::ChangeMembership(change_membership) => self.change_membership(now, id, *change_membership),
+            Command::ChangeMembership(change) => self.change_membership(now, id, *change),
             Command::SetOptimizer(spec) => {
                 self.residuals(Residuals::Forget);
                 self.single(id, Task::SetOptimizer(spec));
             }
-            Command::Discard { batch } => self.single(id, Task::Discard { batch, gradients: false }),
+            Command::Discard { batch } => {
+                self.single(id, Task::Discard { batch, gradients: false });
+            }
             Command::Measure(probes) => {
                 self.job = Some(Job::Measure { id, times: None });
                 self.compute(Purpose::Command(id), Task::Measure { probes });
             }
-            Command::SendState { stage, optimizer } => self.send_state(id, stage, optimizer),
-            Command::Keep(keep) => self.keep_copy(id, *keep),
-            Command::Copies { run } => self.tell_copies(id, run),
-            Command::Restore { tensors, keepers, recall } => self.restore(id, (tensors, keepers), *recall),
+            // The parameters of stages of which this is the first replica, and the optimizer state
+            // that no earlier replica has.
+            Command::SendState { stage, optimizer } => {
+                let me = self.membership.worker;
+                self.single(id, self.membership.snapshot(me, stage, optimizer));
+            }
+            Command::StoreSnapshot(command) => self.store_snapshot(id, *command),
+            Command::ListSnapshots { run } => {
+                let snapshots = self.snapshots.list(run);
+                self.outbox.tell_boss(ToBoss::Snapshots { id, snapshots });
+                self.done(id);
+            }
+            Command::RestoreSnapshot { tensors, senders, send } => {
+                let kind = LoadKind::State;
+                self.load(Load { id, expected: tensors as usize, kind, senders });
+                self.send_stored(id, *send);
+            }
             Command::Digest => self.single(id, Task::Digest),
-            Command::MakeIds => self.make_ids(id),
+            Command::MakeIds => {
+                let first = |stage: &StageId| {
+                    self.membership.rank(*stage).is_some_and(|rank| rank.replica == 0)
+                };
+                let stages = self.membership.stages.iter().map(|spec| spec.stage);
+                self.single(id, Task::MakeIds { stages: stages.filter(first).collect() });
+            }
             Command::Communicate(ids) => self.communicate(id, ids),
             Command::LoadState { tensors, optimizer } => {
-                let what: fn(_) -> _ = match optimizer {
-                    true => |tensors| Task::Load { tensors, optimizer: true },
-                    false => |tensors| Task::Load { tensors, optimizer: false },
-                };
-                self.job = Some(Job::Load { id, expected: tensors as usize, what, keepers: Vec::new() });
+                let kind = if optimizer { LoadKind::State } else { LoadKind::Weights };
+                self.load(Load { id, expected: tensors as usize, kind, senders: Vec::new() });
                 self.start_load();
             }
             Command::TakeFiles { files } => {
-                let what = |files| Task::Files { files };
-                self.job = Some(Job::Load { id, expected: files as usize, what, keepers: Vec::new() });
+                let kind = LoadKind::Files;
+                self.load(Load { id, expected: files as usize, kind, senders: Vec::new() });
                 self.start_load();
             }
-            Command::OpenData(spec) => self.open_data(id, *spec),
+            Command::OpenData(spec) => {
+                self.job = Some(Job::Task { id });
+                self.reader.open(id, *spec, &mut self.outbox);
+            }
             Command::Run(round) => self.run(id, *round),
         }
     }
 
-    /// Sends the parameters of stages of which this is the first replica, and the optimizer state
-    /// that no earlier replica has.
-    fn send_state(&mut self, id: u64, stage: Option<StageId>, optimizer: bool) {
-        let snapshot = self.snapshot(self.worker, stage, optimizer);
-        self.single(id, snapshot);
-    }
-
-    /// The task that copies the state that `of` sends. `of` is this worker, or the first replica of
-    /// its stages.
-    pub(super) fn snapshot(&self, of: Option<WorkerId>, stage: Option<StageId>, optimizer: bool) -> Task<Slot> {
-        let wanted = || self.stages.iter().map(|spec| spec.stage).filter(|id| stage.is_none_or(|only| only == *id));
-        let speaks = |stage: &StageId| of.is_some() && self.stage_placement.first(*stage) == of;
-        let shares = |stage: &StageId| self.groups.get(stage).is_some_and(ReplicaGroup::is_sharded);
-        let parameters = wanted().filter(speaks).collect();
-        let optimizer = wanted().filter(|stage| optimizer && (speaks(stage) || shares(stage))).collect();
-        Task::Snapshot { parameters, optimizer }
+    fn single(&mut self, id: u64, task: Task<Slot>) {
+        self.job = Some(Job::Task { id });
+        self.compute(Purpose::Command(id), task);
     }
 
     fn assign(&mut self, now: Micros, id: u64, assignment: Assignment) {
-        let Assignment { worker, stages, stage_placement, buckets, sharding, peers, seed } = assignment;
-        if !stage_placement.are_possible() {
-            return self.refuse(Peer::Boss, Vec::new(), "sent stages with replicas that cannot be".into());
-        }
-        let over = self.early.cancel_until(u64::MAX);
-        self.drop_slots(over);
-        self.void_keeping(id);
+        let membership = match Membership::assigned(&assignment) {
+            Ok(membership) => membership,
+            Err(reason) => return self.outbox.refuse_boss(reason),
+        };
+        let over = self.early_frames.cancel_until(u64::MAX);
+        self.outbox.drop_slots(over);
+        self.snapshots.void_before(id, &mut self.outbox);
         self.residuals(Residuals::Forget);
-        self.worker = Some(worker);
-        self.groups = ReplicaGroup::of(&stages, &stage_placement, &[], worker, (buckets, sharding));
-        self.stages = stages.clone();
-        (self.stage_placement, self.buckets, self.sharding) = (stage_placement, buckets, sharding);
+        let shard_ids = membership.shard_ids();
+        self.membership = membership;
         self.job = Some(Job::Assign { id, built: false });
-        let shard_ids = self.groups.iter().filter_map(|(stage, group)| Some((*stage, group.shard_id()?))).collect();
-        self.compute(Purpose::Command(id), Task::Build { stages, buckets, sharding, shard_ids, seed });
+        let Assignment { stages, buckets, sharding, peers, seed, .. } = assignment;
+        let task = Task::Build { stages, buckets, sharding, shard_ids, seed };
+        self.compute(Purpose::Command(id), task);
         self.links.forget_relays();
-        self.open_links(now, worker, &peers);
+        self.open_links(now, &peers);
     }
 
-    pub(super) fn open_links(&mut self, now: Micros, worker: WorkerId, peers: &[PeerAddress]) {
-        let opening = self.links.open(now, worker, peers);
-        let dials = opening.dial.into_iter().map(|(peer, address)| StageEffect::Dial { peer, address });
-        self.effects.extend(dials);
+    fn change_membership(&mut self, now: Micros, id: u64, change: ChangeMembership) {
+        let ChangeMembership { stage_placement, followers, peers, give, take } = change;
+        let membership = self.membership.changed(stage_placement, &followers);
+        let membership = match membership {
+            Ok(membership) => membership,
+            Err(reason) => return self.outbox.refuse_boss(reason),
+        };
+        // The shards change, so the residuals of the old ones are void.
+        self.residuals(Residuals::Forget);
+        self.membership = membership;
+        self.job = Some(Job::ChangeMembership { id });
+        let copies = !give.is_empty();
+        self.transfer.begin(Transfer::new(id, give, take));
+        self.open_links(now, &peers);
+        if copies {
+            self.compute(Purpose::Command(id), self.membership.full_snapshot());
+        }
+        self.load_replica_state();
+        self.finish_opening();
+    }
+
+    /// Loads the state of another replica for the current command, once it is complete.
+    pub(super) fn load_replica_state(&mut self) {
+        if let (Some(task), Some(id)) = (self.transfer.poll(&mut self.outbox), self.current()) {
+            self.compute(Purpose::Command(id), task);
+        }
+    }
+
+    fn open_links(&mut self, now: Micros, peers: &[PeerAddress]) {
+        let Some(me) = self.membership.worker else { return };
+        let opening = self.links.open(now, me, peers);
+        for (peer, address) in opening.dial {
+            self.outbox.push(StageEffect::Dial { peer, address });
+        }
         for peer in opening.unreachable {
             let reason = "one of them makes no direct connections".to_string();
-            self.tell_boss(Head::LinkFailed { peer, reason, was_up: false });
+            self.outbox.tell_boss(ToBoss::LinkFailed { peer, reason, was_up: false });
         }
     }
 
@@ -160,15 +178,15 @@ impl StageSession {
         if !self.links.settled() {
             return;
         }
-        self.give_state();
-        let id = match &self.job {
-            Some(Job::Assign { id, built: true }) => *id,
-            Some(Job::ChangeMembership(membership_change)) if membership_change.is_done() => membership_change.id,
-            _ => return,
-        };
-        self.done(id, Vec::new(), 0, Vec::new());
+        self.transfer.send(&self.links, &mut self.outbox);
+        match self.job {
+            Some(Job::Assign { id, built: true }) => self.done(id),
+            Some(Job::ChangeMembership { id }) if self.transfer.is_done() => self.done(id),
+            _ => {}
+        }
     }
 
+    /// Answers a measurement, once the layers and the links are measured.
     pub(super) fn finish_measuring(&mut self) {
         if !self.links.all_measured() {
             return;
@@ -176,77 +194,208 @@ impl StageSession {
         if let Some(Job::Measure { id, times: Some(times) }) = &mut self.job {
             let (id, times) = (*id, std::mem::take(times));
             for report in self.links.reports() {
-                self.tell_boss(report);
+                self.outbox.tell_boss(report);
             }
-            self.tell_boss(Head::Measured { id, times });
-            self.done(id, Vec::new(), 0, Vec::new());
+            self.outbox.tell_boss(ToBoss::Measured { id, times });
+            self.done(id);
         }
     }
 
-    pub(super) fn single(&mut self, id: u64, task: Task<Slot>) {
-        self.job = Some(Job::Task { id });
-        self.compute(Purpose::Command(id), task);
+    fn load(&mut self, load: Load) {
+        self.job = Some(Job::Load { id: load.id });
+        self.loading.begin(load);
     }
 
+    /// Starts the current load, once all its tensors have arrived.
+    pub(super) fn start_load(&mut self) {
+        let mut context =
+            Context { membership: &self.membership, links: &self.links, outbox: &mut self.outbox };
+        match self.loading.poll(&mut context) {
+            Some(Loaded { id, result: Ok(task) }) => self.single(id, task),
+            Some(Loaded { id, result: Err(failure) }) => self.fail(id, failure),
+            None => {}
+        }
+    }
+
+    /// Sends the stored tensors that the current load asks this worker for, and starts the load.
+    fn send_stored(&mut self, id: u64, command: SendSnapshot) {
+        let SendSnapshot { snapshot, tensors } = command;
+        for (part, name, stage) in tensors {
+            let context = Context {
+                membership: &self.membership,
+                links: &self.links,
+                outbox: &mut self.outbox,
+            };
+            let to = match self.snapshots.has(snapshot, part, &name) {
+                true => self.loading.receivers(id, stage, &name, &context),
+                false => Err(format!("`{name}` of step {} is not stored here", snapshot.step)),
+            };
+            match to {
+                Ok(to) => self.outbox.push(StageEffect::SendSnapshot { to, snapshot, part, name }),
+                Err(problem) => return self.fail(id, Failure::new(problem)),
+            }
+        }
+        self.start_load();
+    }
+
+    /// Copies this worker's part of a snapshot, and stores arriving parts.
+    fn store_snapshot(&mut self, id: u64, command: StoreSnapshot) {
+        let (stage, make) = (command.stage, command.make);
+        if make.is_some_and(|make| !self.membership.has_state_of(make.of, stage)) {
+            let reason = "asked for a snapshot of what this worker does not have";
+            return self.outbox.refuse_boss(reason);
+        }
+        self.snapshots.begin(id, command, &mut self.outbox);
+        match make {
+            Some(make) => {
+                self.job = Some(Job::StoreSnapshot { id });
+                let task = self.membership.snapshot(Some(make.of), stage, true);
+                self.compute(Purpose::Command(id), task);
+            }
+            None => self.done(id),
+        }
+        self.snapshots.store_complete(id, self.membership.worker, &mut self.outbox);
+    }
+
+    /// Makes communicators with the other replicas of stages.
+    fn communicate(&mut self, id: u64, ids: Vec<(StageId, UniqueId)>) {
+        let mut stages = Vec::new();
+        for (stage, unique) in ids {
+            let Some(rank) = self.membership.rank(stage) else {
+                let reason = format!("sent an id for a communicator of {stage}, which needs none");
+                return self.outbox.refuse_boss(reason);
+            };
+            stages.push((stage, rank, unique));
+        }
+        // All replicas make them in one order, or they would wait for each other.
+        if stages.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
+            return self.outbox.refuse_boss("sent ids for communicators out of order");
+        }
+        self.job = Some(Job::Communicate { id });
+        self.compute(Purpose::Command(id), Task::Communicate { stages });
+    }
+
+    /// A command that is one task is carried out.
+    pub(super) fn command_done(&mut self, id: u64, outcome: Outcome<Slot>) {
+        match (&mut self.job, outcome) {
+            (Some(Job::Assign { built, .. }), _) => {
+                *built = true;
+                self.finish_opening();
+            }
+            (Some(Job::ChangeMembership { .. }), outcome) => {
+                match outcome {
+                    Outcome::State { tensors } => self.transfer.on_copied(tensors),
+                    other => {
+                        self.outbox.drop_slots(other.into_tensors());
+                        self.transfer.on_loaded();
+                    }
+                }
+                self.finish_opening();
+            }
+            (Some(Job::Measure { times, .. }), Outcome::Measured { times: measured }) => {
+                *times = Some(measured);
+                self.finish_measuring();
+            }
+            (Some(Job::StoreSnapshot { .. }), Outcome::State { tensors }) => {
+                let mut context = Context {
+                    membership: &self.membership,
+                    links: &self.links,
+                    outbox: &mut self.outbox,
+                };
+                match self.snapshots.send_part(id, tensors, &mut context) {
+                    Ok(()) => self.done(id),
+                    Err(failure) => self.fail(id, failure),
+                }
+            }
+            (_, outcome) => self.answer_task(id, outcome),
+        }
+    }
+
+    /// Answers a command with the outcome of its task.
+    fn answer_task(&mut self, id: u64, outcome: Outcome<Slot>) {
+        let mut sent = 0;
+        match outcome {
+            Outcome::State { tensors } => {
+                for (name, slot) in tensors {
+                    sent += 1;
+                    self.outbox.send_boss(TensorHead::State { id, name }, vec![slot]);
+                }
+            }
+            Outcome::Digests { digests } => self.outbox.tell_boss(ToBoss::Digests { id, digests }),
+            Outcome::UniqueIds { ids } => self.outbox.tell_boss(ToBoss::UniqueIds { id, ids }),
+            other => self.outbox.drop_slots(other.into_tensors()),
+        }
+        self.answer(id, RoundAnswer { sent, ..RoundAnswer::default() });
+    }
+
+    /// Cancels a command, and drops its arrivals.
     pub(super) fn abort(&mut self, id: u64, batch: Option<u64>, gradients: bool) {
-        let unloaded = self.loads.remove(&id).map(Arriving::into_tensors).unwrap_or_default();
-        let untaken = self.states.remove(&id).unwrap_or_default();
-        let untaken = untaken.into_values().flat_map(ReplicaState::into_tensors);
-        self.drop_slots(unloaded.into_iter().chain(untaken).map(|(_, slot)| slot).collect());
+        let mut slots = self.loading.cancel(id);
+        slots.extend(self.transfer.cancel(id));
+        self.outbox.drop_slots(slots);
         if let Some(batch) = batch {
-            let slots = self.inbox.cancel(batch).into_iter().chain(self.early.cancel(batch)).collect();
-            self.drop_slots(slots);
+            let mut slots = self.inbox.cancel(batch);
+            slots.extend(self.early_frames.cancel(batch));
+            self.outbox.drop_slots(slots);
         }
-        if self.cancel_keeping(id) {
-            let stepped = self.stepped == Some(id);
-            return self.tell_boss(Head::Aborted { id, stepped });
+        let stepped = self.commands.has_stepped(id);
+        if self.snapshots.cancel(id, self.commands.answered(), &mut self.outbox) {
+            return self.outbox.tell_boss(ToBoss::Aborted { id, stepped });
         }
-        if let Some(place) = self.waiting.iter().position(|waiting| waiting.id == id) {
-            self.waiting.remove(place);
-            return self.tell_boss(Head::Aborted { id, stepped: false });
+        if self.commands.cancel(id) {
+            return self.outbox.tell_boss(ToBoss::Aborted { id, stepped: false });
         }
-        if let Some(Job::Abort { id: cleared }) = self.job {
-            // The answer comes once, when that is complete. Other commands left nothing.
-            if cleared != id {
-                self.tell_boss(Head::Aborted { id, stepped: self.stepped == Some(id) });
+        match &self.job {
+            // The answer comes once, when that is complete.
+            Some(Job::Abort { id: cleared }) if *cleared == id => return,
+            // Another command left nothing.
+            Some(Job::Abort { .. }) => {
+                return self.outbox.tell_boss(ToBoss::Aborted { id, stepped })
             }
-            return;
+            Some(job) if job.id() != Some(id) => {
+                return self.outbox.tell_boss(ToBoss::Aborted { id, stepped });
+            }
+            _ => {}
         }
-        if self.job.as_ref().and_then(Job::id).is_some_and(|at_work| at_work != id) {
-            let stepped = self.stepped == Some(id);
-            return self.tell_boss(Head::Aborted { id, stepped });
-        }
-        if let Some(Job::ChangeMembership(membership_change)) = &mut self.job {
-            let copied = membership_change.give_up();
-            self.drop_slots(copied);
-        }
-        if gradients {
-            self.residuals(Residuals::Restore);
-        }
-        self.interrupt();
+        self.interrupt_and_end(gradients);
         // The compute thread works in order: when this task completes, all earlier ones are
         // complete.
-        self.answered = self.answered.max(id);
+        self.commands.answer(id);
         self.job = Some(Job::Abort { id });
         self.compute(Purpose::Discard(id), Task::Discard { batch: batch.unwrap_or(0), gradients });
     }
 
-    /// The run ended. Drops everything that arrived for it, duplicates included.
-    pub(super) fn let_go_of_all(&mut self) {
-        self.void_keeping(u64::MAX);
-        let mut slots = self.inbox.keep_only(None);
-        slots.extend(self.early.cancel_until(u64::MAX));
-        let loads = std::mem::take(&mut self.loads).into_values().flat_map(Arriving::into_tensors);
-        let states = std::mem::take(&mut self.states).into_values().flat_map(BTreeMap::into_values);
-        let tensors = loads.chain(states.flat_map(ReplicaState::into_tensors));
-        slots.extend(tensors.map(|(_, slot)| slot));
-        self.drop_slots(slots);
+    /// Ends the current command, whose task may wait for other workers.
+    fn interrupt_and_end(&mut self, gradients: bool) {
+        let waits = match &self.job {
+            Some(Job::Round(active)) => active.round.reduction.is_collective(),
+            Some(Job::Communicate { .. }) => true,
+            _ => false,
+        };
+        self.end_job();
+        if gradients {
+            self.residuals(Residuals::Restore);
+        }
+        if waits {
+            self.outbox.push(StageEffect::Interrupt);
+        }
     }
 
+    /// The compute thread has cleared the remains of a cancelled command.
     pub(super) fn aborted(&mut self, id: u64) {
-        self.job = None;
-        let stepped = self.stepped == Some(id);
-        self.tell_boss(Head::Aborted { id, stepped });
+        self.end_job();
+        let stepped = self.commands.has_stepped(id);
+        self.outbox.tell_boss(ToBoss::Aborted { id, stepped });
         self.next_command();
+    }
+
+    /// The run ended. Drops everything that arrived for it, duplicates included.
+    pub(super) fn drop_arrivals(&mut self) {
+        self.snapshots.void_before(u64::MAX, &mut self.outbox);
+        let mut slots = self.inbox.keep_only(None);
+        slots.extend(self.early_frames.cancel_until(u64::MAX));
+        slots.extend(self.loading.cancel_all());
+        slots.extend(self.transfer.cancel_all());
+        self.outbox.drop_slots(slots);
     }
 }

@@ -15,23 +15,24 @@ pub(super) enum Item {
     Target,
     /// Gradients of a variable the stage made, from a stage that used it or from the boss.
     Gradient { value: ValueId, from: Option<StageId> },
-    /// Gradients of parameters the stage owns, from a stage that borrows them.
+    /// Gradients of parameters that the stage owns, from a stage with tied copies.
     TiedGrads { from: StageId },
-    /// New values of parameters the stage borrows, from their owner.
+    /// New values of the stage's tied copies, from the owner.
     TiedValues { from: StageId },
     /// Gradients of this worker's shard of a bucket, from a replica.
     Sum { bucket: u32, node: Node, replica: usize },
     /// The sum over all microbatches of a replica's shard of a bucket.
     Reduced { bucket: u32, replica: usize },
-    /// The values of a replica's shard of a bucket; what stands for the microbatch is which visit they are for.
+    /// The values of a replica's shard of a bucket. The number of the all-gather takes the place of
+    /// the microbatch.
     Updated { bucket: u32, replica: usize },
     /// The statistics of a replica's batch norms.
     Statistics { replica: usize },
 }
 
-/// Tensors of more batches than this at a time are refused; peers may be a round ahead, no more.
+/// The most batches with tensors at a time. Peers may be one round ahead.
 const BATCHES: usize = 64;
-/// More tensors of a batch at a time are refused.
+/// The most tensors of a batch at a time.
 const TENSORS: usize = 1 << 16;
 /// The number of cancelled batches to remember, so that their late tensors are dropped.
 const REMEMBERED: usize = 256;
@@ -47,8 +48,8 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// Takes a tensor in. Gives the slots back where they are of no use, with the reason where the
-    /// sender is to blame.
+    /// Stores a tensor. Returns the slots if they are not needed, with a reason if the sender is at
+    /// fault.
     pub(super) fn put(
         &mut self,
         key: MicrobatchKey,
@@ -60,14 +61,22 @@ impl Inbox {
             return Err((slots, None));
         }
         if self.batches.len() >= BATCHES && !self.batches.contains_key(&key.batch) {
-            return Err((slots, Some(format!("sent a tensor for {key} while {BATCHES} other batches wait"))));
+            return Err((
+                slots,
+                Some(format!("sent a tensor for {key} while {BATCHES} other batches wait")),
+            ));
         }
         let arrived = self.batches.entry(key.batch).or_default();
         if arrived.len() >= TENSORS {
-            return Err((slots, Some(format!("sent a tensor for {key} while {TENSORS} others wait"))));
+            return Err((
+                slots,
+                Some(format!("sent a tensor for {key} while {TENSORS} others wait")),
+            ));
         }
         match arrived.entry((key.index, stage, item)) {
-            Entry::Occupied(_) => Err((slots, Some(format!("sent the same tensor twice for {key}, {stage}")))),
+            Entry::Occupied(_) => {
+                Err((slots, Some(format!("sent the same tensor twice for {key}, {stage}"))))
+            }
             Entry::Vacant(place) => {
                 place.insert(slots);
                 Ok(())
@@ -81,10 +90,12 @@ impl Inbox {
     }
 
     pub(super) fn has(&self, key: MicrobatchKey, stage: StageId, item: Item) -> bool {
-        self.batches.get(&key.batch).is_some_and(|arrived| arrived.contains_key(&(key.index, stage, item)))
+        self.batches
+            .get(&key.batch)
+            .is_some_and(|arrived| arrived.contains_key(&(key.index, stage, item)))
     }
 
-    /// Hands tensors out; they are gone from here.
+    /// Removes and returns tensors.
     pub(super) fn take(&mut self, key: MicrobatchKey, stage: StageId, item: Item) -> Vec<Slot> {
         let Some(arrived) = self.batches.get_mut(&key.batch) else { return Vec::new() };
         let slots = arrived.remove(&(key.index, stage, item)).unwrap_or_default();
@@ -94,14 +105,15 @@ impl Inbox {
         slots
     }
 
-    /// Lets go of what has come for all batches but this one.
+    /// Removes the tensors of all batches but this one.
     pub(super) fn keep_only(&mut self, batch: Option<u64>) -> Vec<Slot> {
-        let kept = batch.and_then(|batch| self.batches.remove(&batch).map(|arrived| (batch, arrived)));
+        let kept =
+            batch.and_then(|batch| self.batches.remove(&batch).map(|arrived| (batch, arrived)));
         let others = std::mem::replace(&mut self.batches, kept.into_iter().collect());
         others.into_values().flat_map(BTreeMap::into_values).flatten().collect()
     }
 
-    /// Lets go of everything of a batch, now and later.
+    /// Removes the tensors of a batch. Later ones are refused.
     pub(super) fn cancel(&mut self, batch: u64) -> Vec<Slot> {
         self.void.insert(batch);
         if self.void.len() > REMEMBERED {

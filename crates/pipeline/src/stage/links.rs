@@ -1,16 +1,16 @@
-//! How each other worker is reached: directly, or by way of the boss.
+//! The links to other workers: direct, or relayed by the boss.
 
 use crate::effect::{Destination, Micros, Peer};
 use crate::frame::Route;
 use crate::ids::WorkerId;
-use crate::message::{Head, LinkReport, PeerAddress};
+use crate::message::{LinkReport, PeerAddress, TensorHead, ToBoss};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 /// The time that a direct connection may take before the boss relays instead.
 const DIAL_SECONDS: u64 = 3;
 
-/// The way that tensors for a worker take.
+/// The link to another worker.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 enum Link {
     /// Being dialled from here, until this time at the latest.
@@ -26,32 +26,33 @@ enum Link {
 pub(super) struct Links {
     me: Option<WorkerId>,
     links: BTreeMap<WorkerId, Link>,
-    /// Connections that are there, whether used or not: one may come up before the assignment that
-    /// wants it, or after the pair has settled on the boss and serve the next assignment.
+    /// Open connections, whether used or not. One may open before the assignment that uses it. It
+    /// may also open after the pair began to use the boss as relay, and then serves the next
+    /// assignment.
     connected: BTreeSet<WorkerId>,
-    /// Peers for which the boss relays, as it has said since the last assignment. A change of who shares the stages may have
-    /// waited here for longer than that.
-    told: BTreeSet<WorkerId>,
-    /// Connections of which it is being found out what they are like.
+    /// Peers for which the boss relays, according to its messages since the last assignment. A
+    /// change of membership may have waited here when the message came.
+    relayed: BTreeSet<WorkerId>,
+    /// Connections that are being measured.
     measuring: BTreeSet<Peer>,
-    /// Their figures.
+    /// Their measured figures.
     reports: BTreeMap<Peer, LinkReport>,
 }
 
-/// The actions for the links of a new assignment.
+/// The connections of a new assignment that need an action.
 pub(super) struct Opening {
     pub(super) dial: Vec<(WorkerId, SocketAddr)>,
     pub(super) unreachable: Vec<WorkerId>,
 }
 
 impl Links {
-    /// Starts over with these peers.
+    /// Replaces all links by links to these peers.
     pub(super) fn open(&mut self, now: Micros, me: WorkerId, peers: &[PeerAddress]) -> Opening {
         let mut opening = Opening { dial: Vec::new(), unreachable: Vec::new() };
         let mut links = BTreeMap::new();
         for peer in peers {
             let link = match (self.connected.contains(&peer.worker), peer.dial, peer.address) {
-                _ if peer.relayed || self.told.contains(&peer.worker) => Link::Relayed,
+                _ if peer.relayed || self.relayed.contains(&peer.worker) => Link::Relayed,
                 (true, ..) => Link::Direct,
                 (false, false, _) => Link::Awaited,
                 (false, true, Some(address)) => {
@@ -70,7 +71,7 @@ impl Links {
         opening
     }
 
-    /// Whether it is known of every peer how to reach it.
+    /// Whether every link is direct or relayed.
     pub(super) fn settled(&self) -> bool {
         self.links.values().all(|link| matches!(link, Link::Direct | Link::Relayed))
     }
@@ -85,18 +86,18 @@ impl Links {
     }
 
     /// The known figures of the connections, as reported to the boss.
-    pub(super) fn reports(&self) -> Vec<Head> {
+    pub(super) fn reports(&self) -> Vec<ToBoss> {
         let head = |(peer, report): (&Peer, &LinkReport)| {
             let peer = match peer {
                 Peer::Boss => None,
                 Peer::Worker(worker) => Some(*worker),
             };
-            Head::LinkReport { peer, report: *report }
+            ToBoss::LinkReport { peer, report: *report }
         };
         self.reports.iter().map(head).collect()
     }
 
-    /// Whether all that can be known of the connections is.
+    /// Whether no connection is being measured.
     pub(super) fn all_measured(&self) -> bool {
         self.measuring.is_empty()
     }
@@ -110,7 +111,8 @@ impl Links {
         }
     }
 
-    /// A connection failed or broke; says whether it had been up, or nothing where that is no news.
+    /// A connection failed or broke. Returns whether it was up, or `None` if the boss need not
+    /// know.
     pub(super) fn down(&mut self, peer: WorkerId) -> Option<bool> {
         self.connected.remove(&peer);
         self.measuring.remove(&Peer::Worker(peer));
@@ -125,19 +127,19 @@ impl Links {
         Some(was_up)
     }
 
-    /// Whom the boss relays for is found out anew.
+    /// Forgets for which peers the boss relays.
     pub(super) fn forget_relays(&mut self) {
-        self.told.clear();
+        self.relayed.clear();
     }
 
     pub(super) fn relay(&mut self, peer: WorkerId) {
-        self.told.insert(peer);
+        self.relayed.insert(peer);
         if let Some(link) = self.links.get_mut(&peer) {
             *link = Link::Relayed;
         }
     }
 
-    /// The next time at which a dial counts as failed.
+    /// The next time at which a connection attempt fails.
     pub(super) fn deadline(&self) -> Option<Micros> {
         let dialling = self.links.values().filter_map(|link| match link {
             Link::Dialling(until) => Some(*until),
@@ -146,14 +148,14 @@ impl Links {
         dialling.min()
     }
 
-    /// Peers whose dial has taken too long.
+    /// Peers whose connection attempt has taken too long.
     pub(super) fn overdue(&self, now: Micros) -> Vec<WorkerId> {
         let late = |link: &Link| matches!(link, Link::Dialling(until) if *until <= now);
         self.links.iter().filter(|(_, link)| late(link)).map(|(peer, _)| *peer).collect()
     }
 
-    /// The way to a worker, which need not be one that this worker exchanges tensors with in a round.
-    pub(super) fn reach(&self, worker: WorkerId, head: Head) -> Destination {
+    /// The way to any worker. If there is no link to it, the boss relays.
+    pub(super) fn reach(&self, worker: WorkerId, head: TensorHead) -> Destination {
         match (self.me, self.links.contains_key(&worker)) {
             (Some(me), false) if me != worker => {
                 Destination { peer: Peer::Boss, route: Some(Route { from: me, to: worker }), head }
@@ -162,8 +164,8 @@ impl Links {
         }
     }
 
-    /// The way to a worker.
-    pub(super) fn to(&self, worker: WorkerId, head: Head) -> Destination {
+    /// The way to a worker with a link.
+    pub(super) fn to(&self, worker: WorkerId, head: TensorHead) -> Destination {
         match (self.me, self.links.get(&worker)) {
             (Some(me), Some(Link::Relayed)) => {
                 Destination { peer: Peer::Boss, route: Some(Route { from: me, to: worker }), head }

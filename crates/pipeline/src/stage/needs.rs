@@ -1,10 +1,6 @@
-//! The tensors that an action waits for, and whether the plan lets a sender send a tensor to a
-//! stage.
+//! The tensors that an action waits for.
 
 use super::inbox::Item;
-use super::StageSession;
-use crate::effect::Peer;
-use crate::ids::StageId;
 use crate::message::Round;
 use crate::plan::{StageOutput, StageSpec};
 use crate::schedule::Action;
@@ -19,13 +15,24 @@ pub(super) fn needs(round: &Round, spec: &StageSpec, action: &Action) -> Vec<Ite
         Action::Backward { .. } | Action::BackwardInput { .. } => {
             spec.outputs.iter().flat_map(|output| gradients(round, output)).collect()
         }
-        // `reducing` handles the exchange between replicas.
-        Action::Reduce { .. } | Action::AllGather { .. } | Action::Share { .. } | Action::Reshard { .. } => Vec::new(),
+        // `reduction` handles the exchange between replicas.
+        Action::Reduce { .. }
+        | Action::AllGather { .. }
+        | Action::Share { .. }
+        | Action::Reshard { .. } => Vec::new(),
         Action::GradNorm { .. } => tied_grads(spec),
-        // Where this worker found the norm, the gradients were added then.
-        Action::OptimStep { stage } if !round.actions.contains(&Action::GradNorm { stage: *stage }) => tied_grads(spec),
-        Action::UpdateTied { .. } => spec.lenders().into_iter().map(|from| Item::TiedValues { from }).collect(),
-        Action::OptimStep { .. } | Action::BackwardWeight { .. } | Action::ReduceTied { .. } => Vec::new(),
+        // If this worker computes a norm, it adds the gradients then.
+        Action::OptimStep { stage }
+            if !round.actions.contains(&Action::GradNorm { stage: *stage }) =>
+        {
+            tied_grads(spec)
+        }
+        Action::UpdateTied { .. } => {
+            spec.lenders().into_iter().map(|from| Item::TiedValues { from }).collect()
+        }
+        Action::OptimStep { .. } | Action::BackwardWeight { .. } | Action::ReduceTied { .. } => {
+            Vec::new()
+        }
     }
 }
 
@@ -43,7 +50,7 @@ fn tied_grads(spec: &StageSpec) -> Vec<Item> {
     spec.holders_of_copies().into_iter().map(|from| Item::TiedGrads { from }).collect()
 }
 
-/// Which output the loss is computed on.
+/// The output on which the loss is computed.
 pub(super) fn loss_output(spec: &StageSpec) -> Option<usize> {
     spec.outputs.iter().position(|o| o.model_output == Some(0))
 }
@@ -51,36 +58,4 @@ pub(super) fn loss_output(spec: &StageSpec) -> Option<usize> {
 /// The limit of the gradients' norm, if there is one.
 pub(super) fn max_norm(round: &Round) -> Option<f64> {
     round.update.and_then(|update| update.max_norm)
-}
-
-impl StageSession {
-    /// Whether the plan has this sender give this stage this many tensors of this kind.
-    pub(super) fn expects(&self, from: Peer, stage: StageId, item: Item, tensors: usize) -> bool {
-        let Some(spec) = self.stages.iter().find(|s| s.stage == stage) else { return false };
-        let is_at = |stage: Option<StageId>| match stage {
-            None => from == Peer::Boss,
-            Some(stage) => matches!(from, Peer::Worker(worker) if self.stage_placement.has(stage, worker)),
-        };
-        match item {
-            Item::Target => from == Peer::Boss && loss_output(spec).is_some(),
-            Item::Value(value) => spec.inputs.iter().any(|i| i.value == value && is_at(i.from)),
-            Item::Gradient { value, from: stage } => {
-                let output = spec.outputs.iter().find(|o| o.value == value && o.needs_grad);
-                let given = output.is_some_and(|o| match stage {
-                    None => o.model_output.is_some(),
-                    Some(stage) => o.to.contains(&stage),
-                });
-                given && is_at(stage)
-            }
-            Item::Sum { .. } | Item::Reduced { .. } | Item::Updated { .. } | Item::Statistics { .. } => {
-                self.expects_of_replica(from, stage, item, tensors)
-            }
-            Item::TiedGrads { from } => {
-                spec.holders_of_copies().contains(&from) && is_at(Some(from)) && tensors == spec.tied_grads_from(from)
-            }
-            Item::TiedValues { from } => {
-                spec.lenders().contains(&from) && is_at(Some(from)) && tensors == spec.tied_values_from(from)
-            }
-        }
-    }
 }

@@ -1,21 +1,26 @@
-//! Both sessions against well-formed frames that make no sense: they must not panic, not talk without
-//! end, give back every tensor once, and answer every request.
+//! Both sessions under well-formed frames without sense. They must not panic and not send effects
+//! without end. They must give back every tensor once, and answer every request.
 
 use crate::fuzz;
-use crate::heads::{self, envelope, head, node, stage, worker, BUCKETS, GRAPH, KINDS, PLAN};
-use pipeline::boss::{BossSession, Keeping, Request, RunRequest, Setup};
+use crate::heads::{self, envelope, head, node, stage, worker, Head, BUCKETS, GRAPH, KINDS, PLAN};
+use pipeline::boss::{
+    BossSession, Instruction, IntoRequest, ListSnapshots, Measure, ReportLinks, Request,
+    RunRequest, SendState, Setup, SnapshotRequest,
+};
 use pipeline::effect::{BossEffect, Frame, Micros, Peer, StageEffect};
-use pipeline::frame::Envelope;
+use pipeline::frame::TensorEnvelope;
 use pipeline::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
-use pipeline::kept::Recalled;
-use pipeline::message::{Assignment, Command, Failure, Head, Mode, Reduction, RoundLoss};
+use pipeline::message::{
+    Assignment, Command, Failure, Mode, Reduction, RoundLoss, TensorHead, ToBoss, ToWorker,
+};
 use pipeline::norm::Square;
+use pipeline::peer_snapshot::StoredTensor;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::{Compress, MicrobatchAssignment, Node};
 use pipeline::samples::{DataId, DataTask, Reading, Samples};
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
-use pipeline::task::{HandedOut, LayerTimes, Outcome, Task};
+use pipeline::task::{EarlyOutput, LayerTimes, Outcome, Task};
 use pipeline::watch::Watch;
 use pipeline::{LossSpec, OptimizerSpec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,25 +41,36 @@ impl Slots {
     }
 
     fn give_up(&mut self, slots: &[Slot]) {
-        slots.iter().for_each(|slot| assert!(self.held.remove(slot), "{slot} was given back twice or never held"));
+        slots.iter().for_each(|slot| {
+            assert!(self.held.remove(slot), "{slot} was given back twice or never held")
+        });
     }
 
-    fn frame(&mut self, Envelope { route, head, tensors }: Envelope) -> Frame {
+    fn frame(&mut self, TensorEnvelope { route, head, tensors }: TensorEnvelope) -> Frame {
         Frame { route, head, slots: tensors.iter().map(|_| self.hold()).collect() }
     }
 }
 
-fn random_frame(random: &mut Random, slots: &mut Slots) -> Frame {
-    // Commands more often than anything else: without them nothing happens.
-    let kind = if random.chance(20) { 0 } else { random.below(KINDS) };
-    let head = head(random, kind);
+/// A head of a kind that the session can receive. Commands come more often than anything else:
+/// without them nothing happens.
+fn random_head(random: &mut Random, fits: impl Fn(&Head) -> bool) -> Head {
+    loop {
+        let kind = if random.chance(13) { 0 } else { random.below(KINDS) };
+        let head = head(random, kind);
+        if fits(&head) {
+            return head;
+        }
+    }
+}
+
+fn random_frame(random: &mut Random, slots: &mut Slots, head: TensorHead) -> Frame {
     let mut envelope = envelope(random, head);
-    // Most frames come straight.
+    // Most frames are not relayed.
     envelope.route = envelope.route.filter(|_| random.chance(30));
     slots.frame(envelope)
 }
 
-/// More effects than any one event has.
+/// More effects than any event has.
 const MOST_EFFECTS: usize = 100;
 
 #[derive(Default)]
@@ -63,16 +79,16 @@ struct StageDriver {
     slots: Slots,
     stages: Vec<StageSpec>,
     tasks: Vec<(Ticket, Task<Slot>)>,
-    /// Sums that are asked for, and of how many slices.
+    /// The requested sums, each with its number of slices.
     sums: Vec<(Ticket, usize)>,
-    /// What is being read, and of how many columns.
+    /// The reads in progress, each with its number of columns.
     reads: Vec<(Ticket, usize)>,
-    /// Tensors that came to be loaded, which the session keeps for as long as the boss may want.
+    /// The number of tensors to load. The session keeps them until the boss ends the load.
     loads: usize,
     passes: u64,
-    /// Parts of copies that it was told to keep.
+    /// The number of parts of snapshots to store.
     kept: u64,
-    /// The number of the newest command, and of the newest that has state kept.
+    /// The number of the newest command, and of the newest that stores a snapshot.
     commands: u64,
     keep: u64,
 }
@@ -91,7 +107,7 @@ impl StageDriver {
             22.. => self.bring_input(random, now),
             20 => {
                 let handed = handed_out(random, &mut self.slots);
-                self.session.on_handed_out(now, handed);
+                self.session.on_early_output(now, handed);
             }
             21 => {
                 let (ticket, slices) = self.sums.pop().unwrap_or((Ticket(random.below(1000)), 1));
@@ -104,53 +120,79 @@ impl StageDriver {
             0 => self.session.on_link_up(now, worker(random)),
             1 => self.session.on_link_down(now, worker(random), "broken"),
             2 => self.session.on_timeout(now),
-            3 => self.session.on_done(now, Ticket(random.below(1000) + 1000), Ok(Outcome::Done), (now, now)),
+            3 => self.session.on_done(
+                now,
+                Ticket(random.below(1000) + 1000),
+                Ok(Outcome::Done),
+                (now, now),
+            ),
             4..8 if !self.tasks.is_empty() => self.finish_task(random, now),
             _ => {
-                let from = if random.chance(60) { Peer::Boss } else { Peer::Worker(worker(random)) };
-                let mut frame = random_frame(random, &mut self.slots);
-                self.number(random, &mut frame.head);
-                self.loads += usize::from(matches!(frame.head, Head::File { .. } | Head::Weight { .. }));
-                self.session.on_frame(now, from, frame);
+                let from =
+                    if random.chance(60) { Peer::Boss } else { Peer::Worker(worker(random)) };
+                let fits = |head: &Head| match head {
+                    Head::ToWorker(_) => from == Peer::Boss,
+                    Head::ToBoss(_) => false,
+                    Head::Tensors(_) => true,
+                };
+                let mut head = random_head(random, fits);
+                self.number(random, &mut head);
+                match head {
+                    Head::ToWorker(message) => self.session.on_message(now, message),
+                    Head::Tensors(head) => {
+                        let frame = random_frame(random, &mut self.slots, head);
+                        self.loads += usize::from(matches!(
+                            frame.head,
+                            TensorHead::File { .. } | TensorHead::Weight { .. }
+                        ));
+                        self.session.on_frame(now, from, frame);
+                    }
+                    Head::ToBoss(_) => {}
+                }
             }
         }
         self.drain();
     }
 
-    /// Mostly a command has the next number, which is what a boss gives it, and the rest that of the newest or of the next: what
-    /// has come before is refused, and nothing would come of it.
+    /// Usually gives a command the next number, as a boss does. Other messages get the newest or
+    /// the next number, because older ones are refused without effect.
     fn number(&mut self, random: &mut Random, head: &mut Head) {
         match head {
-            Head::Command { id, body } if random.chance(80) => {
+            Head::ToWorker(ToWorker::Command { id, body }) if random.chance(80) => {
                 self.commands += 1;
                 *id = self.commands;
-                if let Command::Keep(_) = body {
+                if let Command::StoreSnapshot(_) = body {
                     self.keep = *id;
                 }
             }
-            // Its parts may come long after it.
-            Head::Keeping { id, .. } if random.chance(60) => *id = self.keep,
-            Head::Abort { id, .. }
-            | Head::TotalNorm { id, .. }
-            | Head::File { id, .. }
-            | Head::Weight { id, .. }
-            | Head::Keeping { id, .. }
-            | Head::ReplicaState { id, .. }
-                if random.chance(50) =>
-            {
+            // Parts may arrive long after their command.
+            Head::Tensors(TensorHead::SnapshotPart { id, .. }) if random.chance(60) => {
+                *id = self.keep;
+            }
+            Head::ToWorker(ToWorker::Abort { id, .. } | ToWorker::TotalNorm { id, .. })
+            | Head::Tensors(
+                TensorHead::File { id, .. }
+                | TensorHead::Weight { id, .. }
+                | TensorHead::SnapshotPart { id, .. }
+                | TensorHead::ReplicaState { id, .. },
+            ) if random.chance(50) => {
                 *id = self.commands + random.below(2);
             }
             _ => {}
         }
     }
 
-    /// What a stage that is here waits for, from whom it waits for it: else hardly any pass would ever be made.
+    /// Delivers the tensor that a local stage waits for, from the peer that it expects. Random
+    /// tensors alone would hardly ever complete a pass.
     fn bring_input(&mut self, random: &mut Random, now: Micros) {
         let Some(stage) = self.stages.first().cloned() else { return };
         let key = MicrobatchKey { batch: 1 + random.below(4), index: random.below(3) as u32 };
         for input in &stage.inputs {
-            let from = input.from.and_then(|maker| PLAN.stage_placement.first(maker)).map_or(Peer::Boss, Peer::Worker);
-            let head = Head::Value { key, value: input.value, to: stage.stage };
+            let from = input
+                .from
+                .and_then(|maker| PLAN.stage_placement.first(maker))
+                .map_or(Peer::Boss, Peer::Worker);
+            let head = TensorHead::Value { key, value: input.value, to: stage.stage };
             let frame = Frame { route: None, head, slots: vec![self.slots.hold()] };
             self.session.on_frame(now, from, frame);
         }
@@ -172,13 +214,17 @@ impl StageDriver {
             Task::Backward { stage, .. } => {
                 let spec = self.stages.iter().find(|s| s.stage == *stage);
                 let inputs = spec.map_or(&[][..], |spec| &spec.inputs);
-                let grads = inputs.iter().map(|i| (0..u64::from(i.needs_grad)).map(|_| slots.hold()).collect());
+                let grads = inputs
+                    .iter()
+                    .map(|i| (0..u64::from(i.needs_grad)).map(|_| slots.hold()).collect());
                 Outcome::Backward { grads: grads.collect() }
             }
-            Task::Snapshot { .. } => Outcome::State { tensors: vec![("0.weight".into(), slots.hold())] },
-            Task::TiedGrads { .. } | Task::OptimStep { .. } => {
-                Outcome::Tied { tensors: vec![(StageId(random.below(4) as u16), vec![slots.hold()])] }
+            Task::Snapshot { .. } => {
+                Outcome::State { tensors: vec![("0.weight".into(), slots.hold())] }
             }
+            Task::TiedGrads { .. } | Task::OptimStep { .. } => Outcome::Tied {
+                tensors: vec![(StageId(random.below(4) as u16), vec![slots.hold()])],
+            },
             Task::GradNorm { .. } => Outcome::Norms { squares: vec![square()] },
             Task::Measure { probes } => {
                 Outcome::Measured { times: probes.iter().map(|_| LayerTimes::default()).collect() }
@@ -187,7 +233,7 @@ impl StageDriver {
         };
         let result = if random.chance(20) {
             self.slots.give_up(&outcome.into_tensors());
-            Err(Failure::new("out of memory"))
+            Err(Failure::new("out of memory").into())
         } else {
             Ok(outcome)
         };
@@ -199,7 +245,9 @@ impl StageDriver {
             let Some(effect) = self.session.poll_effect() else { break };
             assert!(count < MOST_EFFECTS, "effects without end: {effect:?}");
             match effect {
-                StageEffect::Send { slots, .. } | StageEffect::Drop(slots) => self.slots.give_up(&slots),
+                StageEffect::Send { slots, .. } | StageEffect::Drop(slots) => {
+                    self.slots.give_up(&slots)
+                }
                 StageEffect::Compute { ticket, task } => {
                     let taken = task.try_map(|slot| {
                         self.slots.give_up(&[slot]);
@@ -216,7 +264,10 @@ impl StageDriver {
                     let columns = match task {
                         DataTask::Open(_) => 0,
                         DataTask::Read(reading) => {
-                            assert!(!reading.part.is_empty() && reading.part.end <= reading.batch.len(), "{reading:?}");
+                            assert!(
+                                !reading.part.is_empty() && reading.part.end <= reading.batch.len(),
+                                "{reading:?}"
+                            );
                             reading.columns.len()
                         }
                     };
@@ -230,7 +281,8 @@ impl StageDriver {
                     self.kept += 1;
                     tensors.iter().for_each(|(_, slot)| self.slots.give_up(&[*slot]));
                 }
-                StageEffect::Residuals(_)
+                StageEffect::Tell(_)
+                | StageEffect::Residuals(_)
                 | StageEffect::SendSnapshot { .. }
                 | StageEffect::RetainSnapshots(_)
                 | StageEffect::Interrupt
@@ -247,14 +299,17 @@ fn square() -> Square {
     Square { layer: layerspec::LayerId(0), number: 0, blocks: 1, node: Node::leaf(0), sum: 1.0 }
 }
 
-fn handed_out(random: &mut Random, slots: &mut Slots) -> HandedOut<Slot> {
+fn handed_out(random: &mut Random, slots: &mut Slots) -> EarlyOutput<Slot> {
     let stage = StageId(random.below(4) as u16);
-    let mut some = |random: &mut Random| -> Vec<Slot> { (0..random.below(3)).map(|_| slots.hold()).collect() };
+    let mut some =
+        |random: &mut Random| -> Vec<Slot> { (0..random.below(3)).map(|_| slots.hold()).collect() };
     match random.below(10) {
-        0..2 => HandedOut::Statistics { stage, tensors: some(random) },
-        2 => HandedOut::Health(Vec::new()),
-        3..5 => HandedOut::Updated { stage, bucket: random.below(3) as u32, slices: some(random) },
-        _ => HandedOut::Sums {
+        0..2 => EarlyOutput::Statistics { stage, tensors: some(random) },
+        2 => EarlyOutput::Health(Vec::new()),
+        3..5 => {
+            EarlyOutput::Updated { stage, bucket: random.below(3) as u32, slices: some(random) }
+        }
+        _ => EarlyOutput::Sums {
             stage,
             bucket: random.below(3) as u32,
             shards: (0..1 + random.below(3)).map(|_| vec![(node(random), some(random))]).collect(),
@@ -276,15 +331,16 @@ fn fuzz_stage_session() {
         }
         passes += driver.passes;
         kept += driver.kept;
-        // The same few tensors came again and again: each is kept at most once, a gradient being up to three.
-        // Of sums each node of each bucket, of up to three slices, and the nodes are drawn from all numbers now and then.
+        // The same few tensors arrived repeatedly. Each is stored at most once, and a gradient has
+        // up to three. A sum is stored for each node of each bucket, with up to three slices. Some
+        // nodes are drawn from all numbers.
         let (batches, microbatches, items) = (7, 3, 3 * (6 + 1 + 6 * 5 * 3) + 3 * 3 * 200);
-        // And of copies up to three parts of up to three tensors, for four commands.
+        // Snapshots have up to three parts of up to three tensors, for four commands.
         let most = batches * microbatches * items + driver.loads + 4 * 3 * 3;
         assert!(driver.slots.held.len() <= most, "{} tensors are held", driver.slots.held.len());
     });
     assert!(passes > 0, "no forward or backward pass was ever made");
-    assert!(kept > 0, "no part of a copy was ever kept");
+    assert!(kept > 0, "no part of a snapshot was ever kept");
 }
 
 #[test]
@@ -302,11 +358,11 @@ fn a_peer_cannot_fill_a_worker_with_batches() {
         peers: Vec::new(),
         seed: 1,
     };
-    let head = Head::Command { id: 1, body: Command::Assign(Box::new(assignment)) };
-    driver.session.on_frame(Micros(0), Peer::Boss, Frame { route: None, head, slots: Vec::new() });
+    let head = ToWorker::Command { id: 1, body: Command::Assign(Box::new(assignment)) };
+    driver.session.on_message(Micros(0), head);
     for batch in 1..1000 {
         let key = MicrobatchKey { batch, index: 0 };
-        let head = Head::Value { key, value: input.value, to: StageId(1) };
+        let head = TensorHead::Value { key, value: input.value, to: StageId(1) };
         let frame = Frame { route: None, head, slots: vec![driver.slots.hold()] };
         driver.session.on_frame(Micros(0), Peer::Worker(WorkerId(0)), frame);
         driver.drain();
@@ -320,7 +376,7 @@ struct BossDriver {
     requests: u64,
     replied: BTreeSet<u64>,
     succeeded: u64,
-    /// What the workers were last asked to do.
+    /// The number of the last command to the workers.
     command: u64,
 }
 
@@ -332,80 +388,118 @@ impl BossDriver {
                 let request = self.request(random);
                 self.session.on_request(now, self.requests, request);
             }
-            // A worker that does as it was told.
+            // A worker that obeys its commands.
             5..14 => {
                 let (received, answered, spans) = (now, now, Vec::new());
-                let head = Head::Done { id: self.command, losses: Vec::new(), sent: 0, received, answered, spans };
-                self.session.on_frame(now, worker(random), Frame { route: None, head, slots: Vec::new() });
+                let head = ToBoss::Done {
+                    id: self.command,
+                    losses: Vec::new(),
+                    sent: 0,
+                    received,
+                    answered,
+                    spans,
+                };
+                self.session.on_message(now, worker(random), head);
             }
             14..20 => {
-                let head = Head::Aborted { id: self.command, stepped: random.chance(10) };
-                self.session.on_frame(now, worker(random), Frame { route: None, head, slots: Vec::new() });
+                let head = ToBoss::Aborted { id: self.command, stepped: random.chance(10) };
+                self.session.on_message(now, worker(random), head);
             }
-            // Also one that is none of the fleet.
+            // Includes workers outside the fleet.
             4 if random.chance(5) => self.session.on_lost(now, worker(random), "gone"),
-            _ => {
-                let frame = random_frame(random, &mut self.slots);
-                self.session.on_frame(now, worker(random), frame);
-            }
+            _ => match random_head(random, |head| !matches!(head, Head::ToWorker(_))) {
+                Head::ToBoss(message) => {
+                    self.session.on_message(now, worker(random), message);
+                }
+                Head::Tensors(head) => {
+                    let frame = random_frame(random, &mut self.slots, head);
+                    self.session.on_frame(now, worker(random), frame);
+                }
+                Head::ToWorker(_) => {}
+            },
         }
         self.drain();
     }
 
     fn request(&mut self, random: &mut Random) -> Request {
         match random.below(16) {
-            0 | 1 => Request::Distribute,
-            13 => Request::Copies { run: random.below(2) },
+            0 | 1 => Instruction::Distribute.into_request(),
+            13 => ListSnapshots { run: random.below(2) }.into_request(),
             14 => {
-                let (copy, note) = (heads::copy(random), heads::note(random));
+                let (snapshot, note) = (heads::snapshot_id(random), heads::note(random));
                 let (stage, before) = (None, random.below(2) as u32);
-                Request::Keep(Box::new(Keeping { copy, note, last: None, stage, before, neighbours: BTreeMap::new() }))
+                Instruction::StoreSnapshot(Box::new(SnapshotRequest {
+                    snapshot,
+                    note,
+                    last_complete: None,
+                    stage,
+                    before,
+                    neighbours: BTreeMap::new(),
+                }))
+                .into_request()
             }
             15 => {
-                let (keeper, stage) = (worker(random), stage(random));
-                let tensors = vec![Recalled { keeper, part: 0, name: "0.weight".into(), stage }];
-                Request::Restore { copy: heads::copy(random), tensors }
+                let (holder, stage) = (worker(random), stage(random));
+                let tensors =
+                    vec![StoredTensor { holder, part: 0, name: "0.weight".into(), stage }];
+                Instruction::RestoreSnapshot { snapshot: heads::snapshot_id(random), tensors }
+                    .into_request()
             }
-            2 => Request::SetOptimizer(OptimizerSpec::sgd(0.1)),
-            3 => Request::Discard { batch: 1 + random.below(4) },
-            4 => Request::SendState { stage: None, optimizer: random.chance(50) },
+            2 => Instruction::SetOptimizer(OptimizerSpec::sgd(0.1)).into_request(),
+            3 => Instruction::Discard { batch: 1 + random.below(4) }.into_request(),
+            4 => SendState { stage: None, optimizer: random.chance(50) }.into_request(),
             5 => {
                 let tensors = vec![(stage(random), "0.weight".into(), self.slots.hold())];
-                Request::LoadState { tensors, optimizer: random.chance(50) }
+                Instruction::LoadState { tensors, optimizer: random.chance(50) }.into_request()
             }
-            6 => Request::Measure(Vec::new()),
-            7 => Request::Links,
-            9 => Request::SendFiles(vec![("hash".into(), self.slots.hold())]),
-            8 => Request::Use(Box::new(PLAN.clone())),
+            6 => Measure(Vec::new()).into_request(),
+            7 => ReportLinks.into_request(),
+            9 => Instruction::SendFiles(vec![("hash".into(), self.slots.hold())]).into_request(),
+            8 => Instruction::Use(Box::new(PLAN.clone())).into_request(),
             _ => self.run(random),
         }
     }
 
-    /// A round that brings what it takes, and now and then more or less than that.
+    /// A round with the tensors that it needs, and sometimes with more or fewer.
     fn run(&mut self, random: &mut Random) -> Request {
         let backward = random.chance(30);
         let pass = |stage: StageId| match backward {
             true => Action::Backward { stage, microbatch: 0 },
             false => Action::Forward { stage, microbatch: 0 },
         };
-        let of_worker = |w: u16| PLAN.stages_of(WorkerId(w)).iter().map(|s| pass(s.stage)).collect();
-        let mut inputs: Vec<_> = GRAPH.inputs().iter().map(|value| (0, *value, self.slots.hold())).collect();
+        let of_worker =
+            |w: u16| PLAN.stages_of(WorkerId(w)).iter().map(|s| pass(s.stage)).collect();
+        let mut inputs: Vec<_> =
+            GRAPH.inputs().iter().map(|value| (0, *value, self.slots.hold())).collect();
         let mut targets = vec![(0, self.slots.hold())];
-        let mut grads: Vec<_> = GRAPH.outputs().iter().map(|value| (0, *value, vec![self.slots.hold()])).collect();
+        let mut grads: Vec<_> =
+            GRAPH.outputs().iter().map(|value| (0, *value, vec![self.slots.hold()])).collect();
         if backward {
-            let slots: Vec<Slot> = inputs.drain(..).map(|(.., s)| s).chain(targets.drain(..).map(|(_, s)| s)).collect();
+            let slots: Vec<Slot> = inputs
+                .drain(..)
+                .map(|(.., s)| s)
+                .chain(targets.drain(..).map(|(_, s)| s))
+                .collect();
             self.slots.give_up(&slots);
         } else {
             let slots: Vec<Slot> = grads.drain(..).flat_map(|(.., slots)| slots).collect();
             self.slots.give_up(&slots);
         }
         if random.chance(20) {
-            inputs.push((random.below(2) as u32, random.pick(GRAPH.values()).id, self.slots.hold()));
+            inputs.push((
+                random.below(2) as u32,
+                random.pick(GRAPH.values()).id,
+                self.slots.hold(),
+            ));
         }
         let samples = random.chance(20).then(|| {
-            let given = inputs.drain(..).map(|(.., slot)| slot).chain(targets.drain(..).map(|(_, slot)| slot));
+            let given = inputs
+                .drain(..)
+                .map(|(.., slot)| slot)
+                .chain(targets.drain(..).map(|(_, slot)| slot));
             self.slots.give_up(&given.collect::<Vec<_>>());
-            let batches = (0..random.below(3)).map(|_| (0..random.below(3) as i64).collect()).collect();
+            let batches =
+                (0..random.below(3)).map(|_| (0..random.below(3) as i64).collect()).collect();
             Samples { data: DataId([7; 32]), batches, next: (0..random.below(3) as i64).collect() }
         });
         let loss = RoundLoss { spec: LossSpec::MSELoss, weights: vec![1.0] };
@@ -413,12 +507,16 @@ impl BossDriver {
             batch: 1 + random.below(4),
             step: 1,
             mode: *random.pick(&[Mode::Train, Mode::Eval]),
-            cached: None,
+            kv_cache: None,
             actions: (0..PLAN.workers() as u16).map(of_worker).collect(),
             order: Order::Listed,
             microbatch_assignment: MicrobatchAssignment::default(),
             microbatches: 1,
-            reduction: *random.pick(&[Reduction::Tree, Reduction::Fast, Reduction::Compressed(Compress::Int8)]),
+            reduction: *random.pick(&[
+                Reduction::Tree,
+                Reduction::Fast,
+                Reduction::Compressed(Compress::Int8),
+            ]),
             update: None,
             watch: Watch { health: random.chance(50), ..Watch::default() },
             loss: (!backward).then_some(loss),
@@ -433,22 +531,26 @@ impl BossDriver {
     fn drain(&mut self) {
         for count in 0.. {
             let Some(effect) = self.session.poll_effect() else { break };
-            assert!(count < MOST_EFFECTS + self.requests as usize, "effects without end: {effect:?}");
+            assert!(
+                count < MOST_EFFECTS + self.requests as usize,
+                "effects without end: {effect:?}"
+            );
             match effect {
-                BossEffect::Send { to, slots } => {
-                    if let Some(Head::Command { id, .. }) = to.first().map(|to| &to.head) {
+                BossEffect::Tell(to) => {
+                    if let Some(ToWorker::Command { id, .. }) = to.first().map(|to| &to.body) {
                         self.command = *id;
                     }
-                    self.slots.give_up(&slots);
                 }
+                BossEffect::Send { slots, .. } => self.slots.give_up(&slots),
                 BossEffect::Drop(slots) => self.slots.give_up(&slots),
                 BossEffect::Reply { request, result } => {
-                    assert!(request <= self.requests && self.replied.insert(request), "a second reply to {request}");
+                    assert!(
+                        request <= self.requests && self.replied.insert(request),
+                        "a second reply to {request}"
+                    );
                     if let Ok(answer) = result {
                         self.succeeded += 1;
-                        let slots = answer.outputs.iter().map(|(.., slot)| *slot);
-                        let slots: Vec<_> = slots.chain(answer.state.iter().map(|(_, slot)| *slot)).collect();
-                        self.slots.give_up(&slots);
+                        self.slots.give_up(&answer.into_slots());
                     }
                 }
                 BossEffect::Notice(_) | BossEffect::Hangup { .. } | BossEffect::Dismiss { .. } => {}
@@ -467,10 +569,11 @@ fn fuzz_boss_session() {
             seed: 1,
             buckets: BUCKETS,
             addresses: Vec::new(),
-            most_waiting: 2,
+            max_pending_batches: 2,
         });
         let (slots, replied) = (Slots::default(), BTreeSet::new());
-        let mut driver = BossDriver { session, slots, requests: 0, replied, succeeded: 0, command: 0 };
+        let mut driver =
+            BossDriver { session, slots, requests: 0, replied, succeeded: 0, command: 0 };
         for time in 0..1000 {
             driver.event(random, Micros(time));
         }

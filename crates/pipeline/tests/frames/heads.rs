@@ -1,67 +1,97 @@
-//! Heads of every kind, with random contents out of few, so that they often fit each other.
+//! Heads of every kind, with random contents from a small range, so that they often fit each other.
 
 use layerspec::{DType, LayerGraph, LayerId, ValueId};
-use pipeline::cached::Cached;
 use pipeline::effect::Micros;
-use pipeline::frame::{Envelope, Route};
+use pipeline::frame::{encode, Envelope, Route, TensorEnvelope};
 use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
-use pipeline::kept::{Give, Keep, PeerSnapshot, Recall, SnapshotId, SnapshotNote};
+use pipeline::kv_cache_step::KvCacheStep;
 use pipeline::loss::Classes;
 use pipeline::message::{
-    Assignment, ChangeMembership, Command, Failure, Head, LinkReport, Mode, PeerAddress, Progress, Reduction, Round,
-    RoundLoss, RoundUpdate, Span,
+    Assignment, ChangeMembership, Command, Failure, FailureKind, LinkReport, Mode, PeerAddress,
+    Progress, Reduction, Round, RoundLoss, RoundUpdate, Span, TensorHead, ToBoss, ToWorker,
 };
 use pipeline::norm::Square;
-use pipeline::replicas::{BucketBytes, Compress, MicrobatchAssignment, Node, Sharding, UniqueId, WorkerGroups};
+use pipeline::peer_snapshot::{
+    PartToMake, PeerSnapshot, SendSnapshot, SnapshotId, SnapshotNote, StoreSnapshot,
+};
+use pipeline::replicas::{
+    BucketBytes, Compress, MicrobatchAssignment, Node, Sharding, UniqueId, WorkerGroups,
+};
 use pipeline::samples::{DataId, DataSpec, Samples};
 use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes};
-use pipeline::watch::{Finite, LayerHealth, Watch};
+use pipeline::watch::{FiniteCheck, LayerHealth, Watch};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::LazyLock;
 use testkit::Random;
 
-/// How many kinds of head there are.
+/// A message or the head of a frame with tensors.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Head {
+    ToWorker(ToWorker),
+    ToBoss(ToBoss),
+    Tensors(TensorHead),
+}
+
+impl From<ToWorker> for Head {
+    fn from(message: ToWorker) -> Self {
+        Head::ToWorker(message)
+    }
+}
+
+impl From<ToBoss> for Head {
+    fn from(message: ToBoss) -> Self {
+        Head::ToBoss(message)
+    }
+}
+
+impl From<TensorHead> for Head {
+    fn from(head: TensorHead) -> Self {
+        Head::Tensors(head)
+    }
+}
+
+/// The number of kinds of heads.
 pub const KINDS: u64 = 33;
 
 /// The number of a head's kind. A new kind must be added here and in [`head`].
 pub fn kind(head: &Head) -> u64 {
     match head {
-        Head::Command { .. } => 0,
-        Head::UseRelay { .. } => 1,
-        Head::Abort { .. } => 2,
-        Head::Stop => 3,
-        Head::Done { .. } => 4,
-        Head::Failed { .. } => 5,
-        Head::Aborted { .. } => 6,
-        Head::LinkFailed { .. } => 7,
-        Head::State { .. } => 8,
-        Head::Value { .. } => 9,
-        Head::Target { .. } => 10,
-        Head::Gradient { .. } => 11,
-        Head::Output { .. } => 12,
-        Head::File { .. } => 13,
-        Head::TotalNorm { .. } => 14,
-        Head::Norms { .. } => 15,
-        Head::Measured { .. } => 16,
-        Head::LinkReport { .. } => 17,
-        Head::TiedGrads { .. } => 18,
-        Head::TiedValues { .. } => 19,
-        Head::Sum { .. } => 20,
-        Head::Reduced { .. } => 21,
-        Head::Statistics { .. } => 22,
-        Head::Digests { .. } => 23,
-        Head::Progress(_) => 24,
-        Head::ReplicaState { .. } => 25,
-        Head::Updated { .. } => 26,
-        Head::Weight { .. } => 27,
-        Head::Health { .. } => 28,
-        Head::Kept { .. } => 29,
-        Head::Copies { .. } => 30,
-        Head::Keeping { .. } => 31,
-        Head::UniqueIds { .. } => 32,
+        Head::ToWorker(ToWorker::Command { .. }) => 0,
+        Head::ToWorker(ToWorker::UseRelay { .. }) => 1,
+        Head::ToWorker(ToWorker::Abort { .. }) => 2,
+        Head::ToWorker(ToWorker::Stop) => 3,
+        Head::ToBoss(ToBoss::Done { .. }) => 4,
+        Head::ToBoss(ToBoss::Failed { .. }) => 5,
+        Head::ToBoss(ToBoss::Aborted { .. }) => 6,
+        Head::ToBoss(ToBoss::LinkFailed { .. }) => 7,
+        Head::Tensors(TensorHead::State { .. }) => 8,
+        Head::Tensors(TensorHead::Value { .. }) => 9,
+        Head::Tensors(TensorHead::Target { .. }) => 10,
+        Head::Tensors(TensorHead::Gradient { .. }) => 11,
+        Head::Tensors(TensorHead::Output { .. }) => 12,
+        Head::Tensors(TensorHead::File { .. }) => 13,
+        Head::ToWorker(ToWorker::TotalNorm { .. }) => 14,
+        Head::ToBoss(ToBoss::Norms { .. }) => 15,
+        Head::ToBoss(ToBoss::Measured { .. }) => 16,
+        Head::ToBoss(ToBoss::LinkReport { .. }) => 17,
+        Head::Tensors(TensorHead::TiedGrads { .. }) => 18,
+        Head::Tensors(TensorHead::TiedValues { .. }) => 19,
+        Head::Tensors(TensorHead::Sum { .. }) => 20,
+        Head::Tensors(TensorHead::Reduced { .. }) => 21,
+        Head::Tensors(TensorHead::Statistics { .. }) => 22,
+        Head::ToBoss(ToBoss::Digests { .. }) => 23,
+        Head::ToWorker(ToWorker::Progress(_)) => 24,
+        Head::Tensors(TensorHead::ReplicaState { .. }) => 25,
+        Head::Tensors(TensorHead::Updated { .. }) => 26,
+        Head::Tensors(TensorHead::Weight { .. }) => 27,
+        Head::ToBoss(ToBoss::Health { .. }) => 28,
+        Head::ToBoss(ToBoss::SnapshotStored { .. }) => 29,
+        Head::ToBoss(ToBoss::Snapshots { .. }) => 30,
+        Head::Tensors(TensorHead::SnapshotPart { .. }) => 31,
+        Head::ToBoss(ToBoss::UniqueIds { .. }) => 32,
     }
 }
 
@@ -84,7 +114,7 @@ outputs: [y, h]
     LayerGraph::from_yaml(text, "model.yaml").expect("a good model")
 });
 
-/// It on four workers, two of which have the same stage.
+/// The model on four workers, two of which have the same stage.
 pub static PLAN: LazyLock<Plan> = LazyLock::new(|| {
     let cuts = Cuts::At(vec!["1".into(), "2".into()]);
     Plan::new(&GRAPH, &cuts, WorkerGroups::of(&[1, 1, 2]), Placement::Plain).expect("a good cut")
@@ -94,31 +124,46 @@ pub static PLAN: LazyLock<Plan> = LazyLock::new(|| {
 pub fn head(random: &mut Random, kind: u64) -> Head {
     let id = 1 + random.below(4);
     match kind {
-        0 => Head::Command { id, body: command(random) },
-        1 => Head::UseRelay { peer: worker(random) },
-        2 => Head::Abort { id, batch: maybe(random, batch), gradients: random.chance(50) },
-        3 => Head::Stop,
-        4 => Head::Done {
+        0 => ToWorker::Command { id, body: command(random) }.into(),
+        1 => ToWorker::UseRelay { peer: worker(random) }.into(),
+        2 => {
+            ToWorker::Abort { id, batch: maybe(random, batch), gradients: random.chance(50) }.into()
+        }
+        3 => ToWorker::Stop.into(),
+        4 => ToBoss::Done {
             id,
             losses: losses(random),
             sent: random.below(3) as u32,
             received: Micros(random.next()),
             answered: Micros(random.next()),
             spans: (0..random.below(3)).map(|_| span(random)).collect(),
-        },
-        5 => Head::Failed { id, failure: failure(random) },
-        6 => Head::Aborted { id, stepped: random.chance(50) },
-        7 => Head::LinkFailed { peer: worker(random), reason: text(random), was_up: random.chance(50) },
-        8 => Head::State { id, name: text(random) },
-        9 => Head::Value { key: key(random), value: value(random), to: stage(random) },
-        10 => Head::Target { key: key(random), to: stage(random) },
-        11 => Head::Gradient { key: key(random), value: value(random), from: maybe(random, stage), to: stage(random) },
-        12 => Head::Output { key: key(random), value: value(random) },
-        13 => Head::File { id, name: text(random) },
-        14 => Head::TotalNorm { id, norm: *random.pick(&[0.0, 1.5, f64::INFINITY]) },
-        15 => Head::Norms { id, squares: squares(random), losses: losses(random) },
-        16 => Head::Measured { id, times: vec![LayerTimes::default(); random.below(3) as usize] },
-        17 => Head::LinkReport {
+        }
+        .into(),
+        5 => ToBoss::Failed { id, failure: failure(random) }.into(),
+        6 => ToBoss::Aborted { id, stepped: random.chance(50) }.into(),
+        7 => ToBoss::LinkFailed {
+            peer: worker(random),
+            reason: text(random),
+            was_up: random.chance(50),
+        }
+        .into(),
+        8 => TensorHead::State { id, name: text(random) }.into(),
+        9 => TensorHead::Value { key: key(random), value: value(random), to: stage(random) }.into(),
+        10 => TensorHead::Target { key: key(random), to: stage(random) }.into(),
+        11 => TensorHead::Gradient {
+            key: key(random),
+            value: value(random),
+            from: maybe(random, stage),
+            to: stage(random),
+        }
+        .into(),
+        12 => TensorHead::Output { key: key(random), value: value(random) }.into(),
+        13 => TensorHead::File { id, name: text(random) }.into(),
+        14 => ToWorker::TotalNorm { id, norm: *random.pick(&[0.0, 1.5, f64::INFINITY]) }.into(),
+        15 => ToBoss::Norms { id, squares: squares(random), losses: losses(random) }.into(),
+        16 => ToBoss::Measured { id, times: vec![LayerTimes::default(); random.below(3) as usize] }
+            .into(),
+        17 => ToBoss::LinkReport {
             peer: maybe(random, worker),
             report: LinkReport {
                 rtt: Micros(random.below(1000)),
@@ -127,14 +172,30 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
                 shared_memory: random.chance(50),
                 same_machine: random.chance(50),
             },
-        },
-        18 => Head::TiedGrads { batch: batch(random), from: stage(random), to: stage(random) },
-        19 => Head::TiedValues { batch: batch(random), from: stage(random), to: stage(random) },
-        20 => {
-            Head::Sum { batch: batch(random), stage: stage(random), bucket: random.below(3) as u32, node: node(random) }
         }
-        21 => Head::Reduced { batch: batch(random), stage: stage(random), bucket: random.below(3) as u32 },
-        28 => Head::Health {
+        .into(),
+        18 => {
+            TensorHead::TiedGrads { batch: batch(random), from: stage(random), to: stage(random) }
+                .into()
+        }
+        19 => {
+            TensorHead::TiedValues { batch: batch(random), from: stage(random), to: stage(random) }
+                .into()
+        }
+        20 => TensorHead::Sum {
+            batch: batch(random),
+            stage: stage(random),
+            bucket: random.below(3) as u32,
+            node: node(random),
+        }
+        .into(),
+        21 => TensorHead::Reduced {
+            batch: batch(random),
+            stage: stage(random),
+            bucket: random.below(3) as u32,
+        }
+        .into(),
+        28 => ToBoss::Health {
             id,
             layers: (0..random.below(3) as u32)
                 .map(|layer| LayerHealth {
@@ -144,56 +205,88 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
                     changed: random.chance(50),
                 })
                 .collect(),
-        },
-        32 => Head::UniqueIds { id, ids: unique_ids(random) },
-        23 => Head::Digests {
+        }
+        .into(),
+        32 => ToBoss::UniqueIds { id, ids: unique_ids(random) }.into(),
+        23 => ToBoss::Digests {
             id,
             digests: (0..random.below(3)).map(|_| (stage(random), text(random), [1; 32])).collect(),
-        },
-        24 => Head::Progress(Progress {
+        }
+        .into(),
+        24 => ToWorker::Progress(Progress {
             step: random.below(3),
             loss: 1.5,
             steps: random.below(3),
             samples: random.next(),
             share: 0.25,
             bytes_per_second: maybe(random, Random::next),
-        }),
-        25 => Head::ReplicaState { id, name: text(random), of: random.below(4) as u32 },
+        })
+        .into(),
+        25 => {
+            TensorHead::ReplicaState { id, name: text(random), of: random.below(4) as u32 }.into()
+        }
         26 => {
             let (bucket, visit) = (random.below(3) as u32, random.below(2) as u32);
-            Head::Updated { batch: batch(random), stage: stage(random), bucket, visit }
+            TensorHead::Updated { batch: batch(random), stage: stage(random), bucket, visit }.into()
         }
-        27 => Head::Weight { id, name: text(random), stage: stage(random) },
-        29 => Head::Kept { id, part: part(random) },
-        30 => Head::Copies {
+        27 => TensorHead::Weight { id, name: text(random), stage: stage(random) }.into(),
+        29 => ToBoss::SnapshotStored { id, part: part(random) }.into(),
+        30 => ToBoss::Snapshots {
             id,
-            copies: (0..random.below(3))
-                .map(|_| PeerSnapshot { copy: copy(random), note: note(random), parts: parts(random) })
+            snapshots: (0..random.below(3))
+                .map(|_| PeerSnapshot {
+                    snapshot: snapshot_id(random),
+                    note: note(random),
+                    parts: parts(random),
+                })
                 .collect(),
-        },
-        31 => Head::Keeping { id, part: part(random), name: text(random), of: random.below(4) as u32 },
-        _ => Head::Statistics { batch: batch(random), stage: stage(random) },
+        }
+        .into(),
+        31 => TensorHead::SnapshotPart {
+            id,
+            part: part(random),
+            name: text(random),
+            of: random.below(4) as u32,
+        }
+        .into(),
+        _ => TensorHead::Statistics { batch: batch(random), stage: stage(random) }.into(),
     }
 }
 
 /// A well-formed frame of this head.
-pub fn envelope(random: &mut Random, head: Head) -> Envelope {
+pub fn envelope(random: &mut Random, head: TensorHead) -> TensorEnvelope {
     let (least, most) = head.tensors();
     let count = least as u64 + random.below((most - least) as u64 + 1).min(3);
     let tensors = (0..count).map(|_| tensor(random)).collect();
     let route = maybe(random, |random| Route { from: worker(random), to: worker(random) });
-    Envelope { route, head, tensors }
+    TensorEnvelope { route, head, tensors }
+}
+
+/// The bytes of a frame of this head up to its tensors.
+pub fn encoded(random: &mut Random, head: Head) -> Vec<u8> {
+    let bytes = match head {
+        Head::ToWorker(message) => encode(&Envelope::Message(message)),
+        Head::ToBoss(message) => encode(&Envelope::Message(message)),
+        Head::Tensors(head) => encode(&Envelope::<ToWorker>::Tensors(envelope(random, head))),
+    };
+    bytes.expect("within bounds")
 }
 
 fn command(random: &mut Random) -> Command {
     match random.below(16) {
-        11 => Command::Keep(Box::new(keep(random))),
-        12 => Command::Copies { run: random.below(2) },
+        11 => Command::StoreSnapshot(Box::new(keep(random))),
+        12 => Command::ListSnapshots { run: random.below(2) },
         13 => {
-            let tensors = (0..random.below(3)).map(|_| (part(random), "0.weight".into(), stage(random))).collect();
-            let recall = Box::new(Recall { copy: copy(random), tensors });
+            let tensors = (0..random.below(3))
+                .map(|_| (part(random), "0.weight".into(), stage(random)))
+                .collect();
+            let recall = Box::new(SendSnapshot { snapshot: snapshot_id(random), tensors });
             let keepers = (0..random.below(3)).map(|_| worker(random)).collect();
-            Command::Restore { tensors: random.below(4) as u32, keepers, recall }
+            Command::RestoreSnapshot {
+                tensors: random.below(4) as u32,
+                senders: keepers,
+                send: recall,
+            }
         }
         14 => Command::Communicate(unique_ids(random)),
         15 => Command::MakeIds,
@@ -204,9 +297,14 @@ fn command(random: &mut Random) -> Command {
         9 => Command::ChangeMembership(Box::new(change_membership(random))),
         8 => Command::Digest,
         0 => Command::Assign(Box::new(assignment(random))),
-        1 => Command::SetOptimizer(*random.pick(&[OptimizerSpec::sgd_momentum(0.1, 0.9), OptimizerSpec::adamw(1e-3)])),
+        1 => Command::SetOptimizer(
+            *random.pick(&[OptimizerSpec::sgd_momentum(0.1, 0.9), OptimizerSpec::adamw(1e-3)]),
+        ),
         2 => Command::Discard { batch: batch(random) },
-        3 => Command::SendState { stage: random.chance(50).then_some(StageId(1)), optimizer: random.chance(50) },
+        3 => Command::SendState {
+            stage: random.chance(50).then_some(StageId(1)),
+            optimizer: random.chance(50),
+        },
         4 => Command::LoadState { tensors: random.below(4) as u32, optimizer: random.chance(50) },
         5 => Command::Measure((0..random.below(3)).map(|_| probe(random)).collect()),
         6 => Command::TakeFiles { files: random.below(4) as u32 },
@@ -214,16 +312,27 @@ fn command(random: &mut Random) -> Command {
     }
 }
 
-fn keep(random: &mut Random) -> Keep {
-    // Mostly the worker of which it is asked has it: what it has not is refused.
+fn keep(random: &mut Random) -> StoreSnapshot {
+    // Usually the worker that is asked has the state. Otherwise it refuses the request.
     let of = |random: &mut Random| if random.chance(80) { WorkerId(1) } else { worker(random) };
-    let give = maybe(random, |random| Give { part: part(random), of: of(random), to: maybe(random, worker) });
+    let give = maybe(random, |random| PartToMake {
+        part: part(random),
+        of: of(random),
+        to: maybe(random, worker),
+    });
     let take = (0..random.below(3)).map(|_| (part(random), worker(random))).collect();
-    let (last, stage) = (maybe(random, copy), maybe(random, stage));
-    Keep { copy: copy(random), note: note(random), last, stage, give, take }
+    let (last, stage) = (maybe(random, snapshot_id), maybe(random, stage));
+    StoreSnapshot {
+        snapshot: snapshot_id(random),
+        note: note(random),
+        last_complete: last,
+        stage,
+        make: give,
+        receive: take,
+    }
 }
 
-pub fn copy(random: &mut Random) -> SnapshotId {
+pub fn snapshot_id(random: &mut Random) -> SnapshotId {
     SnapshotId { run: random.below(2), step: random.below(3), membership: random.below(2) }
 }
 
@@ -245,11 +354,20 @@ fn unique_ids(random: &mut Random) -> Vec<(StageId, UniqueId)> {
 
 fn change_membership(random: &mut Random) -> ChangeMembership {
     let me = worker(random);
-    let stage_placement =
-        if random.chance(20) { PLAN.stage_placement.without(me) } else { PLAN.stage_placement.clone() };
+    let stage_placement = if random.chance(20) {
+        PLAN.stage_placement.without(me)
+    } else {
+        PLAN.stage_placement.clone()
+    };
     let followers = (0..random.below(2)).map(|_| (stage(random), worker(random))).collect();
     let give = (0..random.below(2)).map(|_| worker(random)).collect();
-    ChangeMembership { stage_placement, followers, peers: peers(random, me), give, take: maybe(random, worker) }
+    ChangeMembership {
+        stage_placement,
+        followers,
+        peers: peers(random, me),
+        give,
+        take: maybe(random, worker),
+    }
 }
 
 fn peers(random: &mut Random, me: WorkerId) -> Vec<PeerAddress> {
@@ -278,13 +396,15 @@ fn assignment(random: &mut Random) -> Assignment {
         stages: PLAN.stages_of(me),
         stage_placement: PLAN.stage_placement.clone(),
         buckets: BUCKETS,
-        sharding: random.chance(15).then(|| *random.pick(&[Sharding::Gradients, Sharding::Parameters])),
+        sharding: random
+            .chance(15)
+            .then(|| *random.pick(&[Sharding::Gradients, Sharding::Parameters])),
         peers,
         seed: random.next(),
     }
 }
 
-/// So small that a stage of a few numbers has several.
+/// Buckets so small that a stage of a few numbers has several.
 pub const BUCKETS: BucketBytes = BucketBytes { first: 16, other: 16 };
 
 pub fn node(random: &mut Random) -> Node {
@@ -316,31 +436,40 @@ fn round(random: &mut Random) -> Round {
         }
     };
     let classes = Classes { weight: vec![0.5, 2.0], ignore_index: 1 };
-    let spec = random.pick(&[LossSpec::MSELoss, LossSpec::CrossEntropyLoss { classes, label_smoothing: 0.1 }]).clone();
+    let spec = random
+        .pick(&[LossSpec::MSELoss, LossSpec::CrossEntropyLoss { classes, label_smoothing: 0.1 }])
+        .clone();
     let weights = (0..if tidy { 3 } else { random.below(4) }).map(|n| n as f64 / 3.0).collect();
     Round {
         batch: batch(random),
         step: random.next(),
         mode: *random.pick(&[Mode::Train, Mode::Eval]),
-        cached: maybe(random, cached),
+        kv_cache: maybe(random, cached),
         actions: (0..random.below(6)).map(|_| action(random)).collect(),
         loss: random.chance(50).then_some(RoundLoss { spec, weights }),
         outputs: random.chance(50),
         grads_from_boss: random.chance(50),
-        microbatch_assignment: MicrobatchAssignment::by_speed(&PLAN.stage_placement, 3, |_, worker| {
-            1 + u64::from(worker.0)
-        }),
+        microbatch_assignment: MicrobatchAssignment::by_speed(
+            &PLAN.stage_placement,
+            3,
+            |_, worker| 1 + u64::from(worker.0),
+        ),
         microbatches: *random.pick(&[3, 3, 3, 1]),
         samples: maybe(random, |random| Samples {
             data: DataId([7; 32]),
-            batches: (0..*random.pick(&[1, 1, 3, 0])).map(|_| (0..3 + random.below(4) as i64).collect()).collect(),
+            batches: (0..*random.pick(&[1, 1, 3, 0]))
+                .map(|_| (0..3 + random.below(4) as i64).collect())
+                .collect(),
             next: (0..random.below(6) as i64).collect(),
         }),
         reduction: *random.pick(&REDUCTIONS),
         order: match random.chance(50) {
             true => Order::Listed,
             false => Order::Ready {
-                in_flight: vec![random.below(3) as u32; if tidy { 3 } else { random.below(5) as usize }],
+                in_flight: vec![
+                    random.below(3) as u32;
+                    if tidy { 3 } else { random.below(5) as usize }
+                ],
                 held: vec![random.below(3) as u32; if tidy { 3 } else { random.below(5) as usize }],
             },
         },
@@ -351,15 +480,19 @@ fn round(random: &mut Random) -> Round {
             skip_infinite: false,
         }),
         watch: Watch {
-            finite: *random.pick(&[Finite::Nowhere, Finite::Loss, Finite::Everywhere]),
+            finite: *random.pick(&[FiniteCheck::Off, FiniteCheck::Loss, FiniteCheck::All]),
             health: random.chance(50),
         },
     }
 }
 
-fn cached(random: &mut Random) -> Cached {
+fn cached(random: &mut Random) -> KvCacheStep {
     let rows = (0..random.below(4)).map(|n| n as u32).collect();
-    Cached { past: random.below(100), rows, layers: (0..random.below(4) as u32).map(LayerId).collect() }
+    KvCacheStep {
+        past: random.below(100),
+        rows,
+        layers: (0..random.below(4) as u32).map(LayerId).collect(),
+    }
 }
 
 fn span(random: &mut Random) -> Span {
@@ -392,11 +525,8 @@ fn failure(random: &mut Random) -> Failure {
         microbatch: maybe(random, |random| random.below(3) as u32),
         step: maybe(random, Random::next),
         message: text(random),
-        not_finite: random.chance(50),
-        unfit: random.chance(50),
-        refused: false,
-        updating: false,
-        passing: false,
+        kind: [FailureKind::Unfit, FailureKind::NotFinite, FailureKind::Other]
+            [random.below(3) as usize],
     }
 }
 

@@ -1,8 +1,14 @@
-//! Frames and sessions against what may come from outside: every head there and back, broken frames
-//! refused, and a seeded fuzz of the decoder (see `fuzz/inputs.rs`) and of both sessions that needs no special compiler.
-//! `BOSSMAN_FUZZ_SECONDS` says how long each fuzz runs (default 3).
+//! Frames and sessions under outside inputs: every head is encoded and decoded, broken frames are
+//! refused, and the decoder (see `crates/testkit/src/inputs.rs`) and both sessions run under a
+//! seeded fuzz. It needs no special compiler. `BOSSMAN_FUZZ_SECONDS` sets the time of each fuzz
+//! (default 3).
 
-#![allow(clippy::expect_used, clippy::panic, unreachable_pub, reason = "everything here is part of a test")]
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    unreachable_pub,
+    reason = "everything here is part of a test"
+)]
 
 mod fuzz_frame;
 mod fuzz_sessions;
@@ -13,7 +19,7 @@ mod roundtrip;
 use std::time::{Duration, Instant};
 use testkit::Random;
 
-/// Runs one seed of a session after the other until the time is up; the seed of a panic is printed.
+/// Runs seed after seed until the time is up. Prints the seed of a panic.
 fn fuzz(mut case: impl FnMut(&mut Random)) {
     struct Seed(u64);
     impl Drop for Seed {
@@ -23,7 +29,9 @@ fn fuzz(mut case: impl FnMut(&mut Random)) {
             }
         }
     }
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a whole number"));
+    let number = |name: &str| {
+        std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a whole number"))
+    };
     let first = number("BOSSMAN_FUZZ_SEED").unwrap_or(0);
     let end = Instant::now() + Duration::from_secs(number("BOSSMAN_FUZZ_SECONDS").unwrap_or(3));
     let mut seed = Seed(first);

@@ -1,35 +1,59 @@
-//! What the boss answers, taken in and checked.
+//! Receives and checks the boss's answers.
 
 use super::World;
 use crate::calls::Answered;
-use pipeline::effect::Answer;
+use pipeline::boss::{Answer, RoundResults};
 
 impl World {
     pub(super) fn answered(&mut self, answer: Answer) -> Answered {
+        let mut answered = Answered::default();
+        match answer {
+            Answer::Instruct(()) | Answer::ReportLinks(_) => {}
+            Answer::Run(results) => answered = self.results(*results),
+            Answer::ChangeMembership(behind) => self.behind = behind,
+            Answer::SendState(state) => {
+                let state = state.into_iter();
+                answered.state =
+                    state.map(|(name, slot)| (name, self.boss_slots.give_up(slot))).collect();
+            }
+            Answer::Measure(measured) => {
+                answered.measured =
+                    measured.first().map(|(_, times)| times.clone()).unwrap_or_default();
+                assert!(measured.iter().all(|(_, times)| *times == answered.measured));
+                assert_eq!(measured.len(), self.workers.len());
+            }
+            Answer::Digest(digests) => {
+                for (worker, stage, _, digest) in &digests {
+                    let differs = digests.iter().find(|(_, s, _, d)| s == stage && d != digest);
+                    assert!(differs.is_none(), "{stage} of {worker} differs from {differs:?}");
+                }
+            }
+            Answer::ListSnapshots(snapshots) => self.snapshots = snapshots,
+            Answer::MakeIds(ids) => answered.unique_ids = ids,
+        }
+        answered
+    }
+
+    fn results(&mut self, results: RoundResults) -> Answered {
         let slots = &mut self.boss_slots;
-        let outputs = answer.outputs.into_iter().map(|(index, value, slot)| (index, value, slots.give_up(slot)));
-        let outputs = outputs.collect();
-        let state = answer.state.into_iter().map(|(name, slot)| (name, slots.give_up(slot))).collect();
-        let losses = answer.losses.into_iter().map(|(index, loss)| (index, loss.to_bits())).collect();
+        let outputs = results.outputs.into_iter();
+        let outputs = outputs.map(|(index, value, slot)| (index, value, slots.give_up(slot)));
+        let losses = results.losses.into_iter().map(|(index, loss)| (index, loss.to_bits()));
+        let answered = Answered {
+            losses: losses.collect(),
+            outputs: outputs.collect(),
+            grad_norm: results.grad_norm.map(f64::to_bits),
+            ..Answered::default()
+        };
         // Half a round trip more or less.
         let slack = self.network.conditions.delay + 1 + self.network.slack;
-        for span in &answer.spans {
+        for span in &results.spans {
             let (from, until) = (self.replied.saturating_sub(slack), self.network.now + slack);
             assert!(span.start <= span.end && span.end.0 <= until, "{span:?} ends after {until}");
-            // Where workers are made ready, replies to that come at any time.
+            // While new workers are prepared, their replies come at any time.
             assert!(self.churn.is_some() || span.start.0 >= from, "{span:?} begins before {from}");
         }
-        self.spans = answer.spans;
-        self.behind = answer.behind;
-        self.copies = answer.copies;
-        for (worker, stage, _, digest) in &answer.digests {
-            let differs = answer.digests.iter().find(|(_, s, _, d)| s == stage && d != digest);
-            assert!(differs.is_none(), "{stage} of {worker} has other weights than {differs:?}");
-        }
-        let measured = answer.measured.first().map(|(_, times)| times.clone()).unwrap_or_default();
-        assert!(answer.measured.iter().all(|(_, times)| *times == measured));
-        assert!(answer.measured.is_empty() || answer.measured.len() == self.workers.len());
-        let (grad_norm, unique_ids) = (answer.grad_norm.map(f64::to_bits), answer.unique_ids);
-        Answered { losses, outputs, state, grad_norm, unique_ids, measured }
+        (self.spans, self.behind) = (results.spans, results.behind);
+        answered
     }
 }

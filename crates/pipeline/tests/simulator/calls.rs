@@ -1,5 +1,4 @@
-//! What a user may call, and the data that goes with each call, so that the fleet and the oracle can
-//! be given the same.
+//! The calls of a user, with their data, so that the fleet and the oracle get the same input.
 
 use crate::math::{Fake, Hash};
 use layerspec::{Layer, LayerGraph, ValueId};
@@ -12,7 +11,7 @@ use pipeline::{LossSpec, OptimizerSpec};
 use std::collections::BTreeMap;
 use testkit::Random;
 
-/// The seed of every run; the simulator's own seed must make no difference.
+/// The seed of every run. The simulator's own seed must make no difference.
 pub const SEED: u64 = 42;
 
 /// The loss of every round that has one.
@@ -22,14 +21,15 @@ pub const MICROBATCH_LOSS: LossSpec = LossSpec::MSELoss;
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     Distribute,
-    /// With this learning rate, in thousandths.
+    /// Sets the optimizer, with this learning rate in thousandths.
     Optimizer(u64),
     State,
-    /// The state with what the optimizer keeps.
+    /// Fetches the state, with that of the optimizer.
     Checkpoint,
-    /// With this learning rate, in thousandths, the state of the last checkpoint, the optimizer's included.
+    /// Sets the optimizer, with this learning rate in thousandths, and loads the state of the last
+    /// checkpoint.
     Resume(u64),
-    /// The present state, changed by this; 0 leaves it as it is.
+    /// Loads the current state, changed by this number. 0 leaves it unchanged.
     Load(u64),
     Train(u64),
     /// A training step that leaves its gradients for a later one.
@@ -38,10 +38,10 @@ pub enum Call {
     Forward(u64),
     Backward(u64),
     OptimStep(u64),
-    /// A forward pass whose backward pass will not come.
+    /// A forward pass without a backward pass.
     Discard(u64),
     Measure,
-    /// What the weights of every replica come to.
+    /// A digest of every replica's weights.
     Digest,
 }
 
@@ -53,9 +53,9 @@ pub struct Answered {
     pub state: BTreeMap<String, Fake>,
     /// As bits.
     pub grad_norm: Option<u64>,
-    /// What replicas find each other by.
+    /// The ids by which replicas find each other.
     pub unique_ids: Vec<(StageId, UniqueId)>,
-    /// What every worker says that layers take.
+    /// The layer times that every worker reports.
     pub measured: Vec<LayerTimes>,
 }
 
@@ -80,13 +80,21 @@ pub fn script(random: &mut Random, length: u64) -> Vec<Call> {
             9 => calls.extend([Call::State, Call::Load(random.below(2) * turn)]),
             10 => calls.push(Call::Optimizer(turn)),
             11 => calls.extend([Call::Forward(step), Call::Discard(step)]),
-            12 => {
-                calls.extend([Call::Gather(step), Call::Eval(step), Call::Gather(step + 100), Call::Train(step + 200)])
-            }
+            12 => calls.extend([
+                Call::Gather(step),
+                Call::Eval(step),
+                Call::Gather(step + 100),
+                Call::Train(step + 200),
+            ]),
             13 => calls.push(Call::Measure),
             14 => calls.push(Call::Digest),
             15 => {
-                calls.extend([Call::Checkpoint, Call::Train(step), Call::Optimizer(turn), Call::Resume(turn)]);
+                calls.extend([
+                    Call::Checkpoint,
+                    Call::Train(step),
+                    Call::Optimizer(turn),
+                    Call::Resume(turn),
+                ]);
                 calls.extend([Call::Train(step + 100), Call::Checkpoint]);
             }
             _ => calls.extend([Call::Distribute, Call::Optimizer(turn)]),
@@ -108,7 +116,7 @@ pub fn loaded(name: &str, value: Fake, salt: u64) -> Fake {
     }
 }
 
-/// How a step changes parameters: another rate and scale for each.
+/// The update of a step. Each step has another rate and scale.
 pub fn update(step: u64, max_norm: Option<f64>) -> RoundUpdate {
     RoundUpdate {
         lr: 1.0 / (step as f64 + 1.0),
@@ -120,7 +128,8 @@ pub fn update(step: u64, max_norm: Option<f64>) -> RoundUpdate {
 
 /// Every layer, to be measured.
 pub fn probes(graph: &LayerGraph) -> Vec<LayerProbe> {
-    let probe = |layer: &Layer| LayerProbe { layer: layer.clone(), inputs: Vec::new(), input_grads: true };
+    let probe =
+        |layer: &Layer| LayerProbe { layer: layer.clone(), inputs: Vec::new(), input_grads: true };
     graph.layers().iter().map(probe).collect()
 }
 
@@ -128,7 +137,7 @@ pub fn wants_outputs(step: u64) -> bool {
     step.is_multiple_of(2)
 }
 
-/// Uneven, as the last microbatch of a batch may be.
+/// Uneven weights, because the last microbatch of a batch may be smaller.
 pub fn loss_weights(microbatches: u32) -> Vec<f64> {
     let total: u32 = (1..=microbatches).sum();
     (1..=microbatches).map(|samples| f64::from(samples) / f64::from(total)).collect()
@@ -142,9 +151,13 @@ pub fn target(step: u64, microbatch: u32) -> Fake {
     Hash::of("target").add(step).add(u64::from(microbatch)).end()
 }
 
-/// The data that workers read by themselves.
+/// The data that workers read from their own files.
 pub fn own_data(graph: &LayerGraph) -> DataSpec {
-    DataSpec { id: DataId([1; 32]), description: b"numbers".to_vec(), inputs: graph.inputs().to_vec() }
+    DataSpec {
+        id: DataId([1; 32]),
+        description: b"numbers".to_vec(),
+        inputs: graph.inputs().to_vec(),
+    }
 }
 
 /// The number of the only sample of a microbatch.
@@ -152,15 +165,18 @@ pub fn sample(step: u64, microbatch: u32) -> i64 {
     (step * 1000 + u64::from(microbatch)) as i64
 }
 
-/// What a worker finds in its files.
+/// The content of a worker's files.
 pub fn read(data: &DataSpec, reading: &Reading) -> Vec<Fake> {
     assert_eq!(reading.data, data.id);
-    let [sample] = reading.batch[reading.part.clone()] else { panic!("one sample a microbatch: {reading:?}") };
+    let [sample] = reading.batch[reading.part.clone()] else {
+        panic!("one sample a microbatch: {reading:?}")
+    };
     let (step, microbatch) = (sample as u64 / 1000, (sample % 1000) as u32);
     let column = |column: &Column| match column {
         Column::Target => target(step, microbatch),
         Column::Input(value) => {
-            let index = data.inputs.iter().position(|input| input == value).expect("an input of the model");
+            let index =
+                data.inputs.iter().position(|input| input == value).expect("an input of the model");
             input(step, microbatch, index)
         }
     };
@@ -169,6 +185,7 @@ pub fn read(data: &DataSpec, reading: &Reading) -> Vec<Fake> {
 
 /// The gradients a user gives for an output: usually one, sometimes none or two.
 pub fn grads(step: u64, microbatch: u32, output: usize) -> Vec<Fake> {
-    let hash = Hash::of("user gradient").add(step).add(u64::from(microbatch)).add(output as u64).end();
+    let hash =
+        Hash::of("user gradient").add(step).add(u64::from(microbatch)).add(output as u64).end();
     (0..[1, 1, 0, 2][hash as usize % 4]).map(|n| hash.wrapping_add(n)).collect()
 }

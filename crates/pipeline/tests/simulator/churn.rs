@@ -1,25 +1,26 @@
-//! Workers that come and go at given events.
+//! Workers that join and leave at given events.
 
 use pipeline::ids::WorkerId;
 use pipeline::replicas::StagePlacement;
 use std::collections::BTreeMap;
 
-/// What happens at an event.
+/// The change at an event.
 pub enum Change {
     Come,
     Go(WorkerId),
 }
 
-/// Who comes and goes, and who has.
+/// The planned joins and leaves, and their state.
 #[derive(Default)]
 pub struct Churn {
-    /// By event: somebody comes, or one goes that is chosen by this number.
+    /// By event: `None` is a join. A number chooses the worker that leaves.
     due: BTreeMap<u64, Option<u64>>,
-    /// Who has the stages: of each stage one always stays, for with the last its weights would go.
+    /// The workers of each stage. One of each always stays, because its weights would be lost with
+    /// the last.
     pub members: StagePlacement,
-    /// Who has come and of whom nobody has taken note.
+    /// Workers that have joined and that the boss does not know yet.
     pub arrived: Vec<WorkerId>,
-    /// Who has gone, as the boss knows.
+    /// Workers that have left, as far as the boss knows.
     pub gone: Vec<WorkerId>,
     workers: u16,
 }
@@ -30,7 +31,7 @@ impl Churn {
         Churn { due, members, workers, ..Churn::default() }
     }
 
-    /// From now on nobody comes or goes.
+    /// Ends all joins and leaves.
     pub fn end(&mut self) {
         self.due.clear();
     }
@@ -43,11 +44,13 @@ impl Churn {
             }
             Some(choice) => {
                 let spared = |worker: &WorkerId| {
-                    let stays = |of: &[WorkerId]| of.iter().any(|other| other != worker && alive(*other));
+                    let stays =
+                        |of: &[WorkerId]| of.iter().any(|other| other != worker && alive(*other));
                     self.members.iter().all(|(_, of)| stays(of))
                 };
                 let all = (0..self.workers).map(WorkerId);
-                let possible: Vec<WorkerId> = all.filter(|worker| alive(*worker) && spared(worker)).collect();
+                let possible: Vec<WorkerId> =
+                    all.filter(|worker| alive(*worker) && spared(worker)).collect();
                 let place = choice as usize % possible.len().max(1);
                 possible.get(place).map(|worker| Change::Go(*worker))
             }

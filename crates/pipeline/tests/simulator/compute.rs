@@ -8,7 +8,7 @@ use pipeline::message::{Failure, Mode};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::{buckets, Bucket, Node, ShardId, Sharding, Tree, UniqueId};
-use pipeline::task::{Branch, HandedOut, LossTask, Outcome, Task, Update};
+use pipeline::task::{EarlyOutput, LossTask, Outcome, Task, TreeLeaf, Update};
 use pipeline::watch::LayerHealth;
 use pipeline::StateName;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,24 +21,24 @@ pub struct Compute {
     optimizer: Option<OptimizerSpec>,
     /// The stages whose other replicas were found.
     communicators: BTreeSet<StageId>,
-    /// A task failed, and nothing was cleared up since.
+    /// Whether a task failed, and nothing was cleaned up since.
     pub failed: bool,
-    /// What was handed out and not yet fetched.
-    pub handed: Vec<HandedOut<Fake>>,
+    /// Results that were handed out and not yet fetched.
+    pub handed: Vec<EarlyOutput<Fake>>,
 }
 
 struct Stage {
     spec: StageSpec,
     params: Params,
     buckets: Vec<Bucket>,
-    /// The part of the sharded ones that is updated here.
+    /// This replica's shard of the sharded buckets.
     share: Option<ShardId>,
-    /// Whether of sharded parameters only a part is kept between passes, and whether all of them are here.
+    /// Whether parameters are sharded, and whether all of them are present now.
     gathers: bool,
     gathered: bool,
-    /// A round's sums along a tree were begun and not ended.
+    /// Whether the round's sums along a tree have begun and not ended.
     branching: bool,
-    /// How many microbatches such a round has.
+    /// The number of microbatches of such a round.
     microbatches: u32,
     /// Forward passes that wait for their backward pass.
     saved: BTreeMap<MicrobatchKey, Saved>,
@@ -46,7 +46,7 @@ struct Stage {
     halves: BTreeMap<MicrobatchKey, Vec<(String, LayerId, Fake)>>,
     /// The last backward pass since the last step: gradients are summed in order.
     last_backward: Option<MicrobatchKey>,
-    /// Gradients for other stages were handed out, and nothing was added since.
+    /// Whether gradients for other stages were handed out, and none were added since.
     reduced: bool,
 }
 
@@ -57,14 +57,15 @@ struct Saved {
     loss: Option<(usize, Fake)>,
 }
 
-/// What a replica's microbatches came to: how many there are in all, and for each use of a weight the sums.
+/// The gradient sums of a replica's microbatches: the number of all microbatches, and the sums for
+/// each use of a weight.
 pub struct Handed {
     microbatches: u32,
     uses: Vec<Vec<(Node, Option<Fake>)>>,
 }
 
 impl Handed {
-    /// What all replicas' come to, along the tree.
+    /// The sums over all replicas, along the tree.
     pub fn together(all: Vec<Handed>) -> Vec<Option<Fake>> {
         let microbatches = all.iter().map(|own| own.microbatches).max().unwrap_or(0);
         let uses = all.iter().map(|own| own.uses.len()).max().unwrap_or(0);
@@ -84,9 +85,13 @@ impl Compute {
         self.stages.values().all(|stage| stage.saved.is_empty() && stage.halves.is_empty())
     }
 
-    /// What comes behind a task that failed, and would update or gather by what that one left, fails, too, as on a worker.
+    /// Runs a task. A task after a failed task fails, too, if it depends on its results, as on a
+    /// real worker.
     pub fn run(&mut self, task: Task<Fake>) -> Result<Outcome<Fake>, Failure> {
-        let follows = matches!(task, Task::OptimStep { .. } | Task::AllGather { .. } | Task::AllReduce { .. });
+        let follows = matches!(
+            task,
+            Task::OptimStep { .. } | Task::AllGather { .. } | Task::AllReduce { .. }
+        );
         self.failed &= !matches!(task, Task::Discard { .. });
         let result = match follows && self.failed {
             true => Err(Failure::new("an earlier task of this step failed")),
@@ -104,7 +109,14 @@ impl Compute {
                     let sharding = sharding.filter(|_| share.is_some());
                     let buckets = buckets(&spec, bytes, sharding);
                     let gathers = sharding.is_some_and(Sharding::shards_parameters);
-                    (spec.stage, Stage { gathers, gathered: !gathers, ..Stage::new(spec, (buckets, share), seed) })
+                    (
+                        spec.stage,
+                        Stage {
+                            gathers,
+                            gathered: !gathers,
+                            ..Stage::new(spec, (buckets, share), seed)
+                        },
+                    )
                 });
                 *self = Compute { stages: stages.collect(), seed, ..Compute::default() };
             }
@@ -117,14 +129,14 @@ impl Compute {
                 self.stage(stage).check_gathered()?;
                 return Ok(self.stage(stage).forward(key, draw, mode, inputs, &export, loss));
             }
-            Task::Backward { stage, key, grads, input_only, branch } => {
+            Task::Backward { stage, key, grads, input_only, leaf: branch } => {
                 let seed = self.seed;
                 self.stage(stage).check_gathered()?;
                 let outcome = self.stage(stage).backward(key, seed, grads, input_only, branch)?;
                 self.hand_out(stage, branch);
                 return Ok(outcome);
             }
-            Task::BackwardWeight { stage, key, branch } => {
+            Task::BackwardWeight { stage, key, leaf: branch } => {
                 self.stage(stage).backward_weight(key, branch)?;
                 self.hand_out(stage, branch);
             }
@@ -136,26 +148,34 @@ impl Compute {
                 let id = |stage: StageId| (stage, UniqueId::from([stage.0 as u8; UniqueId::BYTES]));
                 return Ok(Outcome::UniqueIds { ids: stages.into_iter().map(id).collect() });
             }
-            Task::Communicate { stages } => assert!(stages.is_empty(), "others are needed for that"),
+            Task::Communicate { stages } => {
+                assert!(stages.is_empty(), "others are needed for that")
+            }
             Task::AllReduce { .. } => panic!("others are needed for that"),
             Task::TiedGrads { stage } => return self.stage(stage).tied_grads(),
             Task::GradNorm { stage, tied } => return Ok(self.stage(stage).grad_norm(tied)),
             Task::OptimStep { stage, update, tied, health } => {
-                let optimizer = self.optimizer.ok_or_else(|| Failure::new("there is no optimizer"))?;
+                let optimizer =
+                    self.optimizer.ok_or_else(|| Failure::new("there is no optimizer"))?;
                 let outcome = self.stage(stage).optim_step(&optimizer, update, tied);
                 if !self.stage(stage).gathers {
                     self.share(stage);
                 }
                 if health {
                     let all = self.stage(stage).spec.layers.iter().map(|layer| layer.id);
-                    let fine = |layer| LayerHealth { layer, finite: true, has_gradient: true, changed: true };
-                    let handed = HandedOut::Health(all.map(fine).collect());
+                    let fine = |layer| LayerHealth {
+                        layer,
+                        finite: true,
+                        has_gradient: true,
+                        changed: true,
+                    };
+                    let handed = EarlyOutput::Health(all.map(fine).collect());
                     self.handed.push(handed);
                 }
                 return Ok(outcome);
             }
             Task::AllGather { stage, buckets } => self.stage(stage).all_gather(buckets),
-            Task::Share { stage } => self.share(stage),
+            Task::EmitShard { stage } => self.share(stage),
             Task::Reshard { stage } => self.stage(stage).reshard(),
             Task::UpdateTied { stage, tied } => self.stage(stage).update_tied(tied),
             Task::Measure { probes } => {
@@ -182,7 +202,7 @@ impl Compute {
                 return Ok(Outcome::State { tensors });
             }
             Task::Digest => {
-                // What each replica has a part of says nothing.
+                // Sharded parameters are left out, because each replica has another part.
                 let digest = |(stage, s): (&StageId, &Stage)| {
                     (*stage, String::new(), if s.gathers { [0; 32] } else { s.params.digest() })
                 };
@@ -199,7 +219,9 @@ impl Compute {
                 self.load(tensors);
                 for (name, state) in states {
                     let (param, _) = StateName::parse(&name).kept().expect("a parameter's");
-                    self.stages.values_mut().for_each(|s| s.params.load_state(param, state, &s.buckets, s.share));
+                    self.stages
+                        .values_mut()
+                        .for_each(|s| s.params.load_state(param, state, &s.buckets, s.share));
                 }
             }
             Task::Files { .. } => {}
@@ -212,17 +234,21 @@ impl Compute {
         self.communicators = stages.collect();
     }
 
-    /// What this replica's microbatches came to, where it has found the others.
+    /// The gradient sums of this replica's microbatches, if it has found the others.
     pub fn own_sums(&mut self, stage: StageId) -> Option<Handed> {
         let found = self.communicators.contains(&stage);
-        let Stage { params, buckets, microbatches, .. } = self.stages.get_mut(&stage).filter(|_| found)?;
-        Some(Handed { microbatches: std::mem::take(microbatches), uses: params.take_trees(buckets) })
+        let Stage { params, buckets, microbatches, .. } =
+            self.stages.get_mut(&stage).filter(|_| found)?;
+        Some(Handed {
+            microbatches: std::mem::take(microbatches),
+            uses: params.take_trees(buckets),
+        })
     }
 
-    /// Ends a round's sum with what all replicas came to.
+    /// Ends a round's sum with the sums over all replicas.
     pub fn all_reduce(&mut self, stage: StageId, sums: &[Option<Fake>]) -> Result<(), Failure> {
         let Stage { params, buckets, halves, branching, .. } = self.stage(stage);
-        // Where the last pass failed, this was already waiting behind it.
+        // This task was already queued when the last pass failed.
         if !halves.is_empty() {
             return Err(Failure::new("a sum without some of its microbatches"));
         }
@@ -234,15 +260,16 @@ impl Compute {
     /// Hands out this replica's part of the parameters.
     fn share(&mut self, stage: StageId) {
         let part = self.stage(stage).part();
-        let handed = |(bucket, slices)| HandedOut::Updated { stage, bucket, slices };
+        let handed = |(bucket, slices)| EarlyOutput::Updated { stage, bucket, slices };
         self.handed.extend(part.into_iter().map(handed));
     }
 
     /// After the last microbatch of a replica that is not alone.
-    fn hand_out(&mut self, stage: StageId, branch: Option<Branch>) {
-        let Some(replicas) = branch.and_then(|branch| branch.hand_out) else { return };
-        let Stage { params, buckets, .. } = self.stages.get_mut(&stage).expect("a stage of this worker");
-        let handed = buckets.iter().enumerate().map(|(bucket, of)| HandedOut::Sums {
+    fn hand_out(&mut self, stage: StageId, branch: Option<TreeLeaf>) {
+        let Some(replicas) = branch.and_then(|branch| branch.emit_to_replicas) else { return };
+        let Stage { params, buckets, .. } =
+            self.stages.get_mut(&stage).expect("a stage of this worker");
+        let handed = buckets.iter().enumerate().map(|(bucket, of)| EarlyOutput::Sums {
             stage,
             bucket: bucket as u32,
             shards: params.hand_out(of, replicas),
@@ -255,7 +282,8 @@ impl Compute {
     }
 
     fn load(&mut self, tensors: Vec<(String, Fake)>) {
-        let mut left: BTreeSet<String> = self.stages.values().flat_map(|s| s.params.names()).collect();
+        let mut left: BTreeSet<String> =
+            self.stages.values().flat_map(|s| s.params.names()).collect();
         for (name, value) in tensors {
             assert!(left.remove(&name), "{name} is loaded twice, or is not here");
             self.stages.values_mut().for_each(|s| s.params.load(&name, value));
@@ -286,8 +314,10 @@ impl Stage {
     }
 
     fn check_gathered(&self) -> Result<(), Failure> {
-        // Where gathering failed, this was already waiting behind it.
-        self.gathered.then_some(()).ok_or_else(|| Failure::new("only a part of the parameters is here"))
+        // This task was already queued when the all-gather failed.
+        self.gathered
+            .then_some(())
+            .ok_or_else(|| Failure::new("only a part of the parameters is here"))
     }
 
     fn reshard(&mut self) {
@@ -305,7 +335,8 @@ impl Stage {
     ) -> Outcome<Fake> {
         let spec = &self.spec;
         assert_eq!(inputs.len(), spec.inputs.len(), "an input for each of the stage's");
-        let mut values: BTreeMap<ValueId, Fake> = spec.inputs.iter().map(|i| i.value).zip(inputs).collect();
+        let mut values: BTreeMap<ValueId, Fake> =
+            spec.inputs.iter().map(|i| i.value).zip(inputs).collect();
         for layer in &spec.layers {
             let inputs: Vec<Fake> = layer.inputs.iter().map(|v| values[v]).collect();
             let draw = (mode == Mode::Train).then_some(draw);
@@ -318,7 +349,11 @@ impl Stage {
         if mode == Mode::Train {
             let loss = loss.map(|(output, (_, grad))| (output, grad));
             let saved = Saved { step: draw.step, values, loss };
-            assert!(self.saved.insert(key, saved).is_none(), "{}: {key} forward twice", self.spec.stage);
+            assert!(
+                self.saved.insert(key, saved).is_none(),
+                "{}: {key} forward twice",
+                self.spec.stage
+            );
         }
         Outcome::Forward { outputs, loss: loss.map(|(_, (loss, _))| loss) }
     }
@@ -329,13 +364,14 @@ impl Stage {
         seed: u64,
         outside: Vec<Vec<Fake>>,
         input_only: bool,
-        branch: Option<Branch>,
+        branch: Option<TreeLeaf>,
     ) -> Result<Outcome<Fake>, Failure> {
         let spec = self.spec.clone();
-        // Gone where the forward pass failed, and this was already waiting behind it.
+        // Missing if the forward pass failed while this task was queued.
         let saved = self.saved.remove(&key);
-        let saved =
-            saved.ok_or_else(|| Failure::new(format!("{}: {key} backward without its forward pass", spec.stage)))?;
+        let saved = saved.ok_or_else(|| {
+            Failure::new(format!("{}: {key} backward without its forward pass", spec.stage))
+        })?;
         assert_eq!(outside.len(), spec.outputs.len(), "gradients for each of the stage's outputs");
         assert!(!input_only || spec.is_trained(), "a half of what has no other");
 
@@ -343,19 +379,28 @@ impl Stage {
         let mut grads: BTreeMap<ValueId, Vec<Fake>> = BTreeMap::new();
         let mut of_uses = Vec::new();
         for (index, (output, outside)) in spec.outputs.iter().zip(outside).enumerate() {
-            assert!(output.needs_grad || outside.is_empty(), "a gradient for a variable that needs none");
+            assert!(
+                output.needs_grad || outside.is_empty(),
+                "a gradient for a variable that needs none"
+            );
             let loss = saved.loss.filter(|(with_loss, _)| *with_loss == index && output.needs_grad);
-            grads.entry(output.value).or_default().extend(loss.map(|(_, grad)| grad).into_iter().chain(outside));
+            grads
+                .entry(output.value)
+                .or_default()
+                .extend(loss.map(|(_, grad)| grad).into_iter().chain(outside));
         }
         for layer in spec.layers.iter().rev() {
-            let of = |value: &ValueId| grads.get(value).and_then(|terms| math::sum(terms.iter().copied()));
+            let of = |value: &ValueId| {
+                grads.get(value).and_then(|terms| math::sum(terms.iter().copied()))
+            };
             let of_outputs: Vec<Option<Fake>> = layer.outputs.iter().map(of).collect();
             if of_outputs.iter().all(Option::is_none) {
                 continue;
             }
             let inputs: Vec<Fake> = layer.inputs.iter().map(|v| saved.values[v]).collect();
             let draw = Draw { seed, step: saved.step, microbatch: key.index };
-            let (of_inputs, of_weights) = math::backward(layer, &self.params.of(layer), &inputs, draw, &of_outputs);
+            let (of_inputs, of_weights) =
+                math::backward(layer, &self.params.of(layer), &inputs, draw, &of_outputs);
             for ((name, trained), grad) in self.params.weights(layer).into_iter().zip(of_weights) {
                 if trained {
                     of_uses.push((name, layer.id, grad));
@@ -382,10 +427,16 @@ impl Stage {
         Ok(Outcome::Backward { grads: of_inputs.collect() })
     }
 
-    fn backward_weight(&mut self, key: MicrobatchKey, branch: Option<Branch>) -> Result<(), Failure> {
+    fn backward_weight(
+        &mut self,
+        key: MicrobatchKey,
+        branch: Option<TreeLeaf>,
+    ) -> Result<(), Failure> {
         let stage = self.spec.stage;
         let half = self.halves.remove(&key);
-        let half = half.ok_or_else(|| Failure::new(format!("{stage}: {key} backward without its first half")))?;
+        let half = half.ok_or_else(|| {
+            Failure::new(format!("{stage}: {key} backward without its first half"))
+        })?;
         self.reduced = false;
         if self.buckets.is_empty() {
             return Ok(()); // nothing to sum, in whatever order
@@ -401,14 +452,15 @@ impl Stage {
         self.microbatches = branch.microbatches;
         for used in self.buckets.iter().flat_map(|bucket| &bucket.uses) {
             let (name, user) = self.params.named(used);
-            let grad = half.iter().find(|(n, u, _)| (n, *u) == (&name, user)).map(|(.., grad)| *grad);
+            let grad =
+                half.iter().find(|(n, u, _)| (n, *u) == (&name, user)).map(|(.., grad)| *grad);
             self.params.add_leaf(&name, user, grad, key.index, branch.microbatches);
         }
         Ok(())
     }
 
     fn reduce(&mut self, reduced: Vec<Vec<Vec<Fake>>>) -> Result<(), Failure> {
-        // Where the last pass failed, this was already waiting behind it.
+        // This task was already queued when the last pass failed.
         if !self.halves.is_empty() || !self.params.are_whole(!reduced.is_empty()) {
             return Err(Failure::new("a sum without some of its microbatches"));
         }
@@ -419,7 +471,7 @@ impl Stage {
 
     fn tied_grads(&mut self) -> Result<Outcome<Fake>, Failure> {
         assert!(!self.spec.tied_copies.is_empty(), "nothing to hand over");
-        // Where the last half failed, this was already waiting behind it.
+        // This task was already queued when the last half failed.
         if !self.halves.is_empty() {
             return Err(Failure::new("gradients are handed over too early"));
         }
@@ -429,7 +481,9 @@ impl Stage {
 
     fn grad_norm(&mut self, tied: Vec<(StageId, Vec<Fake>)>) -> Outcome<Fake> {
         self.params.add_tied(&self.spec, tied);
-        Outcome::Norms { squares: self.params.squares(&self.spec.layers, &self.buckets, self.share) }
+        Outcome::Norms {
+            squares: self.params.squares(&self.spec.layers, &self.buckets, self.share),
+        }
     }
 
     fn optim_step(
@@ -439,14 +493,17 @@ impl Stage {
         tied: Vec<(StageId, Vec<Fake>)>,
     ) -> Outcome<Fake> {
         assert!(self.halves.is_empty() && !self.branching, "an update before the last gradient");
-        assert!(self.spec.tied_copies.is_empty() || self.reduced, "shared gradients were not handed over");
+        assert!(
+            self.spec.tied_copies.is_empty() || self.reduced,
+            "shared gradients were not handed over"
+        );
         self.params.add_tied(&self.spec, tied);
         self.params.step(optimizer, update);
         self.last_backward = None;
         Outcome::Tied { tensors: self.params.tied_values(&self.spec) }
     }
 
-    /// What this replica alone updates.
+    /// The values that only this replica updates.
     fn part(&self) -> Vec<(u32, Vec<Fake>)> {
         let Some(share) = self.share else { return Vec::new() };
         let sharded = (0..).zip(&self.buckets).filter(|(_, bucket)| bucket.sharded);
@@ -476,7 +533,8 @@ impl Stage {
     /// The variables of a stage that depend on a trained weight, here or before it.
     fn needs_grad(&self) -> BTreeSet<ValueId> {
         let spec = &self.spec;
-        let mut needing: BTreeSet<ValueId> = spec.inputs.iter().filter(|i| i.needs_grad).map(|i| i.value).collect();
+        let mut needing: BTreeSet<ValueId> =
+            spec.inputs.iter().filter(|i| i.needs_grad).map(|i| i.value).collect();
         for layer in &spec.layers {
             let trains = self.params.weights(layer).iter().any(|(_, trained)| *trained);
             if trains || layer.inputs.iter().any(|v| needing.contains(v)) {
@@ -487,9 +545,10 @@ impl Stage {
     }
 }
 
-/// A layer among these, or among what they borrow.
+/// A layer of this stage, or one whose parameters it copies.
 pub fn owner<'a>(spec: &'a StageSpec, layer: &Layer) -> Option<&'a Layer> {
     let id = layer.share?;
-    let found = spec.layers.iter().chain(spec.tied_copies.iter().map(|b| &b.owner)).find(|l| l.id == id);
+    let found =
+        spec.layers.iter().chain(spec.tied_copies.iter().map(|b| &b.owner)).find(|l| l.id == id);
     Some(found.expect("a layer of the stage, or one that it borrows"))
 }

@@ -1,11 +1,12 @@
-//! Whatever can strike a run strikes it at every event: a worker is killed, does nothing for a while, is given up and comes
-//! again, two sides hear nothing of each other, the boss is killed and begins again; and every frame is late, or comes twice.
-//! The weights are those of the run that nothing strikes, everything ends, and no tensor is left behind.
+//! Injects every fault at every event of a run. A worker is killed, pauses, or is given up and
+//! returns. A partition separates two sides. The boss is killed and restarts. Every frame is late
+//! or arrives twice. The weights equal those of a run without faults, every run ends, and no tensor
+//! leaks.
 
-use crate::course::{Course, Membership};
+use crate::memberships::{MembershipResult, MembershipRun};
 use crate::network::Conditions;
-use crate::seeds::{each, Log};
-use crate::strikes::{Mishap, Strike, Strikes};
+use crate::planned_faults::{FrameFault, PlannedFault, PlannedFaults};
+use crate::seeds::{each, each_number, Log};
 use crate::{models, Setting};
 use pipeline::ids::WorkerId;
 use pipeline::replicas::Sharding;
@@ -14,131 +15,176 @@ use std::collections::BTreeSet;
 use testkit::Random;
 
 /// Three stages one after the other.
-fn pipeline() -> Course {
+fn pipeline() -> MembershipRun {
     let way = |cuts: &[&str]| Setting::plain(cuts, ScheduleKind::OneFOneB, 2);
-    Course::new(models::model("skip"), vec![way(&["2", "4"]), way(&["4"]), way(&[])], (2, Some(1)), 3)
+    MembershipRun::new(
+        models::model("skip"),
+        vec![way(&["2", "4"]), way(&["4"]), way(&[])],
+        (2, Some(1)),
+        3,
+    )
 }
 
-/// Two stages, the first of which two workers have.
-fn replicas(sharding: Option<Sharding>) -> Course {
+/// Two stages. Two workers have the first one.
+fn replicas(sharding: Option<Sharding>) -> MembershipRun {
     let way = |cuts: &[&str], replicas: &[u16]| {
-        let mut way = Setting::plain(cuts, ScheduleKind::OneFOneB, 2).with_replicas(&mut Random::new(1));
+        let mut way =
+            Setting::plain(cuts, ScheduleKind::OneFOneB, 2).with_replicas(&mut Random::new(1));
         (way.replicas, way.max_norm, way.sharding) = (replicas.to_vec(), Some(500.0), sharding);
         way
     };
-    Course::new(models::model("skip"), vec![way(&["2"], &[2, 1]), way(&[], &[2]), way(&[], &[1])], (2, Some(1)), 3)
+    MembershipRun::new(
+        models::model("skip"),
+        vec![way(&["2"], &[2, 1]), way(&[], &[2]), way(&[], &[1])],
+        (2, Some(1)),
+        3,
+    )
 }
 
-fn courses() -> Vec<Course> {
+fn courses() -> Vec<MembershipRun> {
     let slow = Conditions { delay: 10_000, ..Conditions::CALM };
     vec![pipeline(), replicas(None), replicas(Some(Sharding::Parameters)).under(slow, 6)]
 }
 
-/// Every set of some workers.
+/// Every non-empty set of workers.
 fn groups(workers: u16) -> Vec<BTreeSet<WorkerId>> {
     let member = |set: u32, worker: &u16| set >> worker & 1 == 1;
     let set = |set| (0..workers).filter(|worker| member(set, worker)).map(WorkerId).collect();
     (1..1 << workers).map(set).collect()
 }
 
-/// All groups at every event of the first course, and of the others half of them at an event and half at the next.
-fn of_event<T: Clone>(groups: &[T], (course, event): (usize, u64)) -> Vec<T> {
-    let due = |place: usize| course == 0 || (place as u64 + event).is_multiple_of(2);
-    groups.iter().enumerate().filter(|(place, _)| due(*place)).map(|(_, group)| group.clone()).collect()
+/// The groups for an event: all in the first run. In other runs half of them, and the other half at
+/// the next event.
+fn of_event<T: Clone>(groups: &[T], (run, event): (usize, u64)) -> Vec<T> {
+    let due = |place: usize| run == 0 || (place as u64 + event).is_multiple_of(2);
+    groups
+        .iter()
+        .enumerate()
+        .filter(|(place, _)| due(*place))
+        .map(|(_, group)| group.clone())
+        .collect()
 }
 
-/// Plays a course for every event and each of these strikes; what comes after the first membership is up to `more`.
-fn sweep(course: &Course, strikes: impl Fn(u64) -> Vec<Vec<Strikes>>, mut came: impl FnMut(&[Membership])) {
-    let quiet = course.play(&[], Log::default());
+/// Plays a run for every event and each of its faults. The last argument checks the memberships of
+/// each run.
+fn sweep(
+    run: &MembershipRun,
+    faults: impl Fn(u64) -> Vec<Vec<PlannedFaults>>,
+    mut came: impl FnMut(&[MembershipResult]),
+) {
+    let quiet = run.play(&[], Log::default());
     assert_eq!(quiet.len(), 1);
-    let (events, mut struck) = (quiet[0].events, 0);
-    for event in 1..=events {
-        for strikes in strikes(event) {
-            each([&strikes], |strikes, log| {
-                let memberships = course.play(strikes, log);
-                struck += u64::from(!memberships[0].struck.strikes.is_empty());
+    let (mut events, mut injected) = (0, 0);
+    for event in each_number(quiet[0].events) {
+        events += 1;
+        for faults in faults(event) {
+            each([&faults], |faults, log| {
+                let memberships = run.play(faults, log);
+                injected += u64::from(!memberships[0].injected.planned.is_empty());
                 came(&memberships);
             });
         }
     }
-    assert!(struck >= events, "{struck} strikes at {events} events");
+    assert!(injected >= events, "{injected} strikes at {events} events");
 }
 
 #[test]
 fn simulator_a_worker_is_killed_at_every_event() {
-    for course in courses() {
-        let workers = (0..course.workers()).map(WorkerId);
-        let strikes = |event| workers.clone().map(|worker| vec![Strikes::at(event, Strike::Kill(worker))]).collect();
-        sweep(&course, strikes, |_| {});
+    for run in courses() {
+        let workers = (0..run.workers()).map(WorkerId);
+        let faults = |event| {
+            workers
+                .clone()
+                .map(|worker| vec![PlannedFaults::at(event, PlannedFault::Kill(worker))])
+                .collect()
+        };
+        sweep(&run, faults, |_| {});
     }
 }
 
 #[test]
 fn simulator_a_worker_does_nothing_for_a_while_at_every_event() {
     const PAUSES: [u64; 3] = [500, 20_000, 2_900_000];
-    for course in courses() {
-        let workers = (0..course.workers()).map(WorkerId);
+    for run in courses() {
+        let workers = (0..run.workers()).map(WorkerId);
         let pause = |event, worker: WorkerId| {
             let time = PAUSES[(event as usize + usize::from(worker.0)) % PAUSES.len()];
-            vec![Strikes::at(event, Strike::Pause(worker, time))]
+            vec![PlannedFaults::at(event, PlannedFault::Pause(worker, time))]
         };
-        let strikes = |event| workers.clone().map(|worker| pause(event, worker)).collect();
-        sweep(&course, strikes, |memberships| assert_eq!(memberships.len(), 1, "nobody is lost"));
+        let faults = |event| workers.clone().map(|worker| pause(event, worker)).collect();
+        sweep(&run, faults, |memberships| assert_eq!(memberships.len(), 1, "nobody is lost"));
     }
 }
 
 #[test]
 fn simulator_a_worker_is_given_up_and_comes_again_at_every_event() {
-    for course in courses() {
-        let workers = (0..course.workers()).map(WorkerId);
-        let strikes = |event| workers.clone().map(|worker| vec![Strikes::at(event, Strike::Silence(worker))]).collect();
-        sweep(&course, strikes, |_| {});
+    for run in courses() {
+        let workers = (0..run.workers()).map(WorkerId);
+        let faults = |event| {
+            workers
+                .clone()
+                .map(|worker| vec![PlannedFaults::at(event, PlannedFault::Silence(worker))])
+                .collect()
+        };
+        sweep(&run, faults, |_| {});
     }
 }
 
 #[test]
 fn simulator_two_sides_hear_nothing_of_each_other_for_a_while_at_every_event() {
     const TIMES: [u64; 3] = [500, 20_000, 2_900_000];
-    for (number, course) in courses().into_iter().enumerate() {
-        let groups = groups(course.workers());
+    for (number, run) in courses().into_iter().enumerate() {
+        let groups = groups(run.workers());
         let hold = |event: u64, far: BTreeSet<WorkerId>| {
             let time = TIMES[(event as usize + far.len()) % TIMES.len()];
-            vec![Strikes::at(event, Strike::Hold(far, time))]
+            vec![PlannedFaults::at(event, PlannedFault::ShortPartition(far, time))]
         };
-        let strikes = |event| of_event(&groups, (number, event)).into_iter().map(|far| hold(event, far)).collect();
-        sweep(&course, strikes, |memberships| assert_eq!(memberships.len(), 1, "nobody is lost"));
+        let faults = |event| {
+            of_event(&groups, (number, event)).into_iter().map(|far| hold(event, far)).collect()
+        };
+        sweep(&run, faults, |memberships| assert_eq!(memberships.len(), 1, "nobody is lost"));
     }
 }
 
 #[test]
 fn simulator_two_sides_give_each_other_up_at_every_event() {
-    for (number, course) in courses().into_iter().enumerate() {
-        let groups = groups(course.workers());
-        // Those who are left go on, until the others are there again.
+    for (number, run) in courses().into_iter().enumerate() {
+        let groups = groups(run.workers());
+        // The remaining workers continue until the others return.
         let split = |event: u64, far: BTreeSet<WorkerId>| {
-            vec![Strikes::at(event, Strike::Split(far)), Strikes::at(1 + event * 7 % 200, Strike::KillBoss)]
+            vec![
+                PlannedFaults::at(event, PlannedFault::Partition(far)),
+                PlannedFaults::at(1 + event * 7 % 200, PlannedFault::KillBoss),
+            ]
         };
-        let strikes = |event| of_event(&groups, (number, event)).into_iter().map(|far| split(event, far)).collect();
-        sweep(&course, strikes, |_| {});
+        let faults = |event| {
+            of_event(&groups, (number, event)).into_iter().map(|far| split(event, far)).collect()
+        };
+        sweep(&run, faults, |_| {});
     }
 }
 
 #[test]
 fn simulator_the_boss_is_killed_at_every_event() {
-    for course in courses() {
-        let kill = |event| Strikes::at(event, Strike::KillBoss);
-        let strikes = |event: u64| vec![vec![kill(event)], vec![kill(event), kill(1 + event * 7 % 200)]];
-        sweep(&course, strikes, |memberships| assert!(memberships.len() <= 3));
+    for run in courses() {
+        let kill = |event| PlannedFaults::at(event, PlannedFault::KillBoss);
+        let faults =
+            |event: u64| vec![vec![kill(event)], vec![kill(event), kill(1 + event * 7 % 200)]];
+        sweep(&run, faults, |memberships| assert!(memberships.len() <= 3));
     }
 }
 
-/// Plays a course for every frame and each of these mishaps.
-fn sweep_frames(course: &Course, mishaps: &[Mishap], came: impl Fn(&[Membership])) {
-    let frames = course.play(&[], Log::default())[0].frames;
-    for frame in 1..=frames {
-        each(mishaps, |mishap, log| {
-            let memberships = course.play(&[Strikes::of(frame, *mishap)], log);
-            assert_eq!(memberships[0].struck.mishaps, [*mishap]);
+/// Plays a run for every frame and each of these faults.
+fn sweep_frames(
+    run: &MembershipRun,
+    frame_faults: &[FrameFault],
+    came: impl Fn(&[MembershipResult]),
+) {
+    let frames = run.play(&[], Log::default())[0].frames;
+    for frame in each_number(frames) {
+        each(frame_faults, |frame_fault, log| {
+            let memberships = run.play(&[PlannedFaults::of(frame, *frame_fault)], log);
+            assert_eq!(memberships[0].injected.frame_faults, [*frame_fault]);
             came(&memberships);
         });
     }
@@ -146,8 +192,8 @@ fn sweep_frames(course: &Course, mishaps: &[Mishap], came: impl Fn(&[Membership]
 
 #[test]
 fn simulator_every_frame_is_late() {
-    for course in courses() {
-        sweep_frames(&course, &[700, 30_000, 2_900_000].map(Mishap::Late), |memberships| {
+    for run in courses() {
+        sweep_frames(&run, &[700, 30_000, 2_900_000].map(FrameFault::Delay), |memberships| {
             assert_eq!(memberships.len(), 1, "nobody is lost");
         });
     }
@@ -155,9 +201,17 @@ fn simulator_every_frame_is_late() {
 
 #[test]
 fn simulator_every_frame_comes_twice() {
-    for course in courses() {
-        sweep_frames(&course, &[0, 300, 20_000, 1_000_000].map(Mishap::Twice), |memberships| {
-            assert!(memberships.len() <= 2, "one frame cost {} memberships", memberships.len() - 1);
-        });
+    for run in courses() {
+        sweep_frames(
+            &run,
+            &[0, 300, 20_000, 1_000_000].map(FrameFault::Duplicate),
+            |memberships| {
+                assert!(
+                    memberships.len() <= 2,
+                    "one frame cost {} memberships",
+                    memberships.len() - 1
+                );
+            },
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! A task fails: one error names the place, and the fleet goes on as if it had not happened.
+//! A task fails. One error names the place, and the fleet continues as if it had not happened.
 
 use crate::calls::{Answered, Call};
 use crate::faults::{Faults, MESSAGE};
@@ -11,8 +11,8 @@ use pipeline::message::Failure;
 use pipeline::ScheduleKind;
 use testkit::Random;
 
-/// Trains, and calls again what failed. The results are those of the uncut model. Gives the errors, less
-/// those that only say that a step came too far to be undone.
+/// Trains, and repeats failed calls. The results are those of the uncut model. Returns the errors,
+/// without those that only state that a step cannot be undone.
 pub fn recover(user: &mut User<'_>, oracle: &mut Oracle<'_>, steps: u64) -> Vec<String> {
     let mut errors = Vec::new();
     again(user, oracle, Call::Distribute, &mut errors);
@@ -26,12 +26,18 @@ pub fn recover(user: &mut User<'_>, oracle: &mut Oracle<'_>, steps: u64) -> Vec<
             errors.push(failure.to_string());
             user.world.settle();
             user.world.assert_clear();
-            // What was begun by hand cannot be finished.
-            for call in [Call::Backward(step), Call::OptimStep(step)].into_iter().filter(|_| step % 3 == BY_HAND) {
+            // A step that was begun by hand cannot be completed.
+            for call in [Call::Backward(step), Call::OptimStep(step)]
+                .into_iter()
+                .filter(|_| step % 3 == BY_HAND)
+            {
                 let failure = user.call(call).expect_err("the batch is cancelled").to_string();
-                assert!(failure.contains("begin again with forward()") || failure.contains("load a state_dict"));
+                assert!(
+                    failure.contains("begin again with forward()")
+                        || failure.contains("load a state_dict")
+                );
             }
-            // Torn exactly if some stage has updated its parameters.
+            // The model is inconsistent exactly if some stage has updated its parameters.
             if user.world.trouble.updates > updates {
                 mend(user, oracle, step, &mut errors);
             }
@@ -46,12 +52,20 @@ pub fn recover(user: &mut User<'_>, oracle: &mut Oracle<'_>, steps: u64) -> Vec<
     errors
 }
 
-/// One update: by hand with other calls in between, over the gradients of two steps, or in one call.
+/// One update: by hand with other calls in between, over the gradients of two steps, or in one
+/// call.
 fn training(step: u64) -> Vec<Call> {
     let other = Call::Eval(step);
     match step % 3 {
         BY_HAND => {
-            vec![Call::Forward(step), other, Call::Backward(step), other, Call::State, Call::OptimStep(step)]
+            vec![
+                Call::Forward(step),
+                other,
+                Call::Backward(step),
+                other,
+                Call::State,
+                Call::OptimStep(step),
+            ]
         }
         2 => vec![Call::Gather(step + 100), other, Call::Train(step)],
         _ => vec![Call::Train(step)],
@@ -60,8 +74,12 @@ fn training(step: u64) -> Vec<Call> {
 
 const BY_HAND: u64 = 1;
 
-/// Carries out a step. What is not training may fail and be called again without harm to the step.
-fn train(user: &mut User<'_>, step: u64, errors: &mut Vec<String>) -> Result<Vec<Answered>, Failure> {
+/// Runs a step. Other calls may fail and be repeated without harm to the step.
+fn train(
+    user: &mut User<'_>,
+    step: u64,
+    errors: &mut Vec<String>,
+) -> Result<Vec<Answered>, Failure> {
     let call = |call: Call| match (call, user.call(call)) {
         (Call::Eval(_) | Call::State, Err(failure)) => {
             errors.push(failure.to_string());
@@ -72,14 +90,17 @@ fn train(user: &mut User<'_>, step: u64, errors: &mut Vec<String>) -> Result<Vec
     training(step).into_iter().map(call).collect()
 }
 
-/// Makes a model whole of which some stages are a step ahead. The optimizer's state of those stages is
-/// not known, so it starts anew, here as in the reference.
+/// Repairs a model with some stages a step ahead. The optimizer state of those stages is unknown,
+/// so it starts anew, as in the reference.
 fn mend(user: &mut User<'_>, oracle: &mut Oracle<'_>, step: u64, errors: &mut Vec<String>) {
-    // However often it is tried, which uses up numbers of batches.
+    // Many attempts, which use up numbers of batches.
     let tries = [Call::Train(step); 70].into_iter().chain([Call::Eval(step), Call::State]);
     for call in tries {
         let failure = user.call(call).expect_err("some stages are a step ahead");
-        assert!(failure.to_string().contains("load a state_dict and send the optimizer again"), "{failure}");
+        assert!(
+            failure.to_string().contains("load a state_dict and send the optimizer again"),
+            "{failure}"
+        );
     }
     let fresh = if user.world.events.is_multiple_of(2) { Call::Distribute } else { Call::Load(0) };
     again(user, oracle, fresh, errors);
@@ -90,14 +111,15 @@ fn mend(user: &mut User<'_>, oracle: &mut Oracle<'_>, step: u64, errors: &mut Ve
     again(user, oracle, Call::Optimizer(step), errors);
 }
 
-/// Calls once more if it fails.
+/// Calls, and repeats a failed call once.
 fn again(user: &mut User<'_>, oracle: &mut Oracle<'_>, call: Call, errors: &mut Vec<String>) {
     let first = user.call(call);
     let answered = first.or_else(|failure| {
         errors.push(failure.to_string());
         if let Call::Load(_) = call {
             // Some workers may have the new weights, and others the old ones.
-            let failure = user.call(Call::Eval(1)).expect_err("weights may not belong together").to_string();
+            let failure =
+                user.call(Call::Eval(1)).expect_err("weights may not belong together").to_string();
             assert!(failure.contains("load a state_dict again"), "{failure}");
         }
         user.call(call)
@@ -112,8 +134,14 @@ fn one_failure(user: &mut User<'_>, oracle: &mut Oracle<'_>) -> bool {
         Some(failed) => {
             let [error] = errors.as_slice() else { panic!("one task failed: {errors:?}") };
             let failed = failed.to_string();
-            let place = failed.strip_suffix(MESSAGE).and_then(|text| text.strip_suffix(": ")).expect("place: message");
-            assert!(error.starts_with(place) && error.ends_with(MESSAGE), "not an error of {place}: {error}");
+            let place = failed
+                .strip_suffix(MESSAGE)
+                .and_then(|text| text.strip_suffix(": "))
+                .expect("place: message");
+            assert!(
+                error.starts_with(place) && error.ends_with(MESSAGE),
+                "not an error of {place}: {error}"
+            );
         }
     }
     user.world.trouble.failed.is_some()
@@ -130,7 +158,10 @@ fn simulator_every_task_fails_once() {
             let mut user = user(&graph, &setting, task, conditions, faults, log);
             failed += u32::from(one_failure(&mut user, &mut Oracle::new(&graph, &setting)));
         });
-        assert!((60..299).contains(&failed), "{failed} tasks failed; the run has more than 60 and fewer than 299");
+        assert!(
+            (60..299).contains(&failed),
+            "{failed} tasks failed; the run has more than 60 and fewer than 299"
+        );
     });
 }
 

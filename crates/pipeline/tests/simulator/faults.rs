@@ -1,32 +1,32 @@
-//! What is made to go wrong in a run, and what came of it.
+//! The faults of a run, and their results.
 
 use crate::math::Fake;
 use pipeline::ids::WorkerId;
 use pipeline::message::Failure;
 use pipeline::task::Task;
 
-/// What a failing task says.
+/// The message of a failing task.
 pub const MESSAGE: &str = "out of memory; use more microbatches";
 
-/// What is to go wrong, each thing once.
+/// The faults to inject, each once.
 #[derive(Copy, Clone, Default)]
 pub struct Faults {
-    /// At this event this worker vanishes.
+    /// The event at which this worker vanishes.
     pub lose: Option<(u64, WorkerId)>,
-    /// From this event on the first direct link there is breaks.
+    /// The event after which the first direct link breaks.
     pub break_link: Option<u64>,
-    /// The task of this number fails, counted from 1 over all workers.
+    /// The number of the task that fails, counted from 1 over all workers.
     pub fail_task: Option<u64>,
 }
 
 /// Workers that are lost at any moment.
 #[derive(Default)]
-pub struct Perils {
-    /// At one event of so many a worker is lost, or two are.
+pub struct RandomFaults {
+    /// The mean number of events between two losses of one or two workers.
     pub one_in: u64,
-    /// So often at most.
+    /// The most losses that may still follow.
     pub left: u64,
-    /// What has come of it.
+    /// The results.
     pub losses: Vec<Loss>,
 }
 
@@ -34,14 +34,14 @@ pub struct Perils {
 #[derive(Copy, Clone)]
 pub struct Loss {
     pub at: u64,
-    /// How many, and how many of them only fell silent.
+    /// The number of lost workers, and of those that only fell silent.
     pub workers: usize,
     pub silent: usize,
     /// How often a stage had updated its parameters.
     pub updates: u64,
 }
 
-/// What has gone wrong so far.
+/// The faults so far.
 #[derive(Default)]
 pub struct Trouble {
     faults: Faults,
@@ -49,13 +49,13 @@ pub struct Trouble {
     /// When the boss learned of it.
     pub known_lost: Option<u64>,
     pub broken: Option<(WorkerId, WorkerId)>,
-    /// The failure that the user must read, but for the number of the step.
+    /// The failure that the user must read, except for the number of the step.
     pub failed: Option<Failure>,
     /// How often a stage updated its parameters.
     pub updates: u64,
     /// Tasks so far that could have failed.
     tasks: u64,
-    /// The worker whose task failed, until it has cleared up.
+    /// The worker whose task failed, until it has cleaned up.
     void: Option<WorkerId>,
 }
 
@@ -74,7 +74,7 @@ impl Trouble {
         self.broken.is_none() && self.faults.break_link.is_some_and(|at| at <= event)
     }
 
-    /// The failure of a reading, if it is to fail.
+    /// The failure of a read, if it must fail.
     pub fn fail_read(&mut self, worker: WorkerId, microbatch: u32) -> Option<Failure> {
         self.tasks += 1;
         self.faults.fail_task.take_if(|at| *at == self.tasks)?;
@@ -84,12 +84,14 @@ impl Trouble {
         Some(Failure::new(MESSAGE))
     }
 
-    /// The failure of this task, if it is to fail.
+    /// The failure of this task, if it must fail.
     pub fn fail(&mut self, worker: WorkerId, task: &Task<Fake>) -> Option<Failure> {
         let (stage, action, microbatch) = match task {
             Task::Forward { stage, key, .. } => (Some(*stage), "forward", Some(key.index)),
             Task::Backward { stage, key, .. } => (Some(*stage), "backward", Some(key.index)),
-            Task::BackwardWeight { stage, key, .. } => (Some(*stage), "backward for weights", Some(key.index)),
+            Task::BackwardWeight { stage, key, .. } => {
+                (Some(*stage), "backward for weights", Some(key.index))
+            }
             Task::Reduce { stage, .. } | Task::AllReduce { stage, .. } => {
                 (Some(*stage), "reduction of gradients", None)
             }
@@ -97,7 +99,7 @@ impl Trouble {
             Task::GradNorm { stage, .. } => (Some(*stage), "gradient norm", None),
             Task::OptimStep { stage, .. } => (Some(*stage), "optimizer step", None),
             Task::AllGather { stage, .. } => (Some(*stage), "gathering of parameters", None),
-            Task::Share { stage } => (Some(*stage), "sharing of parameters", None),
+            Task::EmitShard { stage } => (Some(*stage), "sharing of parameters", None),
             Task::Reshard { stage } => (Some(*stage), "letting go of parameters", None),
             Task::UpdateTied { stage, .. } => (Some(*stage), "update of tied parameters", None),
             Task::Discard { .. } => {
@@ -108,13 +110,14 @@ impl Trouble {
         };
         self.tasks += 1;
         if self.faults.fail_task.take_if(|at| *at == self.tasks).is_some() {
-            let failure = Failure { stage, action: Some(action.into()), microbatch, ..Failure::new(MESSAGE) };
+            let failure =
+                Failure { stage, action: Some(action.into()), microbatch, ..Failure::new(MESSAGE) };
             self.void = Some(worker);
             self.failed = Some(failure.clone().on(worker));
             return Some(failure);
         }
         let updates = matches!(task, Task::OptimStep { .. });
-        // It was given before the failure was known; parameters stay as they were.
+        // It was submitted before the failure was known. Parameters do not change.
         let together = matches!(task, Task::AllGather { .. } | Task::AllReduce { .. });
         if (updates || together) && self.void == Some(worker) {
             return Some(Failure::new("an earlier task of this step failed"));

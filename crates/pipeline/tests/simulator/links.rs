@@ -26,7 +26,8 @@ fn simulator_the_boss_relays_where_dials_fail() {
     each(dials, |conditions, log| {
         let mut user = user(&graph, &setting(), 3, conditions, Faults::default(), log);
         let mut oracle = Oracle::new(&graph, &setting());
-        let calls = [Call::Distribute, Call::Optimizer(1), Call::Train(1), Call::Train(2), Call::State];
+        let calls =
+            [Call::Distribute, Call::Optimizer(1), Call::Train(1), Call::Train(2), Call::State];
         compare(&mut user, &mut oracle, &calls);
         user.world.settle();
         let notices = &user.world.notices;
@@ -44,7 +45,11 @@ fn simulator_a_dial_never_answered_holds_up_no_longer_than_three_seconds() {
         let mut user = user(&graph, &setting(), 3, conditions, Faults::default(), log);
         let request = user.submit(Call::Distribute);
         let reply = user.world.reply(request);
-        assert!(reply.result.is_ok() && (3_000_000..3_010_000).contains(&reply.at), "{:?}", reply.at);
+        assert!(
+            reply.result.is_ok() && (3_000_000..3_010_000).contains(&reply.at),
+            "{:?}",
+            reply.at
+        );
         user.stop();
     });
 }
@@ -59,7 +64,10 @@ fn simulator_a_link_broken_at_every_point() {
             let mut user = user(&graph, &setting(), 3, conditions, faults, log);
             let errors = recover(&mut user, &mut Oracle::new(&graph, &setting()), 2);
             assert!(errors.len() <= 1, "one link broke once: {errors:?}");
-            assert!(errors.iter().all(|e| e.contains("direct link") && e.contains("broke")), "{errors:?}");
+            assert!(
+                errors.iter().all(|e| e.contains("direct link") && e.contains("broke")),
+                "{errors:?}"
+            );
             assert!(user.world.notices.len() <= 1, "one link broke once: {:?}", user.world.notices);
             failed += errors.len();
             broken += usize::from(user.world.trouble.broken.is_some());
@@ -70,7 +78,10 @@ fn simulator_a_link_broken_at_every_point() {
         each(1..events, |event, log| {
             run(Some(event), log);
         });
-        assert!(broken > 200 && failed > 150, "links broke {broken} times, {failed} times in a call");
+        assert!(
+            broken > 200 && failed > 150,
+            "links broke {broken} times, {failed} times in a call"
+        );
     });
 }
 

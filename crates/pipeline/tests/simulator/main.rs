@@ -1,36 +1,42 @@
-//! A seeded simulator of a whole fleet: the sessions of the boss and its workers as plain function
-//! calls, with delay, reordering, broken links, failing tasks and lost workers, compared with a plain
-//! reference that computes the same uncut. A failing case is printed with its events, and
-//! `BOSSMAN_SIM_SEED=7 cargo test -p pipeline --test simulator NAME` replays one seed.
+//! A seeded simulator of a whole fleet. The sessions of the boss and its workers are plain function
+//! calls, with delay, reordering, broken links, failing tasks and lost workers. Results are
+//! compared with a simple reference that computes the same model without cuts. A failing case is
+//! printed with its events, and `BOSSMAN_SIM_SEED=7 cargo test -p pipeline --test simulator NAME`
+//! replays one seed.
 
-#![allow(clippy::expect_used, clippy::panic, unreachable_pub, reason = "everything here is part of a test")]
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    unreachable_pub,
+    reason = "everything here is part of a test"
+)]
 
 mod calls;
 mod churn;
 mod collective;
 mod compute;
-mod course;
 mod cuts;
 mod every_event;
 mod failing;
 mod faults;
-mod going_on;
 mod links;
 mod loading;
-mod lost;
+mod lost_workers;
 mod math;
-mod mended;
-mod mixed;
+mod memberships;
+mod mixed_faults;
 mod models;
 mod network;
 mod oracle;
 mod params;
+mod planned_faults;
 mod pool;
-mod pool_struck;
-mod predicted;
+mod pool_faults;
+mod predictions;
+mod recovering_run;
 mod recovery;
+mod regressions;
 mod seeds;
-mod strikes;
 mod user;
 mod world;
 
@@ -46,7 +52,7 @@ use testkit::Random;
 use user::User;
 use world::World;
 
-/// How a model is run.
+/// The setting of a run.
 #[derive(Clone, Debug)]
 struct Setting {
     cuts: Vec<String>,
@@ -54,28 +60,28 @@ struct Setting {
     placement: Placement,
     microbatches: u32,
     max_norm: Option<f64>,
-    /// How many workers have each place of the pipeline.
+    /// The number of workers for each position of the pipeline.
     replicas: Vec<u16>,
     /// Whether gradients are summed along a tree.
     tree: bool,
     /// Whether replicas sum gradients among their compute threads.
     collective: bool,
-    /// What replicas share out.
+    /// The state that replicas shard.
     sharding: Option<Sharding>,
-    /// What uneven assignments of microbatches are drawn from.
+    /// The seed of uneven assignments of microbatches, if any.
     microbatch_assignments: Option<u64>,
-    /// Whether workers read inputs and targets by themselves.
+    /// Whether workers read inputs and targets from their own files.
     own_data: bool,
 }
 
 impl Setting {
-    /// One stage a worker.
+    /// One stage on each worker.
     fn plain(cuts: &[&str], kind: ScheduleKind, microbatches: u32) -> Self {
         let cuts = cuts.iter().map(|cut| cut.to_string()).collect();
         Setting::of(cuts, kind, Placement::Plain, microbatches, None)
     }
 
-    /// Without replicas.
+    /// A setting without replicas.
     fn of(
         cuts: Vec<String>,
         kind: ScheduleKind,
@@ -84,7 +90,8 @@ impl Setting {
         max_norm: Option<f64>,
     ) -> Self {
         let replicas = vec![1; (cuts.len() + 1) / placement.chunks()];
-        let (tree, collective, sharding, microbatch_assignments, own_data) = (false, false, None, None, false);
+        let (tree, collective, sharding, microbatch_assignments, own_data) =
+            (false, false, None, None, false);
         Setting {
             cuts,
             kind,
@@ -108,7 +115,9 @@ impl Setting {
     fn with_replicas(mut self, random: &mut Random) -> Self {
         match random.chance(50) {
             true => self.replicas.fill(1 + random.below(3) as u16),
-            false => self.replicas.iter_mut().for_each(|replicas| *replicas = 1 + random.below(3) as u16),
+            false => {
+                self.replicas.iter_mut().for_each(|replicas| *replicas = 1 + random.below(3) as u16)
+            }
         }
         self.tree = true;
         self.microbatch_assignments = random.chance(60).then(|| random.next());
@@ -125,22 +134,26 @@ impl Setting {
 
     fn plan(&self, graph: &LayerGraph) -> Plan {
         let cuts = Cuts::At(self.cuts.clone());
-        let plan =
-            Plan::new(graph, &cuts, WorkerGroups::of(&self.replicas), self.placement).expect("a cut that is allowed");
+        let plan = Plan::new(graph, &cuts, WorkerGroups::of(&self.replicas), self.placement)
+            .expect("a cut that is allowed");
         plan.sharded(self.sharding)
     }
 
-    /// One of all there are.
+    /// A random setting.
     fn random(random: &mut Random, graph: &LayerGraph) -> Self {
         let layers = &graph.layers()[1..];
-        let mut starts: Vec<u64> = (0..random.below(6)).map(|_| random.below(layers.len() as u64)).collect();
+        let mut starts: Vec<u64> =
+            (0..random.below(6)).map(|_| random.below(layers.len() as u64)).collect();
         starts.sort();
         starts.dedup();
-        let cuts: Vec<String> = starts.iter().map(|start| layers[*start as usize].name.clone()).collect();
-        let allowed: Vec<_> = placements(cuts.len() + 1).into_iter().filter(|(workers, ..)| *workers <= 4).collect();
+        let cuts: Vec<String> =
+            starts.iter().map(|start| layers[*start as usize].name.clone()).collect();
+        let allowed: Vec<_> =
+            placements(cuts.len() + 1).into_iter().filter(|(workers, ..)| *workers <= 4).collect();
         let (_, kind, placement) = *random.pick(&allowed);
         let max_norm = random.chance(40).then(|| *random.pick(&[0.5, 500.0, 1e9]));
-        let mut setting = Setting::of(cuts, kind, placement, *random.pick(&[1, 2, 4, 5, 7]), max_norm);
+        let mut setting =
+            Setting::of(cuts, kind, placement, *random.pick(&[1, 2, 4, 5, 7]), max_norm);
         setting.own_data = random.chance(30);
         if random.chance(50) {
             setting.with_replicas(random)
@@ -150,10 +163,11 @@ impl Setting {
     }
 }
 
-/// How so many stages may be placed and run: numbers of workers, kinds and placements.
+/// The settings to run `stages` stages: numbers of workers, kinds and placements.
 fn placements(stages: usize) -> Vec<(usize, ScheduleKind, Placement)> {
     use ScheduleKind::{GPipe, Interleaved, OneFOneB, Ready, ZbH1, ZbV};
-    let mut all: Vec<_> = [GPipe, OneFOneB, ZbH1, Ready].map(|kind| (stages, kind, Placement::Plain)).to_vec();
+    let mut all: Vec<_> =
+        [GPipe, OneFOneB, ZbH1, Ready].map(|kind| (stages, kind, Placement::Plain)).to_vec();
     for chunks in (2..=3).filter(|chunks| stages.is_multiple_of(*chunks)) {
         let placement = Placement::Interleaved { chunks: chunks as u16 };
         all.extend([GPipe, Interleaved, Ready].map(|kind| (stages / chunks, kind, placement)));
@@ -172,7 +186,8 @@ fn every_cut(graph: &LayerGraph, most: usize) -> Vec<Vec<String>> {
     let mut cuts: Vec<Vec<String>> = vec![Vec::new()];
     for layer in &graph.layers()[1..] {
         let longer = cuts.iter().filter(|cut| cut.len() + 1 < most);
-        let longer: Vec<_> = longer.map(|cut| [cut.clone(), vec![layer.name.clone()]].concat()).collect();
+        let longer: Vec<_> =
+            longer.map(|cut| [cut.clone(), vec![layer.name.clone()]].concat()).collect();
         cuts.extend(longer);
     }
     cuts

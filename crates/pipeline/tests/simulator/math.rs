@@ -1,5 +1,5 @@
-//! Layers without floating point: a tensor is one number, and every result is a hash of all that it
-//! must depend on, so that any mistake in what is computed from what, or in which order, shows.
+//! Layers without floating point. A tensor is one number, and every result is a hash of all its
+//! inputs in order, so a wrong dependency or a wrong order shows.
 
 use layerspec::{Layer, LayerId, Role};
 use pipeline::optimizer::OptimizerSpec;
@@ -23,7 +23,9 @@ impl Hash {
     }
 
     pub fn add(self, number: u64) -> Self {
-        let mixed = (self.0 ^ number).wrapping_add(0x9E37_79B9_7F4A_7C15).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (self.0 ^ number)
+            .wrapping_add(0x9E37_79B9_7F4A_7C15)
+            .wrapping_mul(0xBF58_476D_1CE4_E5B9);
         Hash(mixed ^ (mixed >> 29))
     }
 
@@ -39,10 +41,12 @@ impl Hash {
 /// A sum that depends on its order, as floating-point sums do. It is a left fold whose first term
 /// stands for itself, so a sum that is begun in one place may be continued in another.
 pub fn sum(terms: impl IntoIterator<Item = Fake>) -> Option<Fake> {
-    terms.into_iter().reduce(|sum, term| sum.rotate_left(23).wrapping_mul(0x94D0_49BB_1331_11EB).wrapping_add(term))
+    terms.into_iter().reduce(|sum, term| {
+        sum.rotate_left(23).wrapping_mul(0x94D0_49BB_1331_11EB).wrapping_add(term)
+    })
 }
 
-/// What random draws in training depend on, beside the layer.
+/// The inputs of random draws in training, besides the layer.
 #[derive(Copy, Clone)]
 pub struct Draw {
     pub seed: u64,
@@ -52,7 +56,9 @@ pub struct Draw {
 
 /// The outputs of a layer. Every layer draws in training, as if it were a dropout.
 pub fn forward(layer: &Layer, weights: &[Fake], inputs: &[Fake], draw: Option<Draw>) -> Vec<Fake> {
-    let hash = |port: usize| Hash::of("forward").text(&layer.name).add(port as u64).all(weights).all(inputs);
+    let hash = |port: usize| {
+        Hash::of("forward").text(&layer.name).add(port as u64).all(weights).all(inputs)
+    };
     let drawn = |hash: Hash| match draw {
         Some(draw) => hash.add(draw.seed).add(draw.step).add(u64::from(draw.microbatch)),
         None => hash,
@@ -71,7 +77,10 @@ pub fn backward(
     let hash = |what: &str, index: usize| {
         let hash = Hash::of(what).text(&layer.name).add(index as u64).all(weights).all(inputs);
         let hash = hash.add(draw.seed).add(draw.step).add(u64::from(draw.microbatch));
-        grads.iter().fold(hash, |hash, grad| hash.add(u64::from(grad.is_some())).add(grad.unwrap_or(0))).end()
+        grads
+            .iter()
+            .fold(hash, |hash, grad| hash.add(u64::from(grad.is_some())).add(grad.unwrap_or(0)))
+            .end()
     };
     let of_inputs = (0..inputs.len()).map(|port| hash("input gradient", port));
     let of_weights = (0..weights.len()).map(|index| hash("weight gradient", index));
@@ -80,7 +89,11 @@ pub fn backward(
 
 /// The weighted loss of a microbatch and the gradient it starts backward with.
 pub fn loss(output: Fake, task: &LossTask<Fake>) -> (f32, Fake) {
-    let hash = Hash::of("loss").add(output).add(task.target).text(&task.spec.to_string()).add(task.weight.to_bits());
+    let hash = Hash::of("loss")
+        .add(output)
+        .add(task.target)
+        .text(&task.spec.to_string())
+        .add(task.weight.to_bits());
     let grad = hash.end();
     ((grad % 1000) as f32 * task.weight as f32, grad)
 }
@@ -89,9 +102,9 @@ pub fn loss(output: Fake, task: &LossTask<Fake>) -> (f32, Fake) {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Param {
     pub value: Fake,
-    /// For each layer that uses it the sum over microbatches.
+    /// The sum over microbatches, for each layer that uses it.
     pub grads: BTreeMap<LayerId, Fake>,
-    /// For each layer that uses it what a round that sums along a tree has come to.
+    /// The current tree of a round that sums along trees, for each layer that uses it.
     pub trees: BTreeMap<LayerId, Tree<Option<Fake>>>,
     pub state: Fake,
 }
@@ -111,13 +124,19 @@ impl Param {
         self.grads.extend(sum(before.into_iter().chain([grad])).map(|sum| (user, sum)));
     }
 
-    /// Adds a microbatch's gradient, if one came, to the tree over so many.
-    pub fn add_leaf(&mut self, user: LayerId, grad: Option<Fake>, microbatch: u32, microbatches: u32) {
+    /// Adds a microbatch's gradient, if any, to the tree over `microbatches` leaves.
+    pub fn add_leaf(
+        &mut self,
+        user: LayerId,
+        grad: Option<Fake>,
+        microbatch: u32,
+        microbatches: u32,
+    ) {
         let tree = self.trees.entry(user).or_insert_with(|| Tree::new(microbatches));
         branch(tree, Node::leaf(microbatch), grad);
     }
 
-    /// Ends the sum along the tree, which all microbatches have been added to.
+    /// Ends the sum along the tree, to which all microbatches were added.
     pub fn end_tree(&mut self, user: LayerId) {
         if let Some(tree) = self.trees.remove(&user) {
             if let Some(grad) = tree.into_root().expect("all microbatches") {
@@ -135,7 +154,7 @@ impl Param {
         self.grad().map_or(0.0, |grad| (grad % 1_000_003) as f64 / 7.0)
     }
 
-    /// Applies the gradient and clears it; without one nothing changes, as in PyTorch.
+    /// Applies the gradient and clears it. Without a gradient nothing changes, as in PyTorch.
     pub fn step(&mut self, optimizer: &OptimizerSpec, update: Update) {
         if let Some(grad) = self.grad() {
             self.state = Hash::of("state").add(self.state).add(grad).end();
@@ -149,17 +168,19 @@ impl Param {
 
 /// Adds a sum to a tree.
 pub fn branch(tree: &mut Tree<Option<Fake>>, node: Node, grad: Option<Fake>) {
-    let add = |left: Option<Fake>, right| Ok::<_, std::convert::Infallible>(sum(left.into_iter().chain(right)));
+    let add = |left: Option<Fake>, right| {
+        Ok::<_, std::convert::Infallible>(sum(left.into_iter().chain(right)))
+    };
     let Ok(()) = tree.put(node, grad, add);
 }
 
-/// What a layer takes, so that every worker says the same.
+/// A layer's times, the same on every worker.
 pub fn times(probe: &LayerProbe) -> LayerTimes {
     LayerTimes { forward: Hash::of(&probe.layer.name).end() >> 32, ..LayerTimes::default() }
 }
 
-/// A layer's weights: the name under which each is kept, and whether it is trained. A tied weight is
-/// kept under the name of its owner.
+/// A layer's weights: the name under which each is kept, and whether it is trained. A tied weight
+/// is kept under the name of its owner.
 pub fn weights(layer: &Layer, owner: Option<&Layer>) -> Vec<(String, bool)> {
     let tied = owner.map_or(Vec::new(), |owner| layer.kind.tied_params(&owner.kind));
     let params = layer.kind.params().into_iter().filter(|p| p.role == Role::Parameter);
@@ -171,5 +192,9 @@ pub fn weights(layer: &Layer, owner: Option<&Layer>) -> Vec<(String, bool)> {
 pub fn own_weights(layer: &Layer, owner: Option<&Layer>) -> Vec<(u32, String)> {
     let own = |name: &String| name.rsplit_once('.').is_some_and(|(home, _)| home == layer.name);
     let names = weights(layer, owner).into_iter().map(|(name, _)| name);
-    names.enumerate().map(|(place, name)| (place as u32, name)).filter(|(_, name)| own(name)).collect()
+    names
+        .enumerate()
+        .map(|(place, name)| (place as u32, name))
+        .filter(|(_, name)| own(name))
+        .collect()
 }

@@ -1,4 +1,4 @@
-//! Small models, each with something that a cut could get wrong.
+//! Small models, each with a difficulty for cuts.
 
 use layerspec::LayerGraph;
 
@@ -99,7 +99,7 @@ layers:
 outputs: [first, second]
 ";
 
-/// As above the other way round: the loss is on the last layer, the boss may give both gradients.
+/// The reverse: the loss is on the last layer, and the boss may send both gradients.
 const EARLY_OUTPUT: &str = "
 inputs: {x: [batch, 4]}
 layers:

@@ -1,11 +1,10 @@
-//! The network between the boss and the workers: what is on its way, in which order it arrives, and
-//! what gets lost.
+//! The network between the boss and the workers: frames in flight, their order, and their loss.
 
-#[path = "holding.rs"]
-mod holding;
+#[path = "network_faults.rs"]
+mod network_faults;
 
 use crate::math::Fake;
-use crate::strikes::Mishap;
+use crate::planned_faults::FrameFault;
 use pipeline::effect::{Micros, Peer};
 use pipeline::ids::{StageId, Ticket, WorkerId};
 use pipeline::message::Failure;
@@ -14,14 +13,15 @@ use pipeline::task::Task;
 use std::collections::{BTreeMap, BTreeSet};
 use testkit::Random;
 
-/// How a network behaves.
+/// The behaviour of a network.
 #[derive(Copy, Clone, Debug)]
 pub struct Conditions {
     /// The longest delay of a frame, in microseconds.
     pub delay: u64,
     /// The longest task, in microseconds.
     pub task: u64,
-    /// Of 100 dials, how many are refused, never answered, and answered after more than three seconds.
+    /// The numbers of dials, of 100, that are refused, never answered, and answered after more than
+    /// three seconds.
     pub refused: u64,
     pub silent: u64,
     pub late: u64,
@@ -31,12 +31,14 @@ pub struct Conditions {
 
 impl Conditions {
     /// Every dial succeeds.
-    pub const CALM: Conditions = Conditions { delay: 100, task: 100, refused: 0, silent: 0, late: 0, exact: false };
+    pub const CALM: Conditions =
+        Conditions { delay: 100, task: 100, refused: 0, silent: 0, late: 0, exact: false };
 
     pub fn random(random: &mut Random) -> Self {
         let delay = *random.pick(&[1, 10, 100, 50_000]);
         let task = *random.pick(&[1, 100, 10_000]);
-        let (refused, silent, late) = *random.pick(&[(0, 0, 0), (20, 20, 20), (100, 0, 0), (0, 100, 0), (0, 0, 100)]);
+        let (refused, silent, late) =
+            *random.pick(&[(0, 0, 0), (20, 20, 20), (100, 0, 0), (0, 100, 0), (0, 0, 100)]);
         Conditions { delay, task, refused, silent, late, exact: false }
     }
 }
@@ -48,7 +50,7 @@ pub struct Packet {
     pub to: Peer,
     pub head: Vec<u8>,
     pub tensors: Vec<Fake>,
-    /// The dial that made the connection it is on, where that is a direct one.
+    /// The dial that made its connection, if that is a direct one.
     dial: Option<u32>,
 }
 
@@ -58,12 +60,12 @@ impl Packet {
     }
 }
 
-/// What happens next.
+/// The next event.
 pub enum Event {
     Arrives(Packet),
     /// The compute thread of a worker is done with its oldest task.
     Computed(WorkerId),
-    /// A sum that a worker takes beside its compute thread is there.
+    /// A sum that a worker computes beside its compute thread is done.
     Summed(WorkerId, Ticket, Vec<Fake>),
     /// A worker has opened its data, or read a microbatch.
     Read(WorkerId, Ticket, Result<Vec<Fake>, Failure>),
@@ -96,15 +98,15 @@ impl Event {
     }
 }
 
-/// The direct connections of two workers: one at a time, but the end of one may be learned after the
+/// The direct connections of two workers, one at a time. The end of one may become known after the
 /// next was dialled.
 #[derive(Default)]
 struct Link {
     /// The number of the last dial.
     dial: u32,
-    /// For each end that knows of a connection the dial that made it.
+    /// The dial that made the connection, for each end that knows of it.
     up: BTreeMap<WorkerId, u32>,
-    /// Connections that broke: what would arrive on one later than this is lost.
+    /// Connections that broke, with the time after which their frames are lost.
     broken: BTreeMap<u32, u64>,
 }
 
@@ -117,26 +119,26 @@ pub struct Network {
     sequence: u64,
     /// When the last frame of an ordered stream arrives.
     ordered: BTreeMap<(Peer, Peer), u64>,
-    /// When each worker will have read all that it was asked for.
+    /// The time at which each worker has read all requested samples.
     reading: BTreeMap<WorkerId, u64>,
     links: BTreeMap<(WorkerId, WorkerId), Link>,
-    /// Workers that are gone, and until when what they had sent still arrives, by receiver.
+    /// Workers that are gone, with the time until which their frames still arrive, by receiver.
     gone: BTreeMap<WorkerId, BTreeMap<Peer, u64>>,
-    /// Workers that do nothing until then.
+    /// Workers that do nothing until this time.
     asleep: BTreeMap<WorkerId, u64>,
-    /// Between whom nothing passes for a while, and between whom nothing passes any more.
+    /// The current short partition, and the pairs that are separated for ever.
     parting: Option<Parting>,
     severed: BTreeSet<(Peer, Peer)>,
-    /// How many frames were sent, those left out that a worker sends to itself.
+    /// The number of frames sent, without those from a worker to itself.
     pub frames: u64,
-    /// What is to happen to frames, by number, and what has.
-    pub mishaps: BTreeMap<u64, Mishap>,
-    pub befell: Vec<Mishap>,
-    /// By how much frames may have been slower than they are, for all that.
+    /// The faults of frames, by the number of the frame.
+    pub frame_faults: BTreeMap<u64, FrameFault>,
+    pub injected_frame_faults: Vec<FrameFault>,
+    /// The additional delay that frames may have had.
     pub slack: u64,
 }
 
-/// Two sides between which nothing passes until then.
+/// A partition: two sides between which nothing passes until a time.
 struct Parting {
     far: BTreeSet<WorkerId>,
     until: u64,
@@ -158,8 +160,8 @@ impl Network {
             parting: None,
             severed: BTreeSet::new(),
             frames: 0,
-            mishaps: BTreeMap::new(),
-            befell: Vec::new(),
+            frame_faults: BTreeMap::new(),
+            injected_frame_faults: Vec::new(),
             slack: 0,
         }
     }
@@ -173,7 +175,7 @@ impl Network {
         self.queue.keys().next().map(|(time, _)| *time)
     }
 
-    /// The next event, which does not happen yet where it happens to a worker that is asleep.
+    /// The next event. Events of a sleeping worker are postponed.
     pub fn next(&mut self) -> Option<Event> {
         let ((time, number), event) = self.queue.pop_first()?;
         let until = event.at().and_then(|worker| self.asleep.get(&worker)).copied().unwrap_or(0);
@@ -211,7 +213,7 @@ impl Network {
         self.at(end, Event::Summed(worker, ticket, sums));
     }
 
-    /// A worker begins with something that concerns its data; it does one thing after the other.
+    /// A worker begins to open or read its data. It does one task after the other.
     pub fn read(&mut self, worker: WorkerId, ticket: Ticket, result: Result<Vec<Fake>, Failure>) {
         let last = self.reading.get(&worker).copied().unwrap_or(0);
         let end = self.soon().max(last);
@@ -219,12 +221,16 @@ impl Network {
         self.at(end, Event::Read(worker, ticket, result));
     }
 
-    /// Frames with tensors overtake each other, the others keep their order.
+    /// Sends a packet. Frames with tensors may overtake each other. The others keep their order.
     pub fn send(&mut self, mut packet: Packet, is_data: bool) {
-        let (mut arrival, again) = self.befalls(&packet);
+        let (mut arrival, again) = self.next_frame_fault(&packet);
         if let (Peer::Worker(from), Peer::Worker(to)) = (packet.from, packet.to) {
-            packet.dial = self.links.get(&pair(from, to)).and_then(|link| link.up.get(&from)).copied();
-            assert!(from == to || packet.dial.is_some(), "{from} sends to {to} on a link that is not up");
+            packet.dial =
+                self.links.get(&pair(from, to)).and_then(|link| link.up.get(&from)).copied();
+            assert!(
+                from == to || packet.dial.is_some(),
+                "{from} sends to {to} on a link that is not up"
+            );
         }
         if !is_data {
             let last = self.ordered.entry((packet.from, packet.to)).or_default();
@@ -236,41 +242,50 @@ impl Network {
         second.into_iter().for_each(|(time, packet)| self.at(time, Event::Arrives(packet)));
     }
 
-    /// Whether a frame that would arrive now does.
+    /// Whether a frame that arrives now is delivered.
     pub fn delivers(&self, packet: &Packet) -> bool {
         if self.is_severed(packet.from, packet.to) {
             return false;
         }
         if let Peer::Worker(from) = packet.from {
-            if self.gone.get(&from).is_some_and(|until| until.get(&packet.to).is_none_or(|until| *until < self.now)) {
+            if self
+                .gone
+                .get(&from)
+                .is_some_and(|until| until.get(&packet.to).is_none_or(|until| *until < self.now))
+            {
                 return false;
             }
             if let (Peer::Worker(to), Some(dial)) = (packet.to, packet.dial) {
-                let broken = self.links.get(&pair(from, to)).and_then(|link| link.broken.get(&dial));
+                let broken =
+                    self.links.get(&pair(from, to)).and_then(|link| link.broken.get(&dial));
                 return broken.is_none_or(|broken| self.now <= *broken);
             }
         }
         true
     }
 
-    /// Tries to connect; how it goes is decided here.
+    /// Tries to connect. The result is drawn here.
     pub fn dial(&mut self, from: WorkerId, to: WorkerId) {
         let link = self.links.entry(pair(from, to)).or_default();
         link.dial += 1;
         let dial = link.dial;
         let Conditions { refused, silent, late, .. } = self.conditions;
-        let fate = self.random.below(100);
+        let scenario = self.random.below(100);
         let severed = self.is_severed(Peer::Worker(from), Peer::Worker(to));
-        if severed || self.gone.contains_key(&to) || (refused..refused + silent).contains(&fate) {
+        if severed || self.gone.contains_key(&to) || (refused..refused + silent).contains(&scenario)
+        {
             return;
         }
-        if fate < refused {
+        if scenario < refused {
             let time = self.soon();
             return self.at(time, Event::LinkDown { at: from, peer: to, dial, reason: "refused" });
         }
-        // Late is soon after the workers gave up, so that it happens while they work.
-        let wait =
-            if fate < refused + silent + late { 3_000_000 + 50 * self.random.below(self.conditions.delay) } else { 0 };
+        // A late answer comes soon after the workers gave up, while they work.
+        let wait = if scenario < refused + silent + late {
+            3_000_000 + 50 * self.random.below(self.conditions.delay)
+        } else {
+            0
+        };
         for (at, peer) in [(from, to), (to, from)] {
             // One end may learn of it long after the other.
             let slow = if self.random.chance(20) { 20 * self.conditions.delay } else { 0 };
@@ -279,7 +294,7 @@ impl Network {
         }
     }
 
-    /// An end learns that it is connected; says whether that is news of the last dial.
+    /// An end learns that it is connected. Returns whether the connection is that of the last dial.
     pub fn link_up(&mut self, at: WorkerId, peer: WorkerId, dial: u32) -> bool {
         let severed = self.is_severed(Peer::Worker(at), Peer::Worker(peer));
         let Some(link) = self.links.get_mut(&pair(at, peer)) else { return false };
@@ -291,8 +306,8 @@ impl Network {
         news
     }
 
-    /// An end learns that a dial failed or its connection broke; says whether that leaves it without
-    /// a connection.
+    /// An end learns that a dial failed or its connection broke. Returns whether it now has no
+    /// connection.
     pub fn link_down(&mut self, at: WorkerId, peer: WorkerId, dial: u32) -> bool {
         let Some(link) = self.links.get_mut(&pair(at, peer)) else { return false };
         let present = link.up.get(&at).copied().unwrap_or(link.dial);
@@ -302,10 +317,12 @@ impl Network {
         present == dial
     }
 
-    /// Breaks a direct link that is up at both ends; each end learns it some time later.
+    /// Breaks a direct link that is up at both ends. Each end learns this later.
     pub fn break_link(&mut self) -> Option<(WorkerId, WorkerId)> {
-        let both_up = |link: &Link| link.up.len() == 2 && link.up.values().all(|dial| *dial == link.dial);
-        let whole = self.links.iter().filter(|(_, l)| both_up(l) && !l.broken.contains_key(&l.dial));
+        let both_up =
+            |link: &Link| link.up.len() == 2 && link.up.values().all(|dial| *dial == link.dial);
+        let whole =
+            self.links.iter().filter(|(_, l)| both_up(l) && !l.broken.contains_key(&l.dial));
         let whole: Vec<_> = whole.map(|(pair, _)| *pair).collect();
         if whole.is_empty() {
             return None;
@@ -322,16 +339,21 @@ impl Network {
         Some((a, b))
     }
 
-    /// A worker vanishes. What it had sent is lost from some moment on, another one for each
-    /// receiver; the boss and its peers learn of it in any order.
+    /// A worker vanishes. Each receiver loses its packets from a different moment on. The boss and
+    /// the peers learn of the loss in any order.
     pub fn lose(&mut self, worker: WorkerId, others: impl Iterator<Item = WorkerId>) {
         let mut until = BTreeMap::new();
         for peer in others {
             let last = self.now + self.random.below(self.conditions.delay * 2);
             until.insert(Peer::Worker(peer), last);
-            if let Some(&dial) = self.links.get(&pair(worker, peer)).and_then(|link| link.up.get(&peer)) {
+            if let Some(&dial) =
+                self.links.get(&pair(worker, peer)).and_then(|link| link.up.get(&peer))
+            {
                 let time = last + self.soon() - self.now;
-                self.at(time, Event::LinkDown { at: peer, peer: worker, dial, reason: "connection lost" });
+                self.at(
+                    time,
+                    Event::LinkDown { at: peer, peer: worker, dial, reason: "connection lost" },
+                );
             }
         }
         let last = self.now + self.random.below(self.conditions.delay * 2);
@@ -341,8 +363,8 @@ impl Network {
         self.gone.insert(worker, until);
     }
 
-    /// A worker falls silent until a time that is given back, before which the boss has given it up. What it has sent
-    /// arrives, and what it sends once it is awake again, until it learns of that.
+    /// A worker falls silent until the returned time, and the boss gives it up before. Its packets
+    /// arrive, and so do those that it sends after waking, until it learns that it was given up.
     pub fn silence(&mut self, worker: WorkerId) -> u64 {
         let Conditions { delay, task, .. } = self.conditions;
         let silent = 1 + self.random.below(40 * delay.max(task));
@@ -360,7 +382,7 @@ fn pair(a: WorkerId, b: WorkerId) -> (WorkerId, WorkerId) {
     (a.min(b), a.max(b))
 }
 
-/// What tasks take where nothing is random: numbers of which no two sums are soon the same.
+/// The times of tasks without randomness. Small sums of these numbers all differ.
 pub fn exact(stage: StageId) -> StageTimes {
     let more = [0, 29, 73, 131][usize::from(stage.0) % 4];
     StageTimes {

@@ -30,13 +30,14 @@ impl<'g> Oracle<'g> {
         Oracle { graph, microbatches, max_norm, tree, params, optimizer: None, kept, saved }
     }
 
-    /// What the fleet must answer.
+    /// The answer that the fleet must give.
     pub fn call(&mut self, call: Call) -> Answered {
         let mut answered = Answered::default();
         match call {
             Call::Distribute => {
                 let names = self.graph.layers().iter().flat_map(|l| self.weights(l));
-                self.params = names.map(|(name, _)| (name.clone(), Param::new(calls::SEED, &name))).collect();
+                self.params =
+                    names.map(|(name, _)| (name.clone(), Param::new(calls::SEED, &name))).collect();
                 self.optimizer = None;
                 self.saved.clear();
             }
@@ -52,7 +53,11 @@ impl<'g> Oracle<'g> {
                     let name = format!("{name}.state");
                     (StateName::of_optimizer(&name, None).to_string(), p.state)
                 }));
-                self.kept = self.params.iter().map(|(name, p)| (name.clone(), (p.value, p.state))).collect();
+                self.kept = self
+                    .params
+                    .iter()
+                    .map(|(name, p)| (name.clone(), (p.value, p.state)))
+                    .collect();
             }
             Call::Resume(lr) => {
                 self.optimizer = Some(calls::optimizer(lr));
@@ -61,15 +66,27 @@ impl<'g> Oracle<'g> {
                 }
             }
             Call::Load(salt) => {
-                self.params.iter_mut().for_each(|(name, p)| p.value = calls::loaded(name, p.value, salt));
+                self.params
+                    .iter_mut()
+                    .for_each(|(name, p)| p.value = calls::loaded(name, p.value, salt));
             }
             Call::Train(step) | Call::Gather(step) => {
                 for microbatch in 0..self.microbatches {
                     let values = self.forward(step, microbatch, true);
-                    self.answer_outputs(&mut answered, microbatch, &values, calls::wants_outputs(step));
+                    self.answer_outputs(
+                        &mut answered,
+                        microbatch,
+                        &values,
+                        calls::wants_outputs(step),
+                    );
                     let (loss, grad) = self.loss(step, microbatch, &values);
                     answered.losses.push((microbatch, loss.to_bits()));
-                    self.backward(step, microbatch, &values, BTreeMap::from([(self.graph.outputs()[0], vec![grad])]));
+                    self.backward(
+                        step,
+                        microbatch,
+                        &values,
+                        BTreeMap::from([(self.graph.outputs()[0], vec![grad])]),
+                    );
                 }
                 self.end_round();
                 if let Call::Train(_) = call {
@@ -93,16 +110,21 @@ impl<'g> Oracle<'g> {
             }
             Call::Backward(step) => {
                 for microbatch in 0..self.microbatches {
-                    let values = self.saved.remove(&(step, microbatch)).expect("a forward pass before");
+                    let values =
+                        self.saved.remove(&(step, microbatch)).expect("a forward pass before");
                     let outputs = self.graph.outputs().iter().enumerate();
-                    let grads = outputs.map(|(index, v)| (*v, calls::grads(step, microbatch, index))).collect();
+                    let grads = outputs
+                        .map(|(index, v)| (*v, calls::grads(step, microbatch, index)))
+                        .collect();
                     self.backward(step, microbatch, &values, grads);
                 }
                 self.end_round();
             }
             Call::OptimStep(step) => answered.grad_norm = self.optim_step(step),
             Call::Digest => {}
-            Call::Measure => answered.measured = calls::probes(self.graph).iter().map(math::times).collect(),
+            Call::Measure => {
+                answered.measured = calls::probes(self.graph).iter().map(math::times).collect()
+            }
             Call::Discard(step) => self.saved.retain(|(saved, _), _| *saved != step),
         }
         answered
@@ -121,7 +143,8 @@ impl<'g> Oracle<'g> {
     }
 
     fn forward(&self, step: u64, microbatch: u32, train: bool) -> Vec<Fake> {
-        let inputs = (0..self.graph.inputs().len()).map(|index| calls::input(step, microbatch, index));
+        let inputs =
+            (0..self.graph.inputs().len()).map(|index| calls::input(step, microbatch, index));
         let mut values: Vec<Fake> = inputs.collect();
         for layer in self.graph.layers() {
             let inputs: Vec<Fake> = layer.inputs.iter().map(|v| values[v.index()]).collect();
@@ -138,22 +161,39 @@ impl<'g> Oracle<'g> {
         math::loss(output, &LossTask { output: 0, spec: MICROBATCH_LOSS, weight, target })
     }
 
-    fn answer_outputs(&self, answered: &mut Answered, microbatch: u32, values: &[Fake], wanted: bool) {
+    fn answer_outputs(
+        &self,
+        answered: &mut Answered,
+        microbatch: u32,
+        values: &[Fake],
+        wanted: bool,
+    ) {
         let mut outputs = self.graph.outputs().to_vec();
         outputs.sort();
         let outputs = outputs.into_iter().map(|v| (microbatch, v, values[v.index()]));
         answered.outputs.extend(outputs.filter(|_| wanted));
     }
 
-    /// `grads` are those of the outputs, which come first in every sum; then the uses, last use first.
-    fn backward(&mut self, step: u64, microbatch: u32, values: &[Fake], mut grads: BTreeMap<ValueId, Vec<Fake>>) {
+    /// `grads` are the gradients of the outputs, which come first in every sum. The uses follow,
+    /// the last use first.
+    fn backward(
+        &mut self,
+        step: u64,
+        microbatch: u32,
+        values: &[Fake],
+        mut grads: BTreeMap<ValueId, Vec<Fake>>,
+    ) {
         let graph = self.graph;
         grads.retain(|value, _| graph.requires_grad(*value));
         for layer in graph.layers().iter().rev() {
-            let of = |value: &ValueId| grads.get(value).and_then(|terms| math::sum(terms.iter().copied()));
+            let of = |value: &ValueId| {
+                grads.get(value).and_then(|terms| math::sum(terms.iter().copied()))
+            };
             let of_outputs: Vec<Option<Fake>> = layer.outputs.iter().map(of).collect();
             if of_outputs.iter().all(Option::is_none) {
-                for (name, _) in self.weights(layer).into_iter().filter(|(_, trained)| *trained && self.tree) {
+                for (name, _) in
+                    self.weights(layer).into_iter().filter(|(_, trained)| *trained && self.tree)
+                {
                     let param = self.params.get_mut(&name).expect("known");
                     param.add_leaf(layer.id, None, microbatch, self.microbatches);
                 }
@@ -194,11 +234,13 @@ impl<'g> Oracle<'g> {
         // In the order of layers, as PyTorch would with the parameters of the whole model.
         let own = |layer: &'g Layer| {
             let own = math::own_weights(layer, layer.share.map(|owner| self.graph.layer(owner)));
-            own.into_iter()
-                .map(|(number, name)| (layer.kind.params()[number as usize].elements().expect("small"), name))
+            own.into_iter().map(|(number, name)| {
+                (layer.kind.params()[number as usize].elements().expect("small"), name)
+            })
         };
         let names = self.graph.layers().iter().flat_map(own);
-        let squares: f64 = names.map(|(elements, name)| whole(elements, self.params[&name].square())).sum();
+        let squares: f64 =
+            names.map(|(elements, name)| whole(elements, self.params[&name].square())).sum();
         let norm = squares.sqrt() * update.scale;
         let clip = self.max_norm.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
         let step = Update { lr: update.lr, scale: update.scale, clip, skip: false };
@@ -207,7 +249,7 @@ impl<'g> Oracle<'g> {
     }
 }
 
-/// The square of a whole gradient whose blocks have so much each.
+/// The squared norm of a whole gradient whose blocks have `square` each.
 fn whole(elements: u64, square: f64) -> f64 {
     let mut sums = vec![square; elements.div_ceil(256) as usize];
     while sums.len() > 1 {

@@ -1,4 +1,4 @@
-//! The weights of a stage, with those it borrows; what goes between stages that share some.
+//! The weights of a stage, tied copies included, and the tensors between stages that share weights.
 
 use crate::compute::owner;
 use crate::math::{self, Fake, Param};
@@ -12,7 +12,7 @@ use pipeline::task::Update;
 use pipeline::StateName;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Stands for the gradient of a use that none reached.
+/// Stands for the gradient of a use that no gradient reached.
 pub const NOTHING: Fake = 0;
 
 #[derive(Default)]
@@ -30,7 +30,10 @@ impl Params {
         let mut params = Params { spec: Some(spec.clone()), ..Params::default() };
         for layer in &spec.layers {
             for (name, _) in params.weights(layer) {
-                let here = spec.layers.iter().any(|l| name.rsplit_once('.').is_some_and(|(n, _)| n == l.name));
+                let here = spec
+                    .layers
+                    .iter()
+                    .any(|l| name.rsplit_once('.').is_some_and(|(n, _)| n == l.name));
                 if !here {
                     params.tied_copies.insert(name.clone());
                 }
@@ -63,9 +66,12 @@ impl Params {
         owned.map(|(name, p)| (name.clone(), p.value)).collect()
     }
 
-    /// What all values come to.
+    /// A digest of all values.
     pub fn digest(&self) -> [u8; 32] {
-        let hash = self.all.iter().fold(math::Hash::of("digest"), |hash, (name, p)| hash.text(name).add(p.value));
+        let hash = self
+            .all
+            .iter()
+            .fold(math::Hash::of("digest"), |hash, (name, p)| hash.text(name).add(p.value));
         let mut digest = [0; 32];
         digest[..8].copy_from_slice(&hash.end().to_le_bytes());
         digest
@@ -75,13 +81,19 @@ impl Params {
         self.all.entry(name.to_string()).and_modify(|p| p.value = value);
     }
 
-    /// What the optimizer keeps, where it has begun; of what replicas share out, this one's part. `parts` leaves out what
-    /// every replica has.
-    pub fn states(&self, buckets: &[Bucket], share: Option<ShardId>, parts: bool) -> Vec<(String, Fake)> {
+    /// The optimizer's states, if it has begun; of sharded parameters, this replica's shard.
+    /// `parts` leaves out states that every replica has.
+    pub fn states(
+        &self,
+        buckets: &[Bucket],
+        share: Option<ShardId>,
+        parts: bool,
+    ) -> Vec<(String, Fake)> {
         let begun = self.all.iter().filter(|(_, p)| p.state != 0);
         let named = |(name, p): (&String, &Param)| {
             let part = self.part_of(name, buckets, share);
-            let left_out = part.as_ref().is_some_and(|part| part.is_empty()) || (part.is_none() && parts);
+            let left_out =
+                part.as_ref().is_some_and(|part| part.is_empty()) || (part.is_none() && parts);
             let name = format!("{name}.state");
             let name = StateName::of_optimizer(&name, part.map(|part| part.start)).to_string();
             (!left_out).then_some((name, p.state))
@@ -89,20 +101,35 @@ impl Params {
         begun.filter_map(named).collect()
     }
 
-    /// What is here of a weight that is shared out.
-    fn part_of(&self, name: &str, buckets: &[Bucket], share: Option<ShardId>) -> Option<std::ops::Range<u64>> {
+    /// The local shard of a weight.
+    fn part_of(
+        &self,
+        name: &str,
+        buckets: &[Bucket],
+        share: Option<ShardId>,
+    ) -> Option<std::ops::Range<u64>> {
         for (index, layer) in self.spec().layers.iter().enumerate() {
             for (number, own) in math::own_weights(layer, owner(self.spec(), layer)) {
                 if own == name {
                     let elements = layer.kind.params()[number as usize].elements().expect("small");
-                    return part(buckets, share, &Use { layer: index, number: number as usize, elements });
+                    return part(
+                        buckets,
+                        share,
+                        &Use { layer: index, number: number as usize, elements },
+                    );
                 }
             }
         }
         None
     }
 
-    pub fn load_state(&mut self, name: &str, state: Fake, buckets: &[Bucket], share: Option<ShardId>) {
+    pub fn load_state(
+        &mut self,
+        name: &str,
+        state: Fake,
+        buckets: &[Bucket],
+        share: Option<ShardId>,
+    ) {
         let elsewhere = self.part_of(name, buckets, share).is_some_and(|part| part.is_empty());
         if !elsewhere && !self.tied_copies.contains(name) {
             self.all.entry(name.to_string()).and_modify(|p| p.state = state);
@@ -125,13 +152,22 @@ impl Params {
     }
 
     /// The same along a tree.
-    pub fn add_leaf(&mut self, name: &str, user: LayerId, grad: Option<Fake>, microbatch: u32, microbatches: u32) {
+    pub fn add_leaf(
+        &mut self,
+        name: &str,
+        user: LayerId,
+        grad: Option<Fake>,
+        microbatch: u32,
+        microbatches: u32,
+    ) {
         self.all.get_mut(name).expect("known").add_leaf(user, grad, microbatch, microbatches);
     }
 
-    /// The sums of a bucket, for each replica its slices of each node. A slice of a gradient is the gradient itself.
+    /// The sums of a bucket, for each replica its slices of each node. A slice of a gradient is the
+    /// gradient itself.
     pub fn hand_out(&mut self, bucket: &Bucket, replicas: u16) -> Vec<Vec<(Node, Vec<Fake>)>> {
-        let trees: Vec<Vec<(Node, Option<Fake>)>> = bucket.uses.iter().map(|used| self.take_tree(used)).collect();
+        let trees: Vec<Vec<(Node, Option<Fake>)>> =
+            bucket.uses.iter().map(|used| self.take_tree(used)).collect();
         let nodes: Vec<Node> = trees.iter().take(1).flatten().map(|(node, _)| *node).collect();
         let of = |node: Node, place: usize| {
             let found = trees[place].iter().find(|(other, _)| *other == node);
@@ -139,7 +175,10 @@ impl Params {
         };
         let shard = |replica| {
             let slices = shard(bucket, replica, replicas);
-            nodes.iter().map(|node| (*node, slices.iter().map(|slice| of(*node, slice.place)).collect())).collect()
+            nodes
+                .iter()
+                .map(|node| (*node, slices.iter().map(|slice| of(*node, slice.place)).collect()))
+                .collect()
         };
         (0..replicas).map(shard).collect()
     }
@@ -149,7 +188,7 @@ impl Params {
         buckets.iter().flat_map(|bucket| &bucket.uses).map(|used| self.take_tree(used)).collect()
     }
 
-    /// Adds for every use what all replicas' sums came to.
+    /// Adds the sums over all replicas, for every use.
     pub fn add_sums(&mut self, buckets: &[Bucket], sums: &[Option<Fake>]) {
         for (used, sum) in buckets.iter().flat_map(|bucket| &bucket.uses).zip(sums) {
             let (name, user) = self.named(used);
@@ -176,8 +215,13 @@ impl Params {
         trees.all(|tree| !handed_out && tree.clone().into_root().is_some())
     }
 
-    /// Ends a round's sums: with those of all replicas, or where there are none with its own.
-    pub fn reduce(&mut self, buckets: &[Bucket], share: Option<ShardId>, reduced: Vec<Vec<Vec<Fake>>>) {
+    /// Ends a round's sums with those of all replicas, or with its own if there is one replica.
+    pub fn reduce(
+        &mut self,
+        buckets: &[Bucket],
+        share: Option<ShardId>,
+        reduced: Vec<Vec<Vec<Fake>>>,
+    ) {
         if reduced.is_empty() {
             for used in buckets.iter().flat_map(|b| &b.uses) {
                 let (name, user) = self.named(used);
@@ -212,8 +256,14 @@ impl Params {
         owned.for_each(|(_, p)| p.step(optimizer, update));
     }
 
-    /// The squares of the gradients of each own weight, or of what is here of it; a block has as much as the whole.
-    pub fn squares(&self, layers: &[Layer], buckets: &[Bucket], share: Option<ShardId>) -> Vec<Square> {
+    /// The squares of the gradients of each own weight, or of its local shard. A block has the
+    /// square of the whole.
+    pub fn squares(
+        &self,
+        layers: &[Layer],
+        buckets: &[Bucket],
+        share: Option<ShardId>,
+    ) -> Vec<Square> {
         let mut squares = Vec::new();
         for (index, layer) in layers.iter().enumerate() {
             for (number, name) in math::own_weights(layer, owner(self.spec(), layer)) {
@@ -239,14 +289,22 @@ impl Params {
         squares
     }
 
-    /// What a replica has updated of a bucket, slice by slice.
+    /// The slices of a bucket that a replica has updated.
     pub fn values(&self, bucket: &Bucket, share: ShardId) -> Vec<Fake> {
         let slices = shard(bucket, share.replica, share.replicas);
-        slices.iter().map(|slice| self.all[&self.named(&bucket.uses[slice.place]).0].value).collect()
+        slices
+            .iter()
+            .map(|slice| self.all[&self.named(&bucket.uses[slice.place]).0].value)
+            .collect()
     }
 
-    /// Takes in what the others have updated.
-    pub fn all_gather(&mut self, buckets: &[Bucket], share: Option<ShardId>, updated: Vec<Vec<Vec<Fake>>>) {
+    /// Loads the slices that the others have updated.
+    pub fn all_gather(
+        &mut self,
+        buckets: &[Bucket],
+        share: Option<ShardId>,
+        updated: Vec<Vec<Vec<Fake>>>,
+    ) {
         let Some(ShardId { replica, replicas }) = share else {
             return assert!(updated.iter().flatten().all(Vec::is_empty));
         };
@@ -260,7 +318,10 @@ impl Params {
                     let (name, _) = self.named(&bucket.uses[slice.place]);
                     let param = self.all.get_mut(&name).expect("known");
                     let here = own.iter().any(|own| own.place == slice.place);
-                    assert!(!here || param.value == value, "parts of {name} that do not belong together");
+                    assert!(
+                        !here || param.value == value,
+                        "parts of {name} that do not belong together"
+                    );
                     param.value = value;
                 }
             }
@@ -284,8 +345,14 @@ impl Params {
         for (stage, grads) in tied {
             let mut grads = grads.into_iter();
             for tied_owners in &spec.tied_owners {
-                let Some((_, users)) = tied_owners.to.iter().find(|(to, _)| *to == stage) else { continue };
-                let owner = spec.layers.iter().find(|l| l.id == tied_owners.owner).expect("a layer of the stage");
+                let Some((_, users)) = tied_owners.to.iter().find(|(to, _)| *to == stage) else {
+                    continue;
+                };
+                let owner = spec
+                    .layers
+                    .iter()
+                    .find(|l| l.id == tied_owners.owner)
+                    .expect("a layer of the stage");
                 for (name, user) in uses(owner, &users.iter().collect::<Vec<_>>()) {
                     let grad = grads.next().expect("a gradient of every use");
                     if grad != NOTHING {
@@ -301,10 +368,16 @@ impl Params {
     pub fn tied_values(&self, spec: &StageSpec) -> Tied {
         let mut tied: BTreeMap<std::cmp::Reverse<StageId>, Vec<Fake>> = BTreeMap::new();
         for tied_owners in &spec.tied_owners {
-            let owner = spec.layers.iter().find(|l| l.id == tied_owners.owner).expect("a layer of the stage");
+            let owner = spec
+                .layers
+                .iter()
+                .find(|l| l.id == tied_owners.owner)
+                .expect("a layer of the stage");
             for (stage, users) in &tied_owners.to {
                 let names = shared(owner, &users.iter().collect::<Vec<_>>());
-                tied.entry(std::cmp::Reverse(*stage)).or_default().extend(names.iter().map(|n| self.all[n].value));
+                tied.entry(std::cmp::Reverse(*stage))
+                    .or_default()
+                    .extend(names.iter().map(|n| self.all[n].value));
             }
         }
         tied.into_iter().map(|(stage, values)| (stage.0, values)).collect()
@@ -329,7 +402,7 @@ impl Params {
     }
 }
 
-/// What is here of a weight that is shared out.
+/// The local shard of a weight.
 fn part(buckets: &[Bucket], share: Option<ShardId>, used: &Use) -> Option<std::ops::Range<u64>> {
     let bucket = buckets.iter().find(|bucket| bucket.sharded && bucket.uses.contains(used))?;
     let ShardId { replica, replicas } = share?;
@@ -339,17 +412,20 @@ fn part(buckets: &[Bucket], share: Option<ShardId>, used: &Use) -> Option<std::o
 }
 
 fn users<'a>(spec: &'a StageSpec, ids: &[LayerId]) -> Vec<&'a Layer> {
-    ids.iter().map(|id| spec.layers.iter().find(|l| l.id == *id).expect("a layer of the stage")).collect()
+    ids.iter()
+        .map(|id| spec.layers.iter().find(|l| l.id == *id).expect("a layer of the stage"))
+        .collect()
 }
 
-/// The names of what these layers share of the owner, in its order.
+/// The names of the owner's weights that these layers share, in its order.
 fn shared(owner: &Layer, users: &[&Layer]) -> Vec<String> {
-    let used: BTreeSet<&str> = users.iter().flat_map(|user| user.kind.tied_params(&owner.kind)).collect();
+    let used: BTreeSet<&str> =
+        users.iter().flat_map(|user| user.kind.tied_params(&owner.kind)).collect();
     let names = owner.kind.params().into_iter().map(|p| p.name).filter(|name| used.contains(name));
     names.map(|name| format!("{}.{name}", owner.name)).collect()
 }
 
-/// Each of these with each layer that uses it, descending.
+/// Each of these weights with each layer that uses it, descending.
 fn uses(owner: &Layer, users: &[&Layer]) -> Vec<(String, LayerId)> {
     let mut users = users.to_vec();
     users.sort_by_key(|user| std::cmp::Reverse(user.id));

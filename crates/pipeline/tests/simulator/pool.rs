@@ -2,172 +2,198 @@
 
 use crate::calls::{self, Call};
 use crate::churn::Churn;
-use crate::course::Membership;
 use crate::faults::Faults;
+use crate::memberships::MembershipResult;
 use crate::network::Conditions;
 use crate::oracle::Oracle;
+use crate::planned_faults::PlannedFaults;
 use crate::seeds::{each, each_seed, Log};
-use crate::strikes::Strikes;
 use crate::user::User;
 use crate::{models, user, Setting};
 use layerspec::LayerGraph;
-use pipeline::boss::{MembershipChange, Prepare, Request};
+use pipeline::boss::{Instruction, MembershipChange, Prepare};
 use pipeline::ids::{StageId, WorkerId};
+use pipeline::membership::{Change, Decision, Membership, Position, Process, StepDone, StepTimes};
 use pipeline::message::Failure;
+use pipeline::recovery::{Cause, Remedy};
+use pipeline::replicas::{MicrobatchAssignment, Speed};
 use pipeline::{Plan, ScheduleKind};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use testkit::Random;
 
-/// What the user's side of a pool knows.
+/// Updates in one call, so that an evicted worker is soon tried again.
+const UPDATES: u64 = 100;
+
+/// The user's side of a pool: carries out what its membership decides.
 struct Pool<'g> {
     user: User<'g>,
-    /// Workers that are being made ready, with the request and a stage that they get.
-    preparing: BTreeMap<WorkerId, (u64, StageId)>,
-    ready: BTreeMap<WorkerId, StageId>,
-    followers: BTreeMap<WorkerId, WorkerId>,
-    gone: BTreeSet<WorkerId>,
-    unsure: bool,
+    membership: Membership,
+    /// The requests to prepare workers.
+    preparing: BTreeMap<WorkerId, u64>,
+    /// A worker that slows the others down, if any.
+    slow: Option<WorkerId>,
+    /// The number of completed calls.
+    completed: u64,
 }
 
 impl Pool<'_> {
-    fn is_here(&self, worker: WorkerId) -> bool {
-        !self.gone.contains(&worker)
-    }
-
-    /// Takes in who has come and gone.
-    fn tend(&mut self) {
+    /// Applies joins and leaves.
+    fn update(&mut self) {
         loop {
-            self.take_note();
-            let stage_placement = self
-                .gone
-                .iter()
-                .fold(self.user.plan.stage_placement.clone(), |stage_placement, gone| stage_placement.without(*gone));
-            let behind = self.user.world.behind.clone();
-            let caught_up = |worker: &WorkerId| behind.contains(&(*worker, 0));
-            let like = |guide: &WorkerId| match stage_placement.is_member(*guide) {
-                true => *guide,
-                false => {
-                    stage_placement.of(self.user.plan.stage_placement.stages_of(*guide).next().expect("a stage"))[0]
-                }
-            };
-            let here = self.followers.iter().filter(|(worker, _)| self.is_here(**worker));
-            let here: BTreeMap<WorkerId, WorkerId> = here.map(|(worker, guide)| (*worker, like(guide))).collect();
-            let (joining, mut followers): (BTreeMap<_, _>, BTreeMap<_, _>) =
-                here.into_iter().partition(|(worker, _)| caught_up(worker));
-            followers.extend(self.ready.iter().map(|(worker, stage)| (*worker, stage_placement.of(*stage)[0])));
-            let stage_placement = stage_placement.joined_by(&joining);
-            let same = stage_placement == self.user.plan.stage_placement && followers.keys().eq(self.followers.keys());
-            if same && !self.unsure {
-                return;
+            self.take_events();
+            let change = self.decide();
+            while let Some(decision) = self.membership.poll_decision() {
+                self.carry_out(decision);
             }
-            let plan = Plan { stage_placement, ..self.user.plan.clone() };
-            self.user.world.churn.as_mut().expect("a pool").members = plan.stage_placement.clone();
-            let membership_change = MembershipChange { plan: plan.clone(), followers: followers.clone() };
-            let request = self.user.world.submit(Request::ChangeMembership(Box::new(membership_change)));
+            let Some(Change { placement, followers }) = change.clone() else { return };
+            self.user.world.churn.as_mut().expect("a pool").members = placement.clone();
+            let plan = Plan { stage_placement: placement, ..self.user.plan.clone() };
+            let request = Box::new(MembershipChange { plan, followers });
+            let request = self.user.world.submit(request);
+            let change = change.expect("a change");
             match self.user.world.reply(request).result {
-                Ok(_) => {
-                    self.user.plan = plan;
-                    self.ready.clear();
-                    self.followers = followers;
-                    self.unsure = false;
-                }
+                Ok(_) => self.membership.on_changed(change, self.behind()),
                 Err(failure) => {
-                    // Who has caught up has the state, whether or not the others know.
-                    self.user.plan = plan;
-                    followers.retain(|worker, _| self.followers.contains_key(worker));
-                    self.followers = followers;
-                    self.mend(&failure);
+                    self.recover(&failure);
+                    self.membership.on_change_failed(change);
                 }
             }
+            self.user.plan.stage_placement = self.membership.placement().clone();
         }
     }
 
-    fn take_note(&mut self) {
+    fn take_events(&mut self) {
         let churn = self.user.world.churn.as_mut().expect("a pool");
         let (arrived, gone) = (std::mem::take(&mut churn.arrived), std::mem::take(&mut churn.gone));
-        self.gone.extend(gone);
-        for worker in arrived.into_iter().filter(|worker| !self.gone.contains(worker)) {
-            let stage_placement = &self.user.plan.stage_placement;
-            // The stage with the fewest.
-            let (stage, of) = stage_placement.iter().min_by_key(|(_, of)| of.len()).expect("a stage");
-            let stage_placement = stage_placement.joined_by([(&worker, &of[0])]);
-            let plan = Plan { stage_placement, ..self.user.plan.clone() };
-            let data = self.user.data();
-            let prepare = Prepare { worker, plan, files: Vec::new(), optimizer: calls::optimizer(1), data };
-            let request = self.user.world.submit(Request::Prepare(Box::new(prepare)));
-            self.preparing.insert(worker, (request, stage));
+        for worker in arrived {
+            self.membership.on_joined(worker, process(worker), "somewhere");
         }
-        for (worker, (request, stage)) in self.preparing.clone() {
-            if let Some(reply) = self.user.world.replied(request) {
-                self.preparing.remove(&worker);
-                match reply.result {
-                    Ok(_) if self.is_here(worker) => drop(self.ready.insert(worker, stage)),
-                    Ok(_) => {}
-                    Err(failure) => assert!(failure.passing, "{worker} is not made ready: {failure}"),
-                }
+        for worker in gone {
+            self.membership.on_left(worker, "it is gone");
+        }
+        for (worker, request) in self.preparing.clone() {
+            let Some(reply) = self.user.world.replied(request) else { continue };
+            self.preparing.remove(&worker);
+            if let Err(failure) = &reply.result {
+                let cause = Cause::of(failure);
+                assert_eq!(cause, Cause::Lost, "{worker} is not prepared: {failure}");
             }
+            self.membership.on_prepared(worker, reply.result.map(drop));
         }
-        self.ready.retain(|worker, _| !self.gone.contains(worker));
     }
 
-    fn mend(&mut self, failure: &Failure) {
-        assert!(failure.passing, "a failure that no leaving explains: {failure}");
-        self.unsure = true;
+    /// The next change of members. A worker is slow only while its replicas live, so that the last
+    /// worker of a stage is not evicted.
+    fn decide(&mut self) -> Option<Change> {
+        let User { plan, world, microbatches, .. } = &self.user;
+        let others_live = |slow: WorkerId| {
+            let members = plan.stage_placement.members();
+            members.iter().all(|worker| *worker == slow || world.alive(*worker))
+        };
+        let slow = self.slow.filter(|slow| others_live(*slow));
+        let speed = |_: StageId, worker| Speed::from(if Some(worker) == slow { 1000 } else { 1 });
+        let times = StepTimes { stages: &plan.stages, microbatches: *microbatches, speed: &speed };
+        self.membership.update(&times).expect("every stage has a worker")
     }
 
-    /// The same call until it succeeds.
+    fn carry_out(&mut self, decision: Decision) {
+        let world = &mut self.user.world;
+        world.log.note(|| format!("{:>9} {decision:?}", world.now()));
+        match decision {
+            Decision::Prepare { worker, placement } => {
+                let plan = Plan { stage_placement: placement, ..self.user.plan.clone() };
+                let (optimizer, data) = (calls::optimizer(1), self.user.data());
+                let prepare = Prepare { worker, plan, files: Vec::new(), optimizer, data };
+                let request = self.user.world.submit(Instruction::Prepare(Box::new(prepare)));
+                self.preparing.insert(worker, request);
+            }
+            Decision::Disconnect { worker, .. } => world.disconnect(worker),
+            Decision::Notice(_) | Decision::ForgetTimes(_) => {}
+        }
+    }
+
+    fn recover(&mut self, failure: &Failure) {
+        let remedy = self.membership.on_failure(failure);
+        assert_eq!(remedy, Remedy::Repeat, "a failure that no leaving explains: {failure}");
+    }
+
+    fn behind(&self) -> BTreeMap<WorkerId, usize> {
+        self.user.world.behind.iter().copied().collect()
+    }
+
+    /// Repeats a call until it succeeds.
     fn call(&mut self, call: Call, oracle: &mut Oracle<'_>) {
         let expected = oracle.call(call);
         loop {
-            self.tend();
+            self.update();
             match self.user.call(call) {
-                Ok(answered) => return assert_eq!(answered, expected, "{call:?} differs from the uncut model"),
-                Err(failure) => self.mend(&failure),
+                Ok(answered) => {
+                    assert_eq!(answered, expected, "{call:?} differs from the uncut model");
+                    return self.completed();
+                }
+                Err(failure) => self.recover(&failure),
             }
         }
     }
-}
 
-/// What happens to a pool: who comes and goes at which event, and what strikes it.
-#[derive(Clone, Default, Debug)]
-pub struct Fate {
-    pub due: BTreeMap<u64, Option<u64>>,
-    pub strikes: Strikes,
-}
-
-impl Fate {
-    fn due(due: BTreeMap<u64, Option<u64>>) -> Self {
-        Fate { due, ..Fate::default() }
+    fn completed(&mut self) {
+        self.completed += 1;
+        let (step, microbatches) = (self.completed, self.user.microbatches);
+        let assignment = MicrobatchAssignment::even(self.membership.placement(), microbatches);
+        self.membership.set_position(Position { step, updates: step * UPDATES });
+        self.membership.on_step(StepDone {
+            step,
+            samples: microbatches.into(),
+            microbatches,
+            assignment: &assignment,
+            behind: self.behind(),
+        });
     }
 }
 
-/// Some steps while workers come and go; gives the number of events and of frames, and what struck.
+/// The process of a worker. None comes twice.
+fn process(worker: WorkerId) -> Process {
+    Process { id: worker.0.into(), ..Process::default() }
+}
+
+/// The joins, leaves and faults of a pool, by event.
+#[derive(Clone, Default, Debug)]
+pub struct Scenario {
+    pub due: BTreeMap<u64, Option<u64>>,
+    pub faults: PlannedFaults,
+    /// A worker that slows the others down, if any.
+    pub slow: Option<WorkerId>,
+}
+
+impl Scenario {
+    fn due(due: BTreeMap<u64, Option<u64>>) -> Self {
+        Scenario { due, ..Scenario::default() }
+    }
+}
+
+/// Some steps while workers join and leave. Returns the numbers of events and of frames, and the
+/// injected faults.
 pub fn run(
     graph: &LayerGraph,
     setting: &Setting,
     seed: u64,
     conditions: Conditions,
-    Fate { due, strikes }: Fate,
+    Scenario { due, faults, slow }: Scenario,
     log: Log,
-) -> Membership {
+) -> MembershipResult {
     let mut user = user(graph, setting, seed, conditions, Faults::default(), log);
     let mut oracle = Oracle::new(graph, setting);
     for call in [Call::Distribute, Call::Optimizer(1)] {
         assert_eq!(user.call(call).expect("nobody has left"), oracle.call(call));
     }
-    let stage_placement = user.plan.stage_placement.clone();
-    user.world.open(Churn::new(stage_placement, due));
-    user.world.strike_with(strikes);
-    let mut pool = Pool {
-        user,
-        preparing: BTreeMap::new(),
-        ready: BTreeMap::new(),
-        followers: BTreeMap::new(),
-        gone: BTreeSet::new(),
-        unsure: false,
-    };
-    // Steps whose outputs nobody asks for: those of a worker that leaves would be missing.
-    for step in 0..STEPS {
+    let placement = user.plan.stage_placement.clone();
+    user.world.open(Churn::new(placement.clone(), due));
+    user.world.plan_faults(faults);
+    let processes = placement.members().into_iter().map(|worker| (worker, process(worker)));
+    let membership = Membership::new(placement, processes.collect());
+    let mut pool = Pool { user, membership, preparing: BTreeMap::new(), slow, completed: 0 };
+    // The steps request no outputs, because those of a worker that leaves would be missing.
+    for step in 0..if slow.is_some() { STEPS_IF_SLOW } else { STEPS } {
         pool.call(Call::Train(2 * step + 1), &mut oracle);
     }
     pool.call(Call::Digest, &mut oracle);
@@ -175,13 +201,14 @@ pub fn run(
     let mut user = pool.user;
     let (events, frames) = (user.world.events, user.world.frames());
     user.world.churn.iter_mut().for_each(Churn::end);
-    let left: Vec<u64> = pool.preparing.into_values().map(|(request, _)| request).collect();
-    user.world.forget(left);
+    user.world.forget(pool.preparing.into_values().collect());
     user.stop();
-    Membership { events, frames, struck: std::mem::take(&mut user.world.struck) }
+    MembershipResult { events, frames, injected: std::mem::take(&mut user.world.injected) }
 }
 
 const STEPS: u64 = 8;
+/// More steps, in which a slow worker is evicted, tried again, and becomes active.
+const STEPS_IF_SLOW: u64 = 14;
 
 pub fn possible(graph: &LayerGraph, setting: &Setting) -> bool {
     setting.plan(graph).stages.iter().all(|stage| stage.tied_copies.is_empty())
@@ -193,10 +220,10 @@ fn simulator_workers_join_and_leave_at_every_point() {
     let mut random = Random::new(1);
     let mut setting = Setting::plain(&["2"], ScheduleKind::OneFOneB, 4).with_replicas(&mut random);
     (setting.replicas, setting.max_norm, setting.sharding) = (vec![2, 1], Some(500.0), None);
-    let quiet = run(&graph, &setting, 5, Conditions::CALM, Fate::default(), Log::default());
+    let quiet = run(&graph, &setting, 5, Conditions::CALM, Scenario::default(), Log::default());
     each(1..=quiet.events, |event, log| {
         let due = BTreeMap::from([(event, None), (event + 40, Some(event)), (event + 60, None)]);
-        run(&graph, &setting, 5, Conditions::CALM, Fate::due(due), log);
+        run(&graph, &setting, 5, Conditions::CALM, Scenario::due(due), log);
     });
 }
 
@@ -207,9 +234,9 @@ fn simulator_a_pool_that_comes_and_goes() {
         let mut random = Random::new(seed);
         let graph = random.pick(&models);
         let mut setting = Setting::random(&mut random, graph).with_replicas(&mut random);
-        // Without the action that finds norms nobody knows that all have all.
+        // Only norms prove that every worker has all gradients.
         setting.max_norm = Some(*random.pick(&[0.5, 500.0, 1e9]));
-        // What is shared out is lost with who leaves.
+        // Shards are lost when their workers leave.
         setting.sharding = None;
         let conditions = Conditions::random(&mut random);
         let mut due = BTreeMap::new();
@@ -218,8 +245,11 @@ fn simulator_a_pool_that_comes_and_goes() {
             due.insert(1 + random.below(2500), (!come).then(|| random.next()));
         }
         if possible(graph, &setting) {
-            log.note(|| format!("{}: {setting:?}, {conditions:?}, {due:?}", graph.name()));
-            run(graph, &setting, random.next(), conditions, Fate::due(due), log);
+            let slow = WorkerId(random.below(setting.workers() as u64) as u16);
+            let slow = random.chance(50).then_some(slow);
+            let scenario = Scenario { due, slow, ..Scenario::default() };
+            log.note(|| format!("{}: {setting:?}, {conditions:?}, {scenario:?}", graph.name()));
+            run(graph, &setting, random.next(), conditions, scenario, log);
         }
     });
 }

@@ -1,21 +1,21 @@
-//! Workers are lost again and again, at every moment of a run that goes on each time with who is left and its last
-//! whole copy, which the boss has or the workers, as `bossman train` does; the result is that of a run in which nothing was
-//! lost.
+//! Loses workers again and again, at every moment of a run. Each time the run recovers with the
+//! remaining workers and the last complete snapshot, at the boss or at the workers, like `bossman
+//! train`. The result equals that of a run without losses.
 
-use crate::faults::{Faults, Loss, Perils};
-use crate::going_on::{check, Counts, Reference, Run};
+use crate::faults::{Faults, Loss, RandomFaults};
 use crate::network::Conditions;
+use crate::recovering_run::{recover, Counts, Reference, Run};
 use crate::seeds::{each_seed, Log};
 use crate::world::Kept;
 use crate::{models, user, Setting};
 use layerspec::LayerGraph;
 use testkit::Random;
 
-/// Copies begin after every so many steps.
+/// The most steps between two snapshots.
 const MOST_BETWEEN: u64 = 4;
 
 /// All that happens at some seed, if there are many.
-const ALL: [&str; 21] = [
+const ALL: [&str; 22] = [
     "a loss while stages are assigned",
     "a loss while weights are loaded",
     "a loss while the optimizer is sent",
@@ -23,20 +23,21 @@ const ALL: [&str; 21] = [
     "a loss in a step",
     "a loss between the updates of a step",
     "a loss between steps",
-    "a loss while a copy is begun",
-    "a loss while a copy travels",
+    "a loss while a snapshot is begun",
+    "a loss while a snapshot travels",
     "a loss after the last step",
     "a loss of several at once",
     "a loss of one that only fell silent",
     "a loss before anything new was done",
-    "a copy that came after a loss",
-    "a copy that was lost",
-    "a loss while workers begin a copy",
-    "a loss while workers restore a copy",
-    "a copy of workers that was lost on its way",
-    "a copy of workers that was lost with them",
+    "a snapshot that came after a loss",
+    "a snapshot that was lost",
+    "a loss while workers begin a snapshot",
+    "a loss while workers restore a snapshot",
+    "a snapshot of workers that was lost on its way",
+    "a snapshot of workers that was lost with them",
     "a run that went on from what workers keep",
     "a broken link alone",
+    "a run that gave up and was resumed by its user",
 ];
 
 fn shuffle<T>(random: &mut Random, all: &mut [T]) {
@@ -45,7 +46,7 @@ fn shuffle<T>(random: &mut Random, all: &mut [T]) {
     }
 }
 
-/// Another way to run the same on as many workers or fewer.
+/// Another setting for the same model on at most `workers` workers.
 pub fn another(random: &mut Random, graph: &LayerGraph, run: &Setting, workers: usize) -> Setting {
     loop {
         let drawn = Setting::random(random, graph);
@@ -56,14 +57,14 @@ pub fn another(random: &mut Random, graph: &LayerGraph, run: &Setting, workers: 
     }
 }
 
-/// A run with as many losses as come; how often what happened is added up.
+/// A run with any number of losses. Adds up how often each kind of event happened.
 fn run(graph: &LayerGraph, random: &mut Random, log: Log, counts: &mut Counts) {
     let (first, steps) = (Setting::random(random, graph), 6 + random.below(5));
     let reference = Reference::new(graph, &first, random.chance(50).then_some(7), steps);
     let every = 1 + random.below(MOST_BETWEEN);
     let keeps = random.chance(50).then(|| 1 + random.below(3));
     let mut run = Run::new(&reference, every, keeps, counts);
-    // What the processes keep that are there, whether they take part or not.
+    // The snapshots of all live processes, including those that take no part.
     let mut processes: Vec<Kept> = Vec::new();
     let mut here = first.workers() + random.below(3) as usize;
     let (mut setting, mut left) = (first.clone(), 1 + random.below(6));
@@ -72,29 +73,42 @@ fn run(graph: &LayerGraph, random: &mut Random, log: Log, counts: &mut Counts) {
         let broken = random.chance(20) && left > 0;
         let faults = Faults { break_link: broken.then(|| random.below(1000)), ..Faults::default() };
         let from = run.kept.0;
-        log.note(|| format!("{}: from {from} of {steps}, {here} here: {setting:?}, {conditions:?}", graph.name()));
+        log.note(|| {
+            format!(
+                "{}: from {from} of {steps}, {here} here: {setting:?}, {conditions:?}",
+                graph.name()
+            )
+        });
         let mut user = user(graph, &setting, random.next(), conditions, faults, log);
-        user.world.perils = Perils { one_in: *random.pick(&[20, 100, 400, 1000]), left, losses: Vec::new() };
+        user.world.random_faults =
+            RandomFaults { one_in: *random.pick(&[20, 100, 400, 1000]), left, losses: Vec::new() };
         shuffle(random, &mut processes);
         processes.resize_with(here.max(setting.workers()), Kept::default);
         shuffle(random, &mut processes);
         user.world.bring(processes.drain(..setting.workers()).collect());
-        let furthest = run.furthest;
+        let furthest = run.policy.furthest();
         let result = run.attempt(&mut user, random);
-        // What was copied before still comes.
-        run.take_note(&mut user);
+        // Earlier snapshots still arrive.
+        run.record_snapshots(&mut user);
         run.note_kept(&mut user);
-        left = std::mem::take(&mut user.world.perils.left);
+        left = std::mem::take(&mut user.world.random_faults.left);
         user.stop();
         processes.extend(user.world.left());
-        let lost = |of: fn(&Loss) -> usize| user.world.perils.losses.iter().map(of).sum::<usize>();
+        let lost =
+            |of: fn(&Loss) -> usize| user.world.random_faults.losses.iter().map(of).sum::<usize>();
         let (workers, silent) = (lost(|loss| loss.workers), lost(|loss| loss.silent));
         let Err(failure) = result else { return };
-        check(&user, &failure);
+        recover(&mut run, &user, &failure);
         for (what, happened) in [
-            ("a loss of several at once", user.world.perils.losses.iter().any(|loss| loss.workers > 1)),
+            (
+                "a loss of several at once",
+                user.world.random_faults.losses.iter().any(|loss| loss.workers > 1),
+            ),
             ("a loss of one that only fell silent", silent > 0),
-            ("a loss before anything new was done", furthest > 0 && run.furthest == furthest && workers > 0),
+            (
+                "a loss before anything new was done",
+                furthest > 0 && run.policy.furthest() == furthest && workers > 0,
+            ),
             ("a broken link alone", workers == 0),
         ] {
             run.count_if(what, happened);
@@ -111,13 +125,14 @@ fn run(graph: &LayerGraph, random: &mut Random, log: Log, counts: &mut Counts) {
 fn simulator_a_run_goes_on_where_workers_are_lost() {
     let models = models::all();
     let (mut counts, mut runs) = (Counts::new(), 0);
-    // So many that with what CI plays everything happens; see the check below.
+    // Enough seeds that every kind of event happens in CI; see the check below.
     each_seed(800, |seed, log| {
         let mut random = Random::new(seed);
         let graph = random.pick(&models);
         run(graph, &mut random, log, &mut counts);
         runs += 1;
     });
-    let never: Vec<_> = ALL.into_iter().filter(|what| counts.get(what).is_none_or(|count| *count == 0)).collect();
+    let never: Vec<_> =
+        ALL.into_iter().filter(|what| counts.get(what).is_none_or(|count| *count == 0)).collect();
     assert!(runs < 2000 || never.is_empty(), "{never:?} never happened: {counts:?}");
 }

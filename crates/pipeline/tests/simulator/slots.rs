@@ -4,7 +4,7 @@ use crate::math::Fake;
 use pipeline::ids::Slot;
 use std::collections::BTreeMap;
 
-/// Tensors by number; each is given up once.
+/// Tensors by number. Each is given up once.
 #[derive(Default)]
 pub struct Slots {
     held: BTreeMap<Slot, Fake>,
@@ -20,7 +20,9 @@ impl Slots {
     }
 
     pub fn give_up(&mut self, slot: Slot) -> Fake {
-        self.held.remove(&slot).unwrap_or_else(|| panic!("{slot} was given back twice or never held"))
+        self.held
+            .remove(&slot)
+            .unwrap_or_else(|| panic!("{slot} was given back twice or never held"))
     }
 
     pub fn give_up_all(&mut self, slots: Vec<Slot>) -> Vec<Fake> {

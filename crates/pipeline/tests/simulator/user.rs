@@ -1,19 +1,24 @@
-//! The user's side: calls turned into requests with their tensors, answers awaited.
+//! The user's side: turns calls into requests with their tensors, and waits for answers.
+
+mod state;
 
 use crate::calls::{self, Answered, Call};
-use crate::math::{self, Param};
 use crate::world::World;
 use crate::Setting;
-use layerspec::{Layer, LayerGraph};
-use pipeline::boss::{speakers, Keeping, Request, RunRequest};
+use layerspec::LayerGraph;
+use pipeline::boss::{
+    state_senders, Digest, Instruction, IntoRequest, ListSnapshots, MakeIds, Measure, Request,
+    RunRequest, SendState, SnapshotRequest,
+};
 use pipeline::ids::{StageId, WorkerId};
-use pipeline::kept::{PeerSnapshot, Recalled, SnapshotId, SnapshotNote};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
+use pipeline::peer_snapshot::{PeerSnapshot, SnapshotId, SnapshotNote, StoredTensor};
 use pipeline::replicas::MicrobatchAssignment;
 use pipeline::samples::{DataSpec, Samples};
 use pipeline::schedule::{Action, Ending, Order, Terms};
-use pipeline::watch::{Finite, Watch};
-use pipeline::{Plan, ScheduleKind, StateName};
+use pipeline::watch::{FiniteCheck, Watch};
+use pipeline::{Plan, ScheduleKind};
+pub use state::together;
 use std::collections::BTreeMap;
 use testkit::Random;
 
@@ -23,24 +28,24 @@ pub struct User<'g> {
     graph: &'g LayerGraph,
     pub plan: Plan,
     kind: ScheduleKind,
-    microbatches: u32,
+    pub microbatches: u32,
     max_norm: Option<f64>,
     reduction: Reduction,
-    /// Draws the assignments of microbatches of rounds; nothing where each replica takes as many.
+    /// Draws the assignments of microbatches; None if replicas get equal shares.
     microbatch_assignments: Option<Random>,
     /// The number of the last batch.
     batch: u64,
     /// The batches of steps carried out by hand.
     open: BTreeMap<u64, (u64, MicrobatchAssignment)>,
-    /// Requests whose replies nobody waits for.
+    /// The requests without a waiting caller.
     gathers: Vec<u64>,
     own_data: bool,
-    /// What the last `State` brought, for `Load`, and the last `Checkpoint`, for `Resume`.
+    /// The result of the last `State`, for `Load`, and of the last `Checkpoint`, for `Resume`.
     state: BTreeMap<String, u64>,
     pub kept: BTreeMap<String, u64>,
 }
 
-/// What a round brings with it and gives back.
+/// The tensors of a round, to and from the workers.
 struct With {
     data: bool,
     loss: bool,
@@ -49,8 +54,18 @@ struct With {
 
 impl<'g> User<'g> {
     pub fn new(graph: &'g LayerGraph, plan: Plan, setting: &Setting, world: World) -> Self {
-        let (open, state, kept, gathers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), Vec::new());
-        let Setting { kind, microbatches, max_norm, tree, collective, microbatch_assignments, own_data, .. } = *setting;
+        let (open, state, kept, gathers) =
+            (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), Vec::new());
+        let Setting {
+            kind,
+            microbatches,
+            max_norm,
+            tree,
+            collective,
+            microbatch_assignments,
+            own_data,
+            ..
+        } = *setting;
         let reduction = match (tree, collective) {
             (_, true) => Reduction::Collective,
             (true, false) => Reduction::Tree,
@@ -76,19 +91,23 @@ impl<'g> User<'g> {
         }
     }
 
-    /// Calls and waits for the answer.
+    /// Calls, and waits for the answer.
     pub fn call(&mut self, call: Call) -> Result<Answered, Failure> {
         if let Call::Resume(lr) = call {
-            let request = self.world.submit(Request::SetOptimizer(calls::optimizer(lr)));
+            let request = self.world.submit(Instruction::SetOptimizer(calls::optimizer(lr)));
             self.world.reply(request).result?;
         }
-        if let Some(gather) = self.gather().filter(|_| matches!(call, Call::State | Call::Checkpoint)) {
+        if let Some(gather) =
+            self.gather().filter(|_| matches!(call, Call::State | Call::Checkpoint))
+        {
             let request = self.world.submit(gather);
             self.world.reply(request).result?;
         }
         let request = self.submit_alone(call);
         let mut result = self.world.reply(request).result;
-        if let (Some(open), true) = (self.open_data().filter(|_| call == Call::Distribute), result.is_ok()) {
+        if let (Some(open), true) =
+            (self.open_data().filter(|_| call == Call::Distribute), result.is_ok())
+        {
             let request = self.world.submit(open);
             result = self.world.reply(request).result;
         }
@@ -103,16 +122,16 @@ impl<'g> User<'g> {
         result
     }
 
-    /// Ends the run; checks that it ends everywhere and that nothing is left.
+    /// Ends the run. Checks that it ends everywhere and that nothing remains.
     pub fn stop(&mut self) {
         self.world.settle();
         for request in std::mem::take(&mut self.gathers) {
             self.world.reply(request);
         }
-        if self.world.struck.boss_killed {
+        if self.world.injected.boss_killed {
             return;
         }
-        let request = self.world.submit(Request::Stop);
+        let request = self.world.submit(Instruction::Stop);
         self.world.reply(request).result.expect("a stop is always carried out");
         self.world.settle();
         self.world.assert_over();
@@ -120,8 +139,10 @@ impl<'g> User<'g> {
 
     /// Calls without waiting.
     pub fn submit(&mut self, call: Call) -> u64 {
-        // Where it fails, so does what follows.
-        if let Some(gather) = self.gather().filter(|_| matches!(call, Call::State | Call::Checkpoint)) {
+        // If it fails, the next call fails, too.
+        if let Some(gather) =
+            self.gather().filter(|_| matches!(call, Call::State | Call::Checkpoint))
+        {
             self.gathers.push(self.world.submit(gather));
         }
         let request = self.submit_alone(call);
@@ -131,35 +152,37 @@ impl<'g> User<'g> {
         request
     }
 
-    /// What has workers open their data; nothing where they have none.
-    fn open_data(&self) -> Option<Request> {
-        self.own_data.then(|| Request::OpenData(Box::new(calls::own_data(self.graph))))
+    /// The request to open the data; None without data.
+    fn open_data(&self) -> Option<Instruction> {
+        self.own_data.then(|| Instruction::OpenData(Box::new(calls::own_data(self.graph))))
     }
 
-    /// What a newcomer is to open.
+    /// The data that a new worker opens.
     pub fn data(&self) -> Vec<DataSpec> {
         self.own_data.then(|| calls::own_data(self.graph)).into_iter().collect()
     }
 
-    /// Has replicas that sum gradients find each other, if they are all there.
+    /// Makes the communicators of replicas, if all of them are connected.
     fn find_replicas(&mut self) {
-        let made = self.world.submit(Request::MakeIds);
+        let made = self.world.submit(MakeIds);
         if let Ok(answered) = self.world.reply(made).result {
-            let found = self.world.submit(Request::Communicate(answered.unique_ids));
+            let found = self.world.submit(Instruction::Communicate(answered.unique_ids));
             self.world.reply(found).result.ok();
         }
     }
 
     fn submit_alone(&mut self, call: Call) -> u64 {
-        // Whatever fails has ended the communicators.
-        if self.reduction.is_collective() && matches!(call, Call::Train(_) | Call::Gather(_) | Call::Backward(_)) {
+        // A failure ends the communicators.
+        if self.reduction.is_collective()
+            && matches!(call, Call::Train(_) | Call::Gather(_) | Call::Backward(_))
+        {
             self.find_replicas();
         }
         let request = match call {
-            Call::Distribute => Request::Distribute,
-            Call::Optimizer(lr) => Request::SetOptimizer(calls::optimizer(lr)),
-            Call::State => Request::SendState { stage: None, optimizer: false },
-            Call::Checkpoint => Request::SendState { stage: None, optimizer: true },
+            Call::Distribute => Instruction::Distribute.into_request(),
+            Call::Optimizer(lr) => Instruction::SetOptimizer(calls::optimizer(lr)).into_request(),
+            Call::State => SendState { stage: None, optimizer: false }.into_request(),
+            Call::Checkpoint => SendState { stage: None, optimizer: true }.into_request(),
             Call::Load(salt) => self.load(salt),
             Call::Resume(_) => self.resume(),
             Call::Train(step) => {
@@ -167,13 +190,15 @@ impl<'g> User<'g> {
                 self.train(step, ending)
             }
             Call::Gather(step) => self.train(step, Ending::Gather),
-            Call::Digest => Request::Digest,
-            Call::Measure => Request::Measure(calls::probes(self.graph)),
+            Call::Digest => Digest.into_request(),
+            Call::Measure => Measure(calls::probes(self.graph)).into_request(),
             Call::Eval(step) if step.is_multiple_of(2) => {
-                // As whole batches go, each the only one of its kind.
-                let microbatch_assignment =
-                    self.plan.assign_batches(self.microbatches, |_, _| pipeline::replicas::Speed::from(1));
-                let actions = self.gathered(self.plan.forwards(&microbatch_assignment, self.microbatches));
+                // The assignment of whole batches in evaluation.
+                let microbatch_assignment = self
+                    .plan
+                    .assign_batches(self.microbatches, |_, _| pipeline::replicas::Speed::from(1));
+                let actions =
+                    self.gathered(self.plan.forwards(&microbatch_assignment, self.microbatches));
                 self.run(
                     step,
                     Mode::Eval,
@@ -185,7 +210,8 @@ impl<'g> User<'g> {
             Call::Eval(step) => {
                 // The order of forward passes is free, as long as it is the same everywhere.
                 let last = self.microbatches - 1;
-                let forward = |stage, microbatch| Action::Forward { stage, microbatch: last - microbatch };
+                let forward =
+                    |stage, microbatch| Action::Forward { stage, microbatch: last - microbatch };
                 let microbatch_assignment = self.microbatch_assignment();
                 let actions = self.gathered(self.actions(&microbatch_assignment, true, forward));
                 self.run(
@@ -198,8 +224,9 @@ impl<'g> User<'g> {
             }
             Call::Forward(step) => {
                 let microbatch_assignment = self.microbatch_assignment();
-                let actions = self
-                    .actions(&microbatch_assignment, false, |stage, microbatch| Action::Forward { stage, microbatch });
+                let actions = self.actions(&microbatch_assignment, false, |stage, microbatch| {
+                    Action::Forward { stage, microbatch }
+                });
                 let actions = self.gathered(actions);
                 let request = self.run(
                     step,
@@ -212,7 +239,9 @@ impl<'g> User<'g> {
                 request
             }
             Call::Backward(step) => self.backward(step),
-            Call::Discard(step) => Request::Discard { batch: self.open[&step].0 },
+            Call::Discard(step) => {
+                Instruction::Discard { batch: self.open[&step].0 }.into_request()
+            }
             Call::OptimStep(step) => {
                 let actions = self.plan.layout().ending(self.ending());
                 let (batch, microbatch_assignment) = self.open[&step].clone();
@@ -229,33 +258,33 @@ impl<'g> User<'g> {
         self.world.submit(request)
     }
 
-    /// What has all replicas gather whatever they keep a part of; nothing where that is nothing.
+    /// The request to all-gather all shards; None without sharding.
     fn gather(&mut self) -> Option<Request> {
         let layout = self.plan.layout();
         let stages = self.plan.stages.iter().filter_map(|spec| layout.whole(spec.stage));
-        let lists = stages
-            .map(|[gather, _]| gather)
-            .reduce(|all, of_stage| all.into_iter().zip(of_stage).map(|(all, list)| [all, list].concat()).collect())?;
+        let lists = stages.map(|[gather, _]| gather).reduce(|all, of_stage| {
+            all.into_iter().zip(of_stage).map(|(all, list)| [all, list].concat()).collect()
+        })?;
         Some(self.round(lists))
     }
 
-    /// A round of these actions alone.
+    /// A round of only these actions.
     fn round(&mut self, lists: Vec<Vec<Action>>) -> Request {
         self.batch += 1;
         Request::Run(Box::new(RunRequest::of(self.batch, lists, self.reduction)))
     }
 
-    /// Has workers copy their state for a checkpoint; the replies to the requests that are given back bring it,
-    /// while others are carried out.
-    pub fn begin_copy(&mut self) -> Result<Vec<u64>, Failure> {
-        self.copy_stages(|stage| Request::SendState { stage, optimizer: true })
+    /// Lets workers copy their state for a checkpoint. Returns the requests whose replies bring it,
+    /// while other requests run.
+    pub fn begin_snapshot(&mut self) -> Result<Vec<u64>, Failure> {
+        self.copy_stages(|stage| SendState { stage, optimizer: true }.into_request())
     }
 
-    /// Has workers copy their state for each other, to whomever these numbers say; all has arrived when the replies to the
-    /// requests have.
+    /// Lets workers copy their state for each other. These numbers choose the neighbours. The
+    /// snapshot is complete when all requests are answered.
     pub fn begin_keeping(
         &mut self,
-        copy: SnapshotId,
+        snapshot: SnapshotId,
         last: Option<SnapshotId>,
         random: &mut Random,
     ) -> Result<Vec<u64>, Failure> {
@@ -265,17 +294,19 @@ impl<'g> User<'g> {
         let named: Vec<WorkerId> = members.iter().copied().filter(|_| named).collect();
         let neighbours: BTreeMap<WorkerId, WorkerId> =
             named.into_iter().map(|worker| (worker, *random.pick(&members))).collect();
-        let number = |stage| speakers(&plan, stage, true).len() as u32;
+        let number = |stage| state_senders(&plan, stage, true).len() as u32;
         let parts = match self.copies_by_stage() {
             true => plan.stages.iter().map(|spec| number(Some(spec.stage))).sum(),
             false => number(None),
         };
         let mut before = 0;
         self.copy_stages(|stage| {
-            let (note, neighbours) = (SnapshotNote { parts, text: format!("{}", copy.step) }, neighbours.clone());
-            let keeping = Keeping { copy, note, last, stage, before, neighbours };
+            let (note, neighbours) =
+                (SnapshotNote { parts, text: format!("{}", snapshot.step) }, neighbours.clone());
+            let keeping =
+                SnapshotRequest { snapshot, note, last_complete: last, stage, before, neighbours };
             before += number(stage);
-            Request::Keep(Box::new(keeping))
+            Instruction::StoreSnapshot(Box::new(keeping)).into_request()
         })
     }
 
@@ -284,48 +315,68 @@ impl<'g> User<'g> {
         self.plan.stages.iter().any(|spec| layout.shards_parameters(spec.stage))
     }
 
-    /// The last copy of a run that workers keep whole.
-    pub fn kept_copy(&mut self, run: u64) -> Result<Option<(SnapshotId, Vec<Recalled>)>, Failure> {
-        let request = self.world.submit(Request::Copies { run });
+    /// The last complete snapshot of a run at the workers.
+    pub fn kept_copy(
+        &mut self,
+        run: u64,
+    ) -> Result<Option<(SnapshotId, Vec<StoredTensor>)>, Failure> {
+        let request = self.world.submit(ListSnapshots { run });
         self.world.reply(request).result?;
-        let copies = std::mem::take(&mut self.world.copies);
-        let steps: BTreeMap<SnapshotId, u32> = copies.iter().map(|(_, kept)| (kept.copy, kept.note.parts)).collect();
-        assert!(steps.keys().all(|copy| copy.run == run));
-        assert!(copies.iter().all(|(_, kept)| kept.note.text == kept.copy.step.to_string()));
-        for (copy, parts) in steps.into_iter().rev() {
-            let here: Vec<&(WorkerId, PeerSnapshot)> = copies.iter().filter(|(_, kept)| kept.copy == copy).collect();
+        let snapshots = std::mem::take(&mut self.world.snapshots);
+        let steps: BTreeMap<SnapshotId, u32> =
+            snapshots.iter().map(|(_, kept)| (kept.snapshot, kept.note.parts)).collect();
+        assert!(steps.keys().all(|snapshot| snapshot.run == run));
+        assert!(snapshots.iter().all(|(_, kept)| kept.note.text == kept.snapshot.step.to_string()));
+        for (snapshot, parts) in steps.into_iter().rev() {
+            let here: Vec<&(WorkerId, PeerSnapshot)> =
+                snapshots.iter().filter(|(_, kept)| kept.snapshot == snapshot).collect();
             let mut names: BTreeMap<(u32, String), WorkerId> = BTreeMap::new();
             for (worker, kept) in &here {
-                let all = kept.parts.iter().flat_map(|(part, names)| names.iter().map(move |name| (*part, name)));
+                let all = kept
+                    .parts
+                    .iter()
+                    .flat_map(|(part, names)| names.iter().map(move |name| (*part, name)));
                 names.extend(all.map(|(part, name)| ((part, name.clone()), *worker)));
             }
             if (0..parts).all(|part| here.iter().any(|(_, kept)| kept.parts.contains_key(&part))) {
-                let recalled = names.into_iter().flat_map(|((part, name), keeper)| {
+                let recalled = names.into_iter().flat_map(|((part, name), holder)| {
                     let stages = self.stages_of_state(&name);
-                    stages.into_iter().map(move |stage| Recalled { keeper, part, name: name.clone(), stage })
+                    stages.into_iter().map(move |stage| StoredTensor {
+                        holder,
+                        part,
+                        name: name.clone(),
+                        stage,
+                    })
                 });
-                return Ok(Some((copy, recalled.collect())));
+                return Ok(Some((snapshot, recalled.collect())));
             }
         }
         Ok(None)
     }
 
-    /// Has workers go on from a copy that they keep.
-    pub fn restore_kept(&mut self, copy: SnapshotId, tensors: Vec<Recalled>) -> Result<(), Failure> {
-        let request = self.world.submit(Request::SetOptimizer(calls::optimizer(1)));
+    /// Restores a peer snapshot.
+    pub fn restore_kept(
+        &mut self,
+        snapshot: SnapshotId,
+        tensors: Vec<StoredTensor>,
+    ) -> Result<(), Failure> {
+        let request = self.world.submit(Instruction::SetOptimizer(calls::optimizer(1)));
         self.world.reply(request).result?;
-        let request = self.world.submit(Request::Restore { copy, tensors });
+        let request = self.world.submit(Instruction::RestoreSnapshot { snapshot, tensors });
         self.world.reply(request).result.map(drop)
     }
 
-    fn copy_stages(&mut self, mut ask: impl FnMut(Option<StageId>) -> Request) -> Result<Vec<u64>, Failure> {
+    fn copy_stages(
+        &mut self,
+        mut ask: impl FnMut(Option<StageId>) -> Request,
+    ) -> Result<Vec<u64>, Failure> {
         let layout = self.plan.layout();
         let stages: Vec<StageId> = self.plan.stages.iter().map(|spec| spec.stage).collect();
         if !self.copies_by_stage() {
             return Ok(vec![self.world.submit(ask(None))]);
         }
         let mut asked = Vec::new();
-        // Stage by stage, for no worker may have room for all.
+        // Stage by stage, because a worker may not have room for all.
         for stage in stages {
             let around = layout.whole(stage);
             let done = self.carry_out(around.as_ref().map(|[gather, _]| gather)).and_then(|()| {
@@ -347,18 +398,18 @@ impl<'g> User<'g> {
         self.world.reply(request).result.map(drop)
     }
 
-    /// Lists of passes with what gathers parameters for them.
+    /// Adds the actions that gather parameters to lists of passes.
     fn gathered(&self, lists: Vec<Vec<Action>>) -> Vec<Vec<Action>> {
         self.plan.layout().gathered(lists).expect("replicas that take their stages in one order")
     }
 
-    /// For each worker its stages.
+    /// The stages of each worker.
     fn stages(&self) -> Vec<Vec<StageId>> {
         let workers = (0..self.plan.workers() as u16).map(WorkerId);
         workers.map(|w| self.plan.stages_of(w).into_iter().map(|s| s.stage).collect()).collect()
     }
 
-    /// For each worker an action for each of its stages and every microbatch that it takes.
+    /// For each worker, an action for each of its stages and each of its microbatches.
     fn actions(
         &self,
         microbatch_assignment: &MicrobatchAssignment,
@@ -368,7 +419,8 @@ impl<'g> User<'g> {
         let last = self.microbatches - 1;
         let takes = |stage: StageId, worker: usize, microbatch: u32| {
             let microbatch = if falling { last - microbatch } else { microbatch };
-            microbatch_assignment.worker(&self.plan.stage_placement, stage, microbatch) == Some(WorkerId(worker as u16))
+            microbatch_assignment.worker(&self.plan.stage_placement, stage, microbatch)
+                == Some(WorkerId(worker as u16))
         };
         let list = |(worker, stages): (usize, Vec<StageId>)| {
             let all = stages.into_iter().flat_map(|s| (0..self.microbatches).map(move |m| (s, m)));
@@ -377,15 +429,16 @@ impl<'g> User<'g> {
         self.stages().into_iter().enumerate().map(list).collect()
     }
 
-    /// Who takes what in the next round.
+    /// The assignment of microbatches in the next round.
     fn microbatch_assignment(&mut self) -> MicrobatchAssignment {
         let speeds: Vec<u64> = (0..self.plan.workers())
             .map(|_| self.microbatch_assignments.as_mut().map_or(1, |r| 1 + r.below(4)))
             .collect();
-        let microbatch_assignment =
-            MicrobatchAssignment::by_speed(&self.plan.stage_placement, self.microbatches, |_, worker| {
-                speeds[worker.0 as usize]
-            });
+        let microbatch_assignment = MicrobatchAssignment::by_speed(
+            &self.plan.stage_placement,
+            self.microbatches,
+            |_, worker| speeds[worker.0 as usize],
+        );
         self.plan.ordered(microbatch_assignment)
     }
 
@@ -437,29 +490,37 @@ impl<'g> User<'g> {
         let samples = (self.own_data && with_data).then(|| {
             let all = (0..self.microbatches).map(|microbatch| calls::sample(step, microbatch));
             // As one batch, or as a batch for each microbatch.
-            let batches =
-                if step.is_multiple_of(2) { all.map(|sample| vec![sample]).collect() } else { vec![all.collect()] };
+            let batches = if step.is_multiple_of(2) {
+                all.map(|sample| vec![sample]).collect()
+            } else {
+                vec![all.collect()]
+            };
             let next = (0..self.microbatches).filter(|_| step.is_multiple_of(3));
             let next = next.map(|microbatch| calls::sample(step + 2, microbatch)).collect();
             Samples { data: calls::own_data(self.graph).id, batches, next }
         });
         for microbatch in (0..self.microbatches).filter(|_| with_data && !self.own_data) {
             for (index, value) in self.graph.inputs().iter().enumerate() {
-                inputs.push((microbatch, *value, slots.hold(calls::input(step, microbatch, index))));
+                inputs.push((
+                    microbatch,
+                    *value,
+                    slots.hold(calls::input(step, microbatch, index)),
+                ));
             }
             if with_loss {
                 targets.push((microbatch, slots.hold(calls::target(step, microbatch))));
             }
         }
         let weights = || calls::loss_weights(self.microbatches);
-        let loss = with_loss.then(|| RoundLoss { spec: calls::MICROBATCH_LOSS, weights: weights() });
+        let loss =
+            with_loss.then(|| RoundLoss { spec: calls::MICROBATCH_LOSS, weights: weights() });
         let (order, update) = (Order::Listed, Some(calls::update(step, self.max_norm)));
         let batch = self.batch;
         let run = RunRequest {
             batch,
             step,
             mode,
-            cached: None,
+            kv_cache: None,
             actions,
             order,
             microbatch_assignment,
@@ -467,7 +528,7 @@ impl<'g> User<'g> {
             reduction: self.reduction,
             update,
             // It must make no difference.
-            watch: Watch { finite: Finite::Loss, health: step % 3 == 1 },
+            watch: Watch { finite: FiniteCheck::Loss, health: step % 3 == 1 },
             loss,
             outputs,
             samples,
@@ -503,7 +564,11 @@ impl<'g> User<'g> {
         for microbatch in 0..self.microbatches {
             for (index, value) in self.graph.outputs().iter().enumerate() {
                 let given = calls::grads(step, microbatch, index);
-                grads.push((microbatch, *value, given.into_iter().map(|g| slots.hold(g)).collect()));
+                grads.push((
+                    microbatch,
+                    *value,
+                    given.into_iter().map(|g| slots.hold(g)).collect(),
+                ));
             }
         }
         let Request::Run(mut run) = self.run(
@@ -518,60 +583,6 @@ impl<'g> User<'g> {
         run.grads = Some(grads);
         with_batch(Request::Run(run), batch)
     }
-
-    fn load(&mut self, salt: u64) -> Request {
-        if self.state.is_empty() {
-            // Nobody got to know it: as it was drawn.
-            let owner = |layer: &Layer| layer.share.map(|owner| self.graph.layer(owner));
-            let of = |layer: &Layer| {
-                let own = math::own_weights(layer, owner(layer));
-                own.into_iter().map(|(_, name)| name).collect::<Vec<_>>()
-            };
-            let names = self.graph.layers().iter().flat_map(of);
-            self.state = names.map(|name| (name.clone(), Param::new(calls::SEED, &name).value)).collect();
-        }
-        let mut tensors = Vec::new();
-        for (name, value) in &self.state {
-            let (layer, parameter) = name.rsplit_once('.').expect("a layer and a parameter");
-            let layer = self.graph.layer_by_name(layer).expect("a layer of the model");
-            for stage in self.plan.holders(layer, parameter) {
-                let slot = self.world.boss_slots.hold(calls::loaded(name, *value, salt));
-                tensors.push((stage, name.clone(), slot));
-            }
-        }
-        Request::LoadState { tensors, optimizer: false }
-    }
-
-    fn resume(&mut self) -> Request {
-        let mut tensors = Vec::new();
-        for (text, value) in &self.kept {
-            for stage in self.stages_of_state(text) {
-                tensors.push((stage, text.clone(), self.world.boss_slots.hold(*value)));
-            }
-        }
-        Request::LoadState { tensors, optimizer: true }
-    }
-
-    /// The stages that get a parameter, or what the optimizer keeps for one.
-    fn stages_of_state(&self, text: &str) -> Vec<StageId> {
-        let name = StateName::parse(text);
-        let (layer, parameter) = name.kept().map_or(name.name, |(param, _)| param).rsplit_once('.').expect("a name");
-        let layer = self.graph.layer_by_name(layer).expect("a layer of the model");
-        // What the optimizer keeps is with the owner alone.
-        let most = if name.optimizer { 1 } else { usize::MAX };
-        self.plan.holders(layer, parameter).into_iter().take(most).collect()
-    }
-}
-
-/// A state whose parts are put together: they are of one value here.
-pub fn together(state: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
-    let mut whole: BTreeMap<String, u64> = BTreeMap::new();
-    for (name, value) in state {
-        let name = StateName { start: None, ..StateName::parse(&name) }.to_string();
-        let before = whole.insert(name.clone(), value);
-        assert!(before.is_none_or(|before| before == value), "parts of {name} that do not belong together");
-    }
-    whole
 }
 
 fn with_batch(request: Request, batch: u64) -> Request {

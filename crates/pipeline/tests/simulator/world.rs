@@ -1,46 +1,48 @@
-//! The fleet: one boss session, the workers' sessions with their compute threads, and the driver that
-//! carries out effects, all on one virtual clock.
+//! The fleet: one boss session, the workers' sessions with their compute threads, and the driver
+//! that carries out effects, all on one virtual clock.
 
 #[path = "answers.rs"]
 mod answers;
-#[path = "at_work.rs"]
-mod at_work;
-#[path = "keeping.rs"]
-mod keeping;
-#[path = "meeting.rs"]
-mod meeting;
+#[path = "fault_injection.rs"]
+mod fault_injection;
+#[path = "peer_snapshots.rs"]
+mod peer_snapshots;
+#[path = "rendezvous.rs"]
+mod rendezvous;
+#[path = "sending.rs"]
+mod sending;
 #[path = "slots.rs"]
 mod slots;
-#[path = "striking.rs"]
-mod striking;
+#[path = "worker.rs"]
+mod worker;
 
 use crate::churn::{Change, Churn};
 use crate::math::{self, Fake};
 use crate::network::{Conditions, Event, Network, Packet};
 use crate::params::NOTHING;
+use crate::planned_faults::{InjectedFaults, PlannedFault};
 use crate::seeds::Log;
-use crate::strikes::{Strike, Struck};
 use crate::{
     calls::Answered,
-    faults::{Faults, Loss, Perils, Trouble},
+    faults::{Faults, Loss, RandomFaults, Trouble},
 };
-use layerspec::DType;
-use pipeline::boss::{BossSession, Request, Setup, MOST_WAITING};
-use pipeline::effect::{BossEffect, Destination, Frame, Peer, StageEffect, Summing, WorkerSpan};
-use pipeline::frame::{decode, encode, head_len, Envelope, Route};
+use pipeline::boss::{BossSession, Instruction, IntoRequest, Request, Setup, MAX_PENDING_BATCHES};
+use pipeline::effect::{BossEffect, Frame, Message, Peer, StageEffect, Summing, WorkerSpan};
+use pipeline::frame::{decode, head_len, Envelope, TensorEnvelope};
 use pipeline::ids::{Slot, StageId, WorkerId};
-use pipeline::kept::PeerSnapshot;
-use pipeline::message::{Failure, Head};
+use pipeline::message::{Failure, NoMessage, ToBoss, ToWorker};
+use pipeline::peer_snapshot::PeerSnapshot;
 use pipeline::replicas::{BucketBytes, Node, StagePlacement, Tree};
 use pipeline::samples::DataTask;
 use pipeline::stage::StageSession;
 use pipeline::task::Outcome;
-use pipeline::{Plan, TensorMeta};
+use pipeline::Plan;
+use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use testkit::Random;
 
-/// More events than any run here takes: the sessions talk without end.
+/// More events than any run here takes. With more, the sessions send messages without end.
 const MOST_EVENTS: u64 = 200_000;
 
 /// A reply to a request.
@@ -56,50 +58,51 @@ pub struct World {
     pub trouble: Trouble,
     /// When each action of the last round ran.
     pub spans: Vec<WorkerSpan>,
-    /// How many events have happened.
+    /// The number of events so far.
     pub events: u64,
-    /// For each follower how many commands it had to carry out when the last answer came.
+    /// The number of commands that each follower still had to run at the last answer.
     pub behind: Vec<(WorkerId, usize)>,
-    /// How many microbatches workers were told to read before they were asked for, and how many of these were asked for.
+    /// The number of prefetched microbatches, and how many of these were used.
     pub ahead: (u64, u64),
-    /// Who comes and goes, where workers may.
+    /// The joins and leaves, if workers may join and leave.
     pub churn: Option<Churn>,
-    /// What may befall workers at any event.
-    pub perils: Perils,
-    /// What is to strike at given events, and what has.
-    strikes: BTreeMap<u64, Strike>,
-    pub struck: Struck,
-    /// The ways that weights to be loaded took, by name, each with the stage.
+    /// The faults that may happen at any event.
+    pub random_faults: RandomFaults,
+    /// The faults of given events, and those that have happened.
+    planned_faults: BTreeMap<u64, PlannedFault>,
+    pub injected: InjectedFaults,
+    /// The routes of weights that are loaded, by name, each with the stage.
     pub weights: BTreeMap<String, Vec<(StageId, Peer, WorkerId)>>,
-    /// What workers said last of the copies that they keep.
-    pub copies: Vec<(WorkerId, PeerSnapshot)>,
-    /// Who has which stage, where nobody comes and goes.
+    /// The latest reports of workers about their snapshots.
+    pub snapshots: Vec<(WorkerId, PeerSnapshot)>,
+    /// The workers of each stage, if the membership is fixed.
     stage_placement: StagePlacement,
     network: Network,
     boss: BossSession,
     workers: Vec<Worker>,
-    /// Those that the boss knows to be lost, where they may not come and go.
+    /// The workers that the boss knows to be lost, if the membership is fixed.
     lost: BTreeSet<WorkerId>,
     requests: u64,
-    /// Those that are answered while others are carried out.
+    /// The requests that are answered while others run.
     beside: BTreeSet<u64>,
     /// When the last reply came.
     replied: u64,
     replies: BTreeMap<u64, Replied>,
-    log: Log,
+    pub log: Log,
 }
 
-use at_work::Worker;
-pub use keeping::Kept;
+pub use peer_snapshots::Kept;
 pub use slots::Slots;
+use worker::Worker;
 
 impl World {
     pub fn new(plan: Plan, seed: u64, conditions: Conditions, faults: Faults, log: Log) -> Self {
         let mut random = Random::new(seed);
-        // With any trouble at all, some workers cannot be dialled.
+        // If dials may be refused, some workers cannot be dialled at all.
         let deaf = if conditions.refused > 0 { 20 } else { 0 };
         let address = |n: usize| SocketAddr::from(([127, 0, 0, 1], 1024 + n as u16));
-        let addresses = (0..plan.workers()).map(|n| (!random.chance(deaf)).then(|| address(n))).collect();
+        let addresses =
+            (0..plan.workers()).map(|n| (!random.chance(deaf)).then(|| address(n))).collect();
         let ahead: Vec<u64> = (0..plan.workers()).map(|_| random.below(10_000_000_000)).collect();
         World {
             boss_slots: Slots::default(),
@@ -110,21 +113,21 @@ impl World {
             behind: Vec::new(),
             ahead: (0, 0),
             churn: None,
-            perils: Perils::default(),
-            strikes: BTreeMap::new(),
-            struck: Struck::default(),
+            random_faults: RandomFaults::default(),
+            planned_faults: BTreeMap::new(),
+            injected: InjectedFaults::default(),
             weights: BTreeMap::new(),
-            copies: Vec::new(),
+            snapshots: Vec::new(),
             stage_placement: plan.stage_placement.clone(),
             network: Network::new(conditions, random),
             workers: ahead.iter().map(|ahead| Worker::new(*ahead)).collect(),
             boss: BossSession::new(Setup {
                 plan,
                 seed: crate::calls::SEED,
-                // So small that models of a few numbers have several.
+                // So small that models of a few numbers have several buckets.
                 buckets: BucketBytes { first: 16, other: 100 },
                 addresses,
-                most_waiting: MOST_WAITING,
+                max_pending_batches: MAX_PENDING_BATCHES,
             }),
             lost: BTreeSet::new(),
             requests: 0,
@@ -139,14 +142,16 @@ impl World {
         self.network.now
     }
 
-    /// Hands a request to the boss; the reply comes under the number given back.
-    pub fn submit(&mut self, request: Request) -> u64 {
+    /// Hands a request to the boss. Returns the number of the reply.
+    pub fn submit(&mut self, request: impl IntoRequest) -> u64 {
+        let request = request.into_request();
         self.requests += 1;
-        self.log.note(|| format!("{:>9} request {}: {}", self.now(), self.requests, short(&request)));
-        if matches!(request, Request::Keep(_)) {
+        self.log
+            .note(|| format!("{:>9} request {}: {}", self.now(), self.requests, short(&request)));
+        if matches!(request, Request::Instruct(Instruction::StoreSnapshot(_))) {
             self.beside.insert(self.requests);
         }
-        if self.struck.boss_killed {
+        if self.injected.boss_killed {
             return self.requests;
         }
         self.boss.on_request(self.network.time(), self.requests, request);
@@ -157,9 +162,9 @@ impl World {
     /// Lets the fleet work until there is a reply.
     pub fn reply(&mut self, request: u64) -> Replied {
         loop {
-            // Nobody is left to whom it would be of use.
-            if self.struck.boss_killed {
-                let result = Err(Failure { passing: true, ..Failure::new("the boss was killed") });
+            // No process is left that could use it.
+            if self.injected.boss_killed {
+                let result = Err(Failure::lost("the boss was killed"));
                 return Replied { at: self.now(), result };
             }
             if let Some(reply) = self.replies.remove(&request) {
@@ -169,22 +174,35 @@ impl World {
         }
     }
 
-    /// Lets everything happen that is on its way, and checks that nothing is left behind.
+    /// Plays all pending events, and checks that nothing remains.
     pub fn settle(&mut self) {
         while self.step() {}
-        if self.struck.boss_killed {
-            return assert!(self.workers.iter().all(|w| !w.alive), "a worker does not learn that the boss is gone");
+        if self.injected.boss_killed {
+            return assert!(
+                self.workers.iter().all(|w| !w.alive),
+                "a worker does not learn that the boss is gone"
+            );
         }
-        assert!(self.boss_slots.held().is_empty(), "the boss still holds {:?}", self.boss_slots.held());
-        // What came once more after it was of use goes with what is told next.
-        let all = !self.struck.repeats();
-        for (index, worker) in self.workers.iter().enumerate().filter(|(_, w)| w.alive && all || w.finished) {
-            assert!(worker.slots.held().is_empty(), "worker {index} still holds {:?}", worker.slots.held());
+        assert!(
+            self.boss_slots.held().is_empty(),
+            "the boss still holds {:?}",
+            self.boss_slots.held()
+        );
+        // Duplicates that came too late are discarded with the next command.
+        let all = !self.injected.has_duplicates();
+        for (index, worker) in
+            self.workers.iter().enumerate().filter(|(_, w)| w.alive && all || w.finished)
+        {
+            assert!(
+                worker.slots.held().is_empty(),
+                "worker {index} still holds {:?}",
+                worker.slots.held()
+            );
             assert!(worker.tasks.is_empty(), "worker {index} still has tasks");
         }
     }
 
-    /// Checks that no live worker keeps a forward pass for a backward pass that will not come.
+    /// Checks that no live worker stores a forward pass whose backward pass will not come.
     pub fn assert_clear(&self) {
         for (index, worker) in self.workers.iter().enumerate().filter(|(_, w)| w.alive) {
             assert!(worker.compute.is_clear(), "worker {index} keeps a forward pass");
@@ -195,13 +213,13 @@ impl World {
     pub fn assert_over(&self) {
         assert!(self.workers.iter().all(|w| !w.alive), "a worker was not told to stop");
         assert!(
-            self.struck.boss_killed || self.replies.is_empty(),
+            self.injected.boss_killed || self.replies.is_empty(),
             "a reply nobody asked for: request {:?}",
             self.replies.keys()
         );
     }
 
-    /// Lets so many events happen, if there are any; workers may be lost without.
+    /// Plays up to `events` further events. Workers may be lost without any.
     pub fn linger(&mut self, events: u64) {
         for _ in 0..events {
             self.step();
@@ -210,7 +228,7 @@ impl World {
 
     /// The next event, if any is left.
     fn step(&mut self) -> bool {
-        self.imperil();
+        self.draw_faults();
         let timer = self.workers.iter().filter(|w| w.alive).filter_map(Worker::timer).min();
         let event = self.network.next_time();
         if timer.is_none() && event.is_none() {
@@ -219,8 +237,8 @@ impl World {
         self.events += 1;
         assert!(self.events < MOST_EVENTS, "the sessions do not come to rest");
         self.inject_faults();
-        self.come_and_go();
-        self.strike();
+        self.apply_changes();
+        self.inject_planned_faults();
         match timer {
             Some(timer) if event.is_none_or(|event| timer <= event) => self.on_timer(timer),
             _ => {
@@ -232,17 +250,18 @@ impl World {
         true
     }
 
-    /// Has workers come and go, at these events.
+    /// Lets workers join and leave at these events.
     pub fn open(&mut self, churn: Churn) {
         self.boss.open();
         self.churn = Some(churn);
     }
 
-    /// Lets everything happen, and takes the replies to these requests, which nobody wants any more.
+    /// Plays all pending events, and drops the replies to these requests.
     pub fn forget(&mut self, requests: Vec<u64>) {
         while self.step() {}
-        // Who still follows waits for what one that has gone has not sent.
-        let stuck: Vec<WorkerId> = self.boss.behind().into_iter().filter(|(_, n)| *n > 0).map(|(w, _)| w).collect();
+        // A follower waits for tensors that a lost worker has not sent.
+        let stuck: Vec<WorkerId> =
+            self.boss.behind().into_iter().filter(|(_, n)| *n > 0).map(|(w, _)| w).collect();
         stuck.into_iter().for_each(|worker| self.vanish(worker));
         self.settle();
         requests.iter().for_each(|request| drop(self.replies.remove(request)));
@@ -261,7 +280,10 @@ impl World {
             if worker.alive && worker.timer().is_some_and(|timer| timer <= now.0) {
                 self.log.note(|| format!("{:>9} worker {index}: timeout", now.0));
                 worker.session.on_timeout(worker.clock(now));
-                assert!(worker.timer().is_none_or(|timer| timer > now.0), "a timer that does not move on");
+                assert!(
+                    worker.timer().is_none_or(|timer| timer > now.0),
+                    "a timer that does not move on"
+                );
                 self.drain_worker(WorkerId(index as u16));
             }
         }
@@ -271,10 +293,10 @@ impl World {
         let now = self.network.time();
         match event {
             Event::Arrives(packet) => self.on_packet(packet),
-            Event::Lost(_) if self.struck.boss_killed => {}
+            Event::Lost(_) if self.injected.boss_killed => {}
             Event::Lost(worker) => {
                 self.log.note(|| format!("{:>9} boss: {worker} is lost", now.0));
-                self.struck.given_up.insert(worker);
+                self.injected.given_up.insert(worker);
                 match &mut self.churn {
                     Some(churn) => churn.gone.push(worker),
                     None => {
@@ -304,7 +326,9 @@ impl World {
                 let worker = &mut self.workers[id.0 as usize];
                 if worker.alive {
                     self.log.note(|| format!("{:>9} {id}: read {ticket}", now.0));
-                    let slots = result.map(|read| read.into_iter().map(|tensor| worker.slots.hold(tensor)).collect());
+                    let slots = result.map(|read| {
+                        read.into_iter().map(|tensor| worker.slots.hold(tensor)).collect()
+                    });
                     worker.session.on_data(worker.clock(now), ticket, slots);
                     self.drain_worker(id);
                 }
@@ -319,7 +343,8 @@ impl World {
             }
             Event::LinkDown { at, peer, dial, reason } => {
                 if self.alive(at) && self.network.link_down(at, peer, dial) {
-                    self.log.note(|| format!("{:>9} {at}: link to {peer} is down ({reason})", now.0));
+                    self.log
+                        .note(|| format!("{:>9} {at}: link to {peer} is down ({reason})", now.0));
                     let worker = &mut self.workers[at.0 as usize];
                     worker.session.on_link_down(worker.clock(now), peer, reason);
                     self.drain_worker(at);
@@ -328,7 +353,7 @@ impl World {
         }
     }
 
-    fn alive(&self, worker: WorkerId) -> bool {
+    pub fn alive(&self, worker: WorkerId) -> bool {
         self.workers[worker.0 as usize].alive
     }
 
@@ -337,64 +362,112 @@ impl World {
         let (from, to) = (packet.from, packet.to);
         let gone = match to {
             Peer::Worker(worker) => !self.alive(worker),
-            Peer::Boss => self.struck.boss_killed,
+            Peer::Boss => self.injected.boss_killed,
         };
         if gone || !self.network.delivers(&packet) {
             return self.log.note(|| format!("{:>9} {from} -> {to}: lost", now.0));
         }
         let (prefix, head) = packet.head.split_first_chunk().expect("a length");
         assert_eq!(head_len(*prefix).expect("a good length"), head.len());
-        let Envelope { route, head, tensors } = decode(head).expect("what was encoded");
-        assert_eq!(tensors.len(), packet.tensors.len());
-        self.log.note(|| format!("{:>9} {from} -> {to}: {}", now.0, short(&head)));
         match (from, to) {
-            (_, Peer::Worker(to)) => {
-                let worker = &mut self.workers[to.0 as usize];
-                let slots = packet.tensors.into_iter().map(|t| worker.slots.hold(t)).collect();
-                worker.session.on_frame(worker.clock(now), from, Frame { route, head, slots });
-                self.drain_worker(to);
+            (Peer::Boss, Peer::Worker(to)) => {
+                let envelope = self.read::<ToWorker>(from, packet.to, head);
+                self.on_worker_envelope(from, to, envelope, packet.tensors);
+            }
+            (Peer::Worker(_), Peer::Worker(to)) => {
+                let Envelope::Tensors(tensors) = self.read::<NoMessage>(from, packet.to, head);
+                self.on_worker_envelope(from, to, Envelope::Tensors(tensors), packet.tensors);
             }
             (Peer::Worker(from), Peer::Boss) => {
-                let slots = packet.tensors.into_iter().map(|t| self.boss_slots.hold(t)).collect();
-                self.boss.on_frame(now, from, Frame { route, head, slots });
+                match self.read::<ToBoss>(packet.from, to, head) {
+                    Envelope::Message(message) => self.boss.on_message(now, from, message),
+                    Envelope::Tensors(TensorEnvelope { route, head, tensors }) => {
+                        assert_eq!(tensors.len(), packet.tensors.len());
+                        let tensors = packet.tensors.into_iter();
+                        let slots = tensors.map(|t| self.boss_slots.hold(t)).collect();
+                        self.boss.on_frame(now, from, Frame { route, head, slots });
+                    }
+                }
                 self.drain_boss();
             }
             (Peer::Boss, Peer::Boss) => panic!("the boss sends to itself"),
         }
     }
 
-    fn drain_boss(&mut self) {
+    fn read<M: DeserializeOwned + std::fmt::Debug>(
+        &mut self,
+        from: Peer,
+        to: Peer,
+        head: &[u8],
+    ) -> Envelope<M> {
+        let envelope = decode(head).expect("what was encoded");
+        let now = self.network.time();
+        self.log.note(|| format!("{:>9} {from} -> {to}: {}", now.0, short(&envelope)));
+        envelope
+    }
+
+    fn on_worker_envelope(
+        &mut self,
+        from: Peer,
+        to: WorkerId,
+        envelope: Envelope<ToWorker>,
+        tensors: Vec<Fake>,
+    ) {
+        let now = self.network.time();
+        let worker = &mut self.workers[to.0 as usize];
+        match envelope {
+            Envelope::Message(message) => worker.session.on_message(worker.clock(now), message),
+            Envelope::Tensors(TensorEnvelope { route, head, tensors: metas }) => {
+                assert_eq!(metas.len(), tensors.len());
+                let slots = tensors.into_iter().map(|t| worker.slots.hold(t)).collect();
+                worker.session.on_frame(worker.clock(now), from, Frame { route, head, slots });
+            }
+        }
+        self.drain_worker(to);
+    }
+
+    pub(super) fn drain_boss(&mut self) {
         while let Some(effect) = self.boss.poll_effect() {
             match effect {
+                BossEffect::Tell(messages) => {
+                    for Message { to, body } in messages {
+                        if self.lost.contains(&to) {
+                            assert_eq!(body, ToWorker::Stop, "the boss tells {to}, which is lost");
+                        }
+                        self.tell(Peer::Boss, Peer::Worker(to), body);
+                    }
+                }
                 BossEffect::Send { to, slots } => {
                     let tensors = self.boss_slots.give_up_all(slots);
                     self.send(Peer::Boss, to, tensors);
                 }
                 BossEffect::Drop(slots) => drop(self.boss_slots.give_up_all(slots)),
                 BossEffect::Notice(text) => {
-                    // With what follows a worker in a notice: worker 1 is not worker 10.
+                    // The space after the number tells worker 1 from worker 10.
                     let names = |lost: &WorkerId| text.contains(&format!("{lost} "));
                     assert!(!self.lost.iter().any(names), "old news: {text}");
                     self.notices.push(text);
                 }
                 BossEffect::Reply { request, result } => {
                     let result = result.map(|answer| self.answered(answer));
-                    // A copy comes while other requests are carried out.
+                    // A snapshot arrives while other requests run.
                     let beside = self.beside.remove(&request);
                     if !beside && !matches!(&result, Ok(answered) if !answered.state.is_empty()) {
                         self.replied = self.now();
                     }
-                    self.log.note(|| format!("{:>9} reply {request}: {}", self.now(), short(&result)));
+                    self.log
+                        .note(|| format!("{:>9} reply {request}: {}", self.now(), short(&result)));
                     let replied = Replied { at: self.now(), result };
                     assert!(request <= self.requests, "a reply to no request");
-                    assert!(self.replies.insert(request, replied).is_none(), "a second reply to request {request}");
+                    assert!(
+                        self.replies.insert(request, replied).is_none(),
+                        "a second reply to request {request}"
+                    );
                 }
-                BossEffect::Hangup { worker, reason } => self.boss_hangs_up(Peer::Worker(worker), &reason),
-                BossEffect::Dismiss { worker, .. } => {
-                    self.leave(worker);
-                    self.churn.iter_mut().for_each(|churn| churn.gone.push(worker));
-                    self.boss.on_lost(self.network.time(), worker, "it was dismissed");
+                BossEffect::Hangup { worker, reason } => {
+                    self.boss_hangs_up(Peer::Worker(worker), &reason)
                 }
+                BossEffect::Dismiss { worker, .. } => self.disconnect(worker),
             }
         }
         assert!(self.boss.poll_timeout().is_none());
@@ -404,12 +477,15 @@ impl World {
         while let Some(effect) = self.workers[id.0 as usize].session.poll_effect() {
             let worker = &mut self.workers[id.0 as usize];
             match effect {
+                StageEffect::Tell(message) => self.tell(Peer::Worker(id), Peer::Boss, message),
                 StageEffect::Send { to, slots } => {
                     let tensors = worker.slots.give_up_all(slots);
                     self.send(Peer::Worker(id), to, tensors);
                 }
                 StageEffect::Compute { ticket, task } => {
-                    let Ok(task) = task.try_map(|slot| Ok::<_, std::convert::Infallible>(worker.slots.give_up(slot)));
+                    let Ok(task) = task.try_map(|slot| {
+                        Ok::<_, std::convert::Infallible>(worker.slots.give_up(slot))
+                    });
                     worker.tasks.push_back((ticket, task));
                     if worker.tasks.len() == 1 {
                         worker.began = self.network.now;
@@ -417,8 +493,12 @@ impl World {
                     }
                 }
                 StageEffect::Sum { ticket, summing, sums } => {
-                    let Summing::Tree(microbatches) = summing else { panic!("{id} compresses: {summing:?}") };
-                    let sums = sums.into_iter().map(|(node, slots)| (node, worker.slots.give_up_all(slots)));
+                    let Summing::Tree(microbatches) = summing else {
+                        panic!("{id} compresses: {summing:?}")
+                    };
+                    let sums = sums
+                        .into_iter()
+                        .map(|(node, slots)| (node, worker.slots.give_up_all(slots)));
                     let sums = sum_slices(microbatches, sums.collect());
                     self.network.sum(id, ticket, sums);
                 }
@@ -427,7 +507,10 @@ impl World {
                     self.network.read(id, ticket, Ok(Vec::new()));
                 }
                 StageEffect::Data { ticket, task: DataTask::Read(reading) } => {
-                    let data = worker.data.as_ref().unwrap_or_else(|| panic!("{id} reads data that it has not opened"));
+                    let data = worker
+                        .data
+                        .as_ref()
+                        .unwrap_or_else(|| panic!("{id} reads data that it has not opened"));
                     let microbatch = (reading.batch[reading.part.start] % 1000) as u32;
                     self.ahead.1 += u64::from(worker.ahead_of_time.contains(&reading));
                     let result = match self.trouble.fail_read(id, microbatch) {
@@ -437,20 +520,23 @@ impl World {
                     self.network.read(id, ticket, result);
                 }
                 StageEffect::ReadAhead(readings) => {
-                    let data = worker.data.as_ref().unwrap_or_else(|| panic!("{id} reads data that it has not opened"));
+                    let data = worker
+                        .data
+                        .as_ref()
+                        .unwrap_or_else(|| panic!("{id} reads data that it has not opened"));
                     readings.iter().for_each(|reading| drop(crate::calls::read(data, reading)));
                     self.ahead.0 += readings.len() as u64;
                     worker.ahead_of_time = readings;
                 }
-                StageEffect::StoreSnapshot { copy, note, part, tensors } => {
+                StageEffect::StoreSnapshot { snapshot, note, part, tensors } => {
                     let take = |(name, slot)| (name, worker.slots.give_up(slot));
-                    worker.kept.put(copy, note, part, tensors.into_iter().map(take).collect());
+                    worker.kept.put(snapshot, note, part, tensors.into_iter().map(take).collect());
                 }
-                StageEffect::SendSnapshot { to, copy, part, name } => {
-                    let tensor = worker.kept.get(copy, part, &name);
+                StageEffect::SendSnapshot { to, snapshot, part, name } => {
+                    let tensor = worker.kept.get(snapshot, part, &name);
                     self.send(Peer::Worker(id), to, vec![tensor]);
                 }
-                StageEffect::RetainSnapshots(copies) => worker.kept.keep_only(&copies),
+                StageEffect::RetainSnapshots(snapshots) => worker.kept.keep_only(&snapshots),
                 StageEffect::Interrupt => self.interrupt(id),
                 // Nothing is compressed here, so nothing is lost.
                 StageEffect::Residuals(_) => {}
@@ -460,33 +546,6 @@ impl World {
                 StageEffect::Hangup { peer, reason } => self.hang_up(id, peer, &reason),
                 StageEffect::Progress(_) => panic!("{id} wants {effect:?}"),
             }
-        }
-    }
-
-    fn note_weight(&mut self, from: Peer, peer: Peer, route: Option<Route>, head: &Head) {
-        let to = match (peer, route) {
-            // It passes on what a worker has written.
-            (Peer::Worker(_), Some(_)) => return,
-            (Peer::Boss, Some(route)) => route.to,
-            (Peer::Worker(to), None) if from != peer => to,
-            _ => return,
-        };
-        if let Head::Weight { name, stage, .. } = head {
-            self.weights.entry(name.clone()).or_default().push((*stage, from, to));
-        }
-    }
-
-    fn send(&mut self, from: Peer, to: Vec<Destination>, tensors: Vec<Fake>) {
-        for Destination { peer, route, head } in to {
-            if from == Peer::Boss && matches!(peer, Peer::Worker(worker) if self.lost.contains(&worker)) {
-                assert_eq!(head, Head::Stop, "the boss sends to {peer}, which is lost");
-            }
-            self.note_weight(from, peer, route, &head);
-            let is_data = head.is_data();
-            let meta = TensorMeta { dtype: DType::Int64, shape: vec![1] };
-            let envelope = Envelope { route, head, tensors: vec![meta; tensors.len()] };
-            let head = encode(&envelope).expect("a frame within bounds");
-            self.network.send(Packet::new(from, peer, head, tensors.clone()), is_data);
         }
     }
 }

@@ -1,6 +1,7 @@
-//! Sums of tensors that came compressed or not, which leave compressed.
+//! Sums of tensors that are sent compressed. Their terms may be compressed or not.
 //!
-//! Block by block, from the residual of the last time to that of this one: nothing is unpacked but a block at a time.
+//! Sums are computed block by block: the old residual plus all terms, whose rounding error is the
+//! new residual. Only one block at a time is decoded.
 
 use crate::reduction::compression::{block_bytes, encode_block, encoded_meta, EncodedSlice, BLOCK};
 use crate::reduction::residuals::Residual;
@@ -14,22 +15,27 @@ use pipeline::TensorMeta;
 /// The slices of every node, one node after the other.
 type NodeSlices = [(Node, Vec<Payload>)];
 
-/// The sums of the slices, one for each place, with what was lost the last time; `residuals` says how many places there are,
-/// and takes what is lost now. Terms of shape `[0]` count for nothing, and where no other are, so is the sum, and its
-/// residual waits.
+/// Computes the compressed sum of the slices at each place, residuals included. `residuals` has one
+/// residual for each place, which the new rounding errors replace. Slices of shape `[0]` add
+/// nothing. If all slices of a place have that shape, the sum has it, too, and the residual stays.
 ///
 /// # Errors
-/// What came is not as many slices of each node, or not equally long ones; the residuals are then as they were.
+/// The slices of the nodes differ in number or length. The residuals are then unchanged.
 pub(crate) fn reduce_compressed(
     compress: Compress,
     sums: &NodeSlices,
     residuals: &mut [Residual],
     pool: &BufferPool,
 ) -> Result<Vec<Payload>, Failure> {
-    let places: Vec<Vec<EncodedSlice<'_>>> =
-        (0..residuals.len()).map(|place| terms(sums, place)).collect::<Result<_, _>>().map_err(wrong)?;
+    let places: Vec<Vec<EncodedSlice<'_>>> = (0..residuals.len())
+        .map(|place| terms(sums, place))
+        .collect::<Result<_, _>>()
+        .map_err(wrong)?;
     let each = places.iter().zip(residuals).map(|(terms, residual)| match terms.first() {
-        None => Payload { meta: TensorMeta { dtype: DType::Float32, shape: vec![0] }, bytes: bytes::Bytes::new() },
+        None => Payload {
+            meta: TensorMeta { dtype: DType::Float32, shape: vec![0] },
+            bytes: bytes::Bytes::new(),
+        },
         Some(first) => {
             let (meta, len) = encoded_meta(compress, first.len());
             let mut buffer = pool.get(len);
@@ -40,11 +46,14 @@ pub(crate) fn reduce_compressed(
     Ok(each.collect())
 }
 
-/// The sums of the slices in float32, one for each place; nothing is lost of what came.
+/// Computes the float32 sum of the slices at each place. It has no rounding error of compression.
 ///
 /// # Errors
 /// As for [`reduce_compressed`].
-pub(crate) fn reduce_in_order(sums: &NodeSlices, pool: &BufferPool) -> Result<Vec<Payload>, Failure> {
+pub(crate) fn reduce_in_order(
+    sums: &NodeSlices,
+    pool: &BufferPool,
+) -> Result<Vec<Payload>, Failure> {
     let places = sums.first().map_or(0, |(_, slices)| slices.len());
     let each = (0..places).map(|place| {
         let terms = terms(sums, place).map_err(wrong)?;
@@ -65,11 +74,12 @@ pub(crate) fn reduce_in_order(sums: &NodeSlices, pool: &BufferPool) -> Result<Ve
     each.collect()
 }
 
-/// The gradients of a place that there are, all equally long.
+/// Reads the slices of a place that are not empty, and checks that they have one length.
 fn terms(sums: &NodeSlices, place: usize) -> Result<Vec<EncodedSlice<'_>>, String> {
     let mut terms: Vec<EncodedSlice<'_>> = Vec::new();
     for (node, slices) in sums {
-        let slice = slices.get(place).ok_or_else(|| format!("{} slices of {node:?}", slices.len()))?;
+        let slice =
+            slices.get(place).ok_or_else(|| format!("{} slices of {node:?}", slices.len()))?;
         let Some(term) = EncodedSlice::read(slice)? else { continue };
         if let Some(first) = terms.first().filter(|first| first.len() != term.len()) {
             return Err(format!("slices of {} and of {} numbers", first.len(), term.len()));

@@ -6,7 +6,10 @@ const NODE: Node = Node { level: 0, index: 0 };
 
 fn payload(numbers: &[f32]) -> Payload {
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    Payload { meta: TensorMeta { dtype: DType::Float32, shape: vec![numbers.len() as u64] }, bytes: bytes.into() }
+    Payload {
+        meta: TensorMeta { dtype: DType::Float32, shape: vec![numbers.len() as u64] },
+        bytes: bytes.into(),
+    }
 }
 
 fn numbers(payload: &Payload) -> Vec<f32> {
@@ -15,12 +18,21 @@ fn numbers(payload: &Payload) -> Vec<f32> {
 }
 
 fn gradient(step: usize, len: usize) -> Vec<f32> {
-    (0..len).map(|i| ((i + 1) as f32 * (step as f32 + 0.3)).sin() * if i % 100 == 0 { 50.0 } else { 1.0 }).collect()
+    (0..len)
+        .map(|i| {
+            ((i + 1) as f32 * (step as f32 + 0.3)).sin() * if i % 100 == 0 { 50.0 } else { 1.0 }
+        })
+        .collect()
 }
 
-fn sum(compress: Compress, residuals: &mut [Residual], terms: &[Payload]) -> Result<Payload, Failure> {
+fn sum(
+    compress: Compress,
+    residuals: &mut [Residual],
+    terms: &[Payload],
+) -> Result<Payload, Failure> {
     let sums: Vec<_> = terms.iter().map(|term| (NODE, vec![term.clone()])).collect();
-    reduce_compressed(compress, &sums, residuals, &BufferPool::default()).map(|mut sums| sums.remove(0))
+    reduce_compressed(compress, &sums, residuals, &BufferPool::default())
+        .map(|mut sums| sums.remove(0))
 }
 
 #[test]
@@ -33,12 +45,16 @@ fn terms_of_any_form_are_added() {
         let given = [payload(&terms[0]), compress(form), payload(&[]), payload(&terms[2])];
         let found = sum(Compress::Bf16, &mut [Residual::default()], &given).unwrap();
         for (found, exact) in numbers(&found).into_iter().zip(&exact) {
-            assert!((found - exact).abs() <= if form == Compress::Int4 { 4.5 } else { 0.6 }, "{found} for {exact}");
+            assert!(
+                (found - exact).abs() <= if form == Compress::Int4 { 4.5 } else { 0.6 },
+                "{found} for {exact}"
+            );
         }
     }
 }
 
-/// Error feedback: the sum of all that was ever sent is that of all gradients, but for what one step loses.
+/// Error feedback: the sum of all that was ever sent is that of all gradients, but for what one
+/// step loses.
 #[test]
 fn nothing_is_lost_for_good() {
     let (len, steps) = (300, 200);
@@ -53,7 +69,8 @@ fn nothing_is_lost_for_good() {
                 meant[i] += f64::from(gradient[i]);
             }
         }
-        let most = sent.iter().zip(&meant).map(|(sent, meant)| (sent - meant).abs()).fold(0.0, f64::max);
+        let most =
+            sent.iter().zip(&meant).map(|(sent, meant)| (sent - meant).abs()).fold(0.0, f64::max);
         // Half a step of the scale, which is 50 / 127, or 50 / 7.
         let bound = if compress == Compress::Int4 { 4.5 } else { 0.25 };
         assert!(most < bound, "{compress}: off by {most} after {steps} steps");
@@ -80,22 +97,30 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         assert!(error.message.starts_with("sums of gradients: "), "{error}");
     }
     let short = [(NODE, vec![payload(&[1.0])]), (NODE, vec![])];
-    assert!(reduce_compressed(Compress::Bf16, &short, &mut residuals, &BufferPool::default()).is_err());
+    assert!(
+        reduce_compressed(Compress::Bf16, &short, &mut residuals, &BufferPool::default()).is_err()
+    );
     assert!(residuals[0].begin_send(1).iter().all(|lost| *lost == 0.0));
 }
 
-/// What stays at the replica that sums it loses nothing more.
+/// The part that stays at the replica that sums it has no further error.
 #[test]
 fn what_stays_is_summed_in_float32() {
     let len = 700;
-    let (here, sent) =
-        (gradient(1, len), sum(Compress::Int8, &mut [Residual::default()], &[payload(&gradient(2, len))]));
+    let (here, sent) = (
+        gradient(1, len),
+        sum(Compress::Int8, &mut [Residual::default()], &[payload(&gradient(2, len))]),
+    );
     let sent = sent.unwrap();
-    let exact: Vec<f32> = here.iter().zip(numbers(&sent)).map(|(here, sent)| 0.0 + here + sent).collect();
+    let exact: Vec<f32> =
+        here.iter().zip(numbers(&sent)).map(|(here, sent)| 0.0 + here + sent).collect();
     let sums = [(NODE, vec![payload(&here), payload(&[])]), (NODE, vec![sent, payload(&[])])];
     let found = reduce_in_order(&sums, &BufferPool::default()).unwrap();
     assert_eq!((numbers(&found[0]), found[0].meta.dtype), (exact, DType::Float32));
     assert_eq!(found[1].meta.shape, [0]);
     let unequal = [(NODE, vec![payload(&here)]), (NODE, vec![payload(&here[1..])])];
-    assert!(reduce_in_order(&unequal, &BufferPool::default()).unwrap_err().message.contains("700 and of 699"));
+    assert!(reduce_in_order(&unequal, &BufferPool::default())
+        .unwrap_err()
+        .message
+        .contains("700 and of 699"));
 }

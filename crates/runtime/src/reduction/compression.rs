@@ -1,14 +1,17 @@
-//! Gradients in fewer bits, for the way between replicas.
+//! Gradients in fewer bits, for the transfer between replicas.
 //!
 //! - bf16: each number rounded to nearest, ties to even.
-//! - int8: blocks of 256 numbers, `| scale: f32 LE | a signed byte for each |`, the last block as long as it comes. The scale
-//!   is the largest absolute value / 127 (absmax quantization by blocks, Dettmers et al. 2022; evenly spaced levels here).
-//! - int4: blocks of 32 numbers, `| scale: bfloat16 LE | half a byte for each |`, the scale the largest / 7, towards zero; 8 is
-//!   added to each. The lower halves of a block's bytes are its first numbers, the upper ones the others. It has a second
-//!   dimension, by which it is told from int8: `[1, bytes]`, or `[bytes, 1]` where the last upper half is no number.
+//! - int8: blocks of 256 numbers, `| scale: f32 LE | a signed byte for each |`. The last block may
+//!   be shorter. The scale is the largest absolute value / 127 (blockwise absmax quantization,
+//!   Dettmers et al. 2022, with evenly spaced levels).
+//! - int4: blocks of 32 numbers, `| scale: bfloat16 LE | half a byte for each |`. The scale is the
+//!   largest absolute value / 7, rounded towards zero. Each level has 8 added. The lower halves of
+//!   a block's bytes are its first numbers, and the upper halves the others. A second dimension
+//!   tells int4 from int8: `[1, bytes]`, or `[bytes, 1]` if the last upper half is unused.
 //!
-//! A number that is not finite stays so: in bf16 by itself, in the others with its whole block, which is then NaN. What rounding
-//! lost of a number is its value before less what the other end reads; nothing where that is no finite number.
+//! A number that is not finite stays so. In bf16 that concerns the number alone. In int8 and int4
+//! its whole block becomes NaN. The rounding error of a number is its value minus the value that
+//! the other end decodes, or 0 if that is not finite.
 
 use layerspec::DType;
 use link::Payload;
@@ -22,16 +25,18 @@ const SMALL_SCALE: usize = Compress::SMALL_SCALE;
 /// Bytes of a whole block in int4.
 const SMALL_BYTES: usize = SMALL_BLOCK / 2 + SMALL_SCALE;
 const FLOAT: usize = size_of::<f32>();
-/// Blocks without a larger number are sent as zeros, for `127 / it` must be finite: they are lost, and so come later.
+/// Blocks without a larger number are sent as zeros, because `127 / it` must be finite. Their
+/// numbers become rounding errors, and are sent later.
 const SMALLEST: f32 = 1e-30;
-/// 1.5 x 2^23: added to a number below 2^22 it rounds that to a whole one, ties to even, which then stands in the low bits.
+/// 1.5 x 2^23. Adding it rounds a number below 2^22 to an integer, ties to even, and leaves the
+/// integer in the low bits.
 const ROUNDING: f32 = 12_582_912.0;
 const LARGEST_INT8: f32 = 127.0;
 const LARGEST_INT4: f32 = 7.0;
 const ZERO_INT4: f32 = 8.0;
 const NOT_FINITE: u32 = 0x7f80_0000;
 
-/// How a slice lies.
+/// The encoding of a slice.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 enum Encoding {
     F32,
@@ -52,7 +57,7 @@ impl Encoding {
     }
 }
 
-/// A slice of gradients, in whatever form.
+/// A slice of gradients in any encoding.
 pub(crate) struct EncodedSlice<'a> {
     form: Encoding,
     bytes: &'a [u8],
@@ -60,7 +65,7 @@ pub(crate) struct EncodedSlice<'a> {
 }
 
 impl<'a> EncodedSlice<'a> {
-    /// What came, checked; nothing where it says that there is no gradient, by its shape `[0]`.
+    /// Checks a received slice. Returns `None` if its shape is `[0]`: there is no gradient.
     pub(crate) fn read(payload: &'a Payload) -> Result<Option<Self>, String> {
         let Payload { meta, bytes } = payload;
         let wrong = || format!("a slice of {meta} in {} bytes", bytes.len());
@@ -80,7 +85,7 @@ impl<'a> EncodedSlice<'a> {
             Encoding::Bf16 => bytes.len() / 2,
             Encoding::Int8 => match (bytes.len() / form.block(), bytes.len() % form.block()) {
                 (blocks, 0) => blocks * BLOCK,
-                // A scale, or part of one, without numbers.
+                // A scale without numbers, or a part of a scale.
                 (_, 1..=SCALE) => return Err(wrong()),
                 (blocks, rest) => blocks * BLOCK + rest - SCALE,
             },
@@ -93,12 +98,12 @@ impl<'a> EncodedSlice<'a> {
         Ok((len > 0).then_some(EncodedSlice { form, bytes, len }))
     }
 
-    /// The count of its numbers.
+    /// The count of numbers.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Adds the numbers of one of its blocks, to as many as the block has.
+    /// Adds the numbers of one block to `sum`.
     pub(crate) fn add(&self, block: usize, sum: &mut [f32]) {
         let bytes = self.bytes.chunks(self.form.block()).nth(block).unwrap_or_default();
         match self.form {
@@ -121,10 +126,15 @@ impl<'a> EncodedSlice<'a> {
             }
             Encoding::Int4 => {
                 for (sum, bytes) in sum.chunks_mut(SMALL_BLOCK).zip(bytes.chunks(SMALL_BYTES)) {
-                    let Some((scale, bytes)) = bytes.split_first_chunk::<SMALL_SCALE>() else { return };
+                    let Some((scale, bytes)) = bytes.split_first_chunk::<SMALL_SCALE>() else {
+                        return;
+                    };
                     let scale = f32::from_bits(u32::from(u16::from_le_bytes(*scale)) << 16);
-                    // Of whole blocks the length is known when this is compiled, for vector instructions.
-                    match (<&mut [f32; SMALL_BLOCK]>::try_from(&mut *sum), <&[u8; SMALL_BLOCK / 2]>::try_from(bytes)) {
+                    // The compiler knows the length of whole blocks, and makes vector instructions.
+                    match (
+                        <&mut [f32; SMALL_BLOCK]>::try_from(&mut *sum),
+                        <&[u8; SMALL_BLOCK / 2]>::try_from(bytes),
+                    ) {
                         (Ok(sum), Ok(bytes)) => add_int4(sum, bytes, scale),
                         _ => add_int4(sum, bytes, scale),
                     }
@@ -134,7 +144,7 @@ impl<'a> EncodedSlice<'a> {
     }
 }
 
-/// The metadata and the size in bytes of `len` numbers in this form.
+/// The dtype and shape of `len` compressed numbers, and their size in bytes.
 pub(crate) fn encoded_meta(compress: Compress, len: usize) -> (TensorMeta, usize) {
     let bytes = compress.bytes(len as u64);
     let (dtype, shape) = match compress {
@@ -146,7 +156,7 @@ pub(crate) fn encoded_meta(compress: Compress, len: usize) -> (TensorMeta, usize
     (TensorMeta { dtype, shape }, usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// Writes a block in this form; what that loses of the numbers is left in their place.
+/// Encodes a block. The rounding errors replace its numbers.
 pub(crate) fn encode_block(compress: Compress, numbers: &mut [f32], bytes: &mut [u8]) {
     match compress {
         Compress::Bf16 => encode_bf16(numbers, bytes),
@@ -155,7 +165,7 @@ pub(crate) fn encode_block(compress: Compress, numbers: &mut [f32], bytes: &mut 
     }
 }
 
-/// Bytes of a whole block.
+/// The bytes of a whole block.
 pub(crate) fn block_bytes(compress: Compress) -> usize {
     match compress {
         Compress::Bf16 => Encoding::Bf16.block(),
@@ -169,7 +179,7 @@ fn encode_bf16(numbers: &mut [f32], bytes: &mut [u8]) {
         let bits = number.to_bits();
         let is_nan = bits & 0x7fff_ffff > NOT_FINITE;
         let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-        // Cut off, a NaN could be an infinity.
+        // A truncated NaN could become an infinity.
         let high = if is_nan { (bits >> 16) | 0x40 } else { nearest };
         half.copy_from_slice(&(high as u16).to_le_bytes());
         let lost = *number - f32::from_bits(high << 16);
@@ -190,8 +200,10 @@ fn encode_int8(numbers: &mut [f32], bytes: &mut [u8]) {
 fn encode_int4(numbers: &mut [f32], bytes: &mut [u8]) {
     for (numbers, bytes) in numbers.chunks_mut(SMALL_BLOCK).zip(bytes.chunks_mut(SMALL_BYTES)) {
         let Some((head, bytes)) = bytes.split_first_chunk_mut::<SMALL_SCALE>() else { return };
-        let whole =
-            (<&mut [f32; SMALL_BLOCK]>::try_from(&mut *numbers), <&mut [u8; SMALL_BLOCK / 2]>::try_from(&mut *bytes));
+        let whole = (
+            <&mut [f32; SMALL_BLOCK]>::try_from(&mut *numbers),
+            <&mut [u8; SMALL_BLOCK / 2]>::try_from(&mut *bytes),
+        );
         *head = match whole {
             (Ok(numbers), Ok(bytes)) => encode_small_block(numbers, bytes),
             _ => encode_small_block(numbers, bytes),
@@ -199,7 +211,7 @@ fn encode_int4(numbers: &mut [f32], bytes: &mut [u8]) {
     }
 }
 
-/// Writes a block of halves of bytes, and gives its scale.
+/// Encodes a block of int4, and returns its scale.
 #[inline(always)]
 fn encode_small_block(numbers: &mut [f32], bytes: &mut [u8]) -> [u8; SMALL_SCALE] {
     let levels = Quantizer::of(numbers, LARGEST_INT4).with_bf16_scale();
@@ -215,7 +227,7 @@ fn encode_small_block(numbers: &mut [f32], bytes: &mut [u8]) -> [u8; SMALL_SCALE
     ((levels.scale.to_bits() >> 16) as u16).to_le_bytes()
 }
 
-/// Adds what such a block holds.
+/// Adds the numbers of a block of int4.
 #[inline(always)]
 fn add_int4(sums: &mut [f32], bytes: &[u8], scale: f32) {
     let number = |half: u8| (f32::from(half) - ZERO_INT4) * scale;
@@ -236,10 +248,14 @@ struct Quantizer {
 }
 
 impl Quantizer {
-    /// For these numbers, of which the one with the largest absolute value is so many times the scale.
+    /// Chooses the scale so that the largest absolute value of these numbers is `largest` times the
+    /// scale.
     fn of(numbers: &[f32], largest: f32) -> Self {
-        // As whole numbers, the bits of absolute values are in the order of these, and NaN above all.
-        let most = numbers.iter().fold(0, |most: i32, n| most.max((n.to_bits() & 0x7fff_ffff).cast_signed()));
+        // The bits of absolute values, as integers, have the same order as the values. NaN is the
+        // largest.
+        let most = numbers
+            .iter()
+            .fold(0, |most: i32, n| most.max((n.to_bits() & 0x7fff_ffff).cast_signed()));
         let most = f32::from_bits(most.cast_unsigned());
         let (scale, inverse) = match most.is_finite() {
             false => (f32::NAN, 0.0),
@@ -249,14 +265,14 @@ impl Quantizer {
         Quantizer { scale, inverse, is_finite: most.is_finite() }
     }
 
-    /// The same with a scale that is a bfloat16; rounded towards zero, so that its multiples stay finite.
+    /// Rounds the scale to a bfloat16, towards zero, so that its multiples stay finite.
     fn with_bf16_scale(self) -> Self {
         let scale = f32::from_bits(self.scale.to_bits() & 0xffff_0000);
         let inverse = if self.inverse == 0.0 { 0.0 } else { 1.0 / scale };
         Quantizer { scale, inverse, ..self }
     }
 
-    /// The level of a number, in the low bits; what that loses is left in its place.
+    /// Returns the level of a number in the low bits. The rounding error replaces the number.
     fn round(&self, number: &mut f32) -> u32 {
         let shifted = *number * self.inverse + ROUNDING;
         *number -= (shifted - ROUNDING) * self.scale;
@@ -270,8 +286,8 @@ impl Quantizer {
     }
 }
 
-/// The factor between the scale and the largest number; rounded up, that product could be an
-/// infinity.
+/// The scale for this largest absolute value. It is rounded down if its largest multiple would be
+/// infinite.
 fn scale(most: f32, largest: f32) -> f32 {
     let nearest = most / largest;
     match (nearest * largest).is_finite() {
@@ -280,10 +296,10 @@ fn scale(most: f32, largest: f32) -> f32 {
     }
 }
 
-/// A slice in float32, whatever it came in.
+/// Decodes a slice to float32.
 ///
 /// # Errors
-/// It is no slice of gradients.
+/// The payload is no slice of gradients.
 pub fn decompress(payload: &Payload) -> Result<Payload, String> {
     let coded = match EncodedSlice::read(payload)? {
         Some(coded) if coded.form != Encoding::F32 => coded,
@@ -292,7 +308,7 @@ pub fn decompress(payload: &Payload) -> Result<Payload, String> {
     let mut bytes = vec![0; coded.len() * FLOAT];
     for (number, block) in bytes.chunks_mut(BLOCK * FLOAT).enumerate() {
         let mut numbers = [0.0; BLOCK];
-        // Where the last number lies depends on how many there are.
+        // In int4 the places of numbers depend on their count.
         let numbers = &mut numbers[..block.len() / FLOAT];
         coded.add(number, numbers);
         for (bytes, number) in block.chunks_exact_mut(FLOAT).zip(numbers) {

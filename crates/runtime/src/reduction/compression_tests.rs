@@ -41,7 +41,11 @@ fn what_is_read_is_near_and_the_rest_is_what_was_lost() {
                         // The scale is rounded by up to 1 / 128.
                         Compress::Int4 => most / 7.0 * 0.56,
                     };
-                    assert!((after[i] - number).abs() <= bound, "{compress}, {len}: {number} became {}", after[i]);
+                    assert!(
+                        (after[i] - number).abs() <= bound,
+                        "{compress}, {len}: {number} became {}",
+                        after[i]
+                    );
                     assert_eq!(lost[i], number - after[i], "{compress}, {len}: {i}");
                 }
             }
@@ -73,7 +77,13 @@ fn bf16_rounds_to_nearest_and_ties_to_even() {
 #[test]
 fn what_is_not_finite_stays_so_and_is_not_remembered() {
     // The last is a NaN whose upper half alone would be an infinity.
-    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::from_bits(0x7f80_0001), f32::from_bits(0xff80_0001)] {
+    for bad in [
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::from_bits(0x7f80_0001),
+        f32::from_bits(0xff80_0001),
+    ] {
         let mut before = numbers(600);
         before[300] = bad;
         for (_, compress) in Compress::NAMES {
@@ -123,7 +133,11 @@ fn what_came_wrong_is_refused() {
     assert_eq!(read(&payload(DType::UInt8, &[265], 265)).len(), 257);
     assert_eq!(read(&payload(DType::UInt8, &[1, 147], 147)).len(), 258);
     assert_eq!(read(&payload(DType::UInt8, &[147, 1], 147)).len(), 257);
-    for none in [payload(DType::Float32, &[0], 0), payload(DType::UInt8, &[0], 0), payload(DType::BFloat16, &[0], 0)] {
+    for none in [
+        payload(DType::Float32, &[0], 0),
+        payload(DType::UInt8, &[0], 0),
+        payload(DType::BFloat16, &[0], 0),
+    ] {
         assert!(EncodedSlice::read(&none).unwrap().is_none());
     }
 }
@@ -134,7 +148,10 @@ fn any_bytes_are_read_without_a_panic() {
     for byte in [0x00, 0x7f, 0x80, 0xff] {
         let bytes = Bytes::from(vec![byte; 600]);
         let meta = TensorMeta { dtype: DType::UInt8, shape: vec![600] };
-        assert_eq!(decompress(&Payload { meta, bytes: bytes.clone() }).unwrap().bytes.len(), (512 + 76) * 4);
+        assert_eq!(
+            decompress(&Payload { meta, bytes: bytes.clone() }).unwrap().bytes.len(),
+            (512 + 76) * 4
+        );
         let meta = TensorMeta { dtype: DType::UInt8, shape: vec![1, 600] };
         assert_eq!(decompress(&Payload { meta, bytes }).unwrap().bytes.len(), (33 * 32 + 8) * 4);
     }

@@ -1,9 +1,9 @@
-//! Sums of gradients beside the compute thread.
+//! Sums of gradients, computed beside the compute thread.
 //!
 //! ```text
-//! thread -> sums -> tree                 along the tree over microbatches, in float32
-//!              +--> compressed -> compression    replica by replica, in fewer bits
-//!              +--> residuals            what compression lost, added the next time
+//! thread -> sums -> tree                          float32, along the tree over microbatches
+//!              +--> compressed -> compression    fewer bits, replica by replica
+//!              +--> residuals                    rounding errors, added the next time
 //! ```
 
 mod compressed;

@@ -1,7 +1,8 @@
 //! Error feedback: the rounding errors of compressed gradients, added the next time.
 //!
-//! It goes with the optimizer's steps: where a step is void, so is what was lost on the way to it, and the step done again
-//! sends the same bytes. For that it is kept twice from the first exchange of a step to its end.
+//! Residuals belong to optimizer steps. If a step is void, its rounding errors are void, too, and
+//! the repeated step sends the same bytes. So residuals are stored twice from the first exchange of
+//! a step to its end.
 
 use pipeline::effect::{Part, Residuals as ResidualUpdate};
 use std::collections::HashMap;
@@ -10,30 +11,31 @@ use std::collections::HashMap;
 #[derive(Default)]
 pub(crate) struct ErrorFeedback(HashMap<Part, Vec<Residual>>);
 
-/// Of one slice.
+/// The residual of one slice.
 #[derive(Default)]
 pub(crate) struct Residual {
-    /// After the last optimizer step.
+    /// The rounding errors after the last optimizer step.
     committed: Vec<f32>,
-    /// Now, where something was sent since; else memory for that.
+    /// The current rounding errors, if something was sent since then. Otherwise unused memory.
     pending: Vec<f32>,
     sent: bool,
 }
 
 impl ErrorFeedback {
-    /// Of so many slices.
+    /// Returns the residuals of a part with this number of slices.
     pub(crate) fn of(&mut self, part: Part, slices: usize) -> &mut [Residual] {
         let residuals = self.0.entry(part).or_default();
         residuals.resize_with(slices, Residual::default);
         residuals
     }
 
-    pub(crate) fn settle(&mut self, what: ResidualUpdate) {
-        match what {
+    /// Keeps, restores or clears the residuals.
+    pub(crate) fn settle(&mut self, update: ResidualUpdate) {
+        match update {
             ResidualUpdate::Forget => self.0.clear(),
             ResidualUpdate::Keep | ResidualUpdate::Restore => {
                 for residual in self.0.values_mut().flatten().filter(|residual| residual.sent) {
-                    if what == ResidualUpdate::Keep {
+                    if update == ResidualUpdate::Keep {
                         std::mem::swap(&mut residual.committed, &mut residual.pending);
                     }
                     residual.sent = false;
@@ -71,13 +73,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_void_step_lost_is_forgotten() {
+    fn residuals_of_a_void_step_are_restored() {
         let mut residuals = ErrorFeedback::default();
         assert_eq!(lose(&mut residuals, 1.0), 0.0);
         residuals.settle(ResidualUpdate::Keep);
         assert_eq!(lose(&mut residuals, 2.0), 1.0);
         residuals.settle(ResidualUpdate::Restore);
-        // Gathered over several rounds.
+        // Gradients are accumulated over several rounds.
         assert_eq!(lose(&mut residuals, 3.0), 1.0, "as before the void step");
         assert_eq!(lose(&mut residuals, 4.0), 3.0);
         residuals.settle(ResidualUpdate::Restore);
@@ -92,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_have_nothing_to_do_with_each_other() {
+    fn parts_have_separate_residuals() {
         let mut residuals = ErrorFeedback::default();
         lose(&mut residuals, 1.0);
         let other = Part { replica: 0, ..PART };

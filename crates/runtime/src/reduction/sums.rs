@@ -9,15 +9,22 @@ use pipeline::effect::{Residuals as ResidualUpdate, Summing};
 use pipeline::message::Failure;
 use pipeline::replicas::Node;
 
-/// Sums of gradients, in the order in which they are asked for.
+/// Computes sums of gradients in the order of the requests.
 #[derive(Default)]
 pub(crate) struct Reducer {
     residuals: ErrorFeedback,
 }
 
 impl Reducer {
-    /// Sums the slices of each node, as [`StageEffect::Sum`](pipeline::effect::StageEffect::Sum) says.
-    pub(crate) fn reduce(&mut self, summing: Summing, sums: &[(Node, Vec<Payload>)]) -> Result<Vec<Payload>, Failure> {
+    /// Executes a [`StageEffect::Sum`](pipeline::effect::StageEffect::Sum).
+    ///
+    /// # Errors
+    /// The slices do not belong together.
+    pub(crate) fn reduce(
+        &mut self,
+        summing: Summing,
+        sums: &[(Node, Vec<Payload>)],
+    ) -> Result<Vec<Payload>, Failure> {
         let pool = &BufferPool::global();
         match summing {
             Summing::Tree(microbatches) => tree_sum(microbatches, sums, pool),
@@ -29,8 +36,8 @@ impl Reducer {
         }
     }
 
-    /// As [`StageEffect::Residuals`](pipeline::effect::StageEffect::Residuals) says.
-    pub(crate) fn settle(&mut self, what: ResidualUpdate) {
-        self.residuals.settle(what);
+    /// Executes a [`StageEffect::Residuals`](pipeline::effect::StageEffect::Residuals).
+    pub(crate) fn settle(&mut self, update: ResidualUpdate) {
+        self.residuals.settle(update);
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that sums gradients of replicas, beside the compute thread.
+//! The thread that sums gradients of replicas. It works beside the compute thread.
 
 use crate::reduction::sums::Reducer;
 use link::Payload;
@@ -9,7 +9,7 @@ use pipeline::replicas::Node;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use tokio::sync::mpsc as results;
 
-/// For each node of a tree its slices.
+/// The slices of each node of a tree.
 type Slices = Vec<(Node, Vec<Payload>)>;
 type Done = (Ticket, Result<Vec<Payload>, Failure>);
 
@@ -18,7 +18,7 @@ enum Job {
     Settle(Residuals),
 }
 
-/// A thread that begins with the first sum, and ends some time after this is dropped.
+/// The thread that sums. It starts with the first sum, and ends after this is dropped.
 #[derive(Default)]
 pub(crate) struct ReductionThread(Option<Running>);
 
@@ -28,24 +28,37 @@ struct Running {
 }
 
 impl ReductionThread {
-    /// Has the slices of each node summed.
-    pub(crate) fn submit(&mut self, ticket: Ticket, summing: Summing, sums: Slices) -> Result<(), String> {
+    /// Queues a sum.
+    ///
+    /// # Errors
+    /// The thread does not run.
+    pub(crate) fn submit(
+        &mut self,
+        ticket: Ticket,
+        summing: Summing,
+        sums: Slices,
+    ) -> Result<(), String> {
         let running = match &mut self.0 {
             Some(running) => running,
-            none => none.insert(start().map_err(|e| format!("cannot start a thread for sums: {e}"))?),
+            none => {
+                none.insert(start().map_err(|e| format!("cannot start a thread for sums: {e}"))?)
+            }
         };
-        running.todo.send(Job::Sum(ticket, summing, sums)).map_err(|_| "the thread for sums has ended".into())
+        running
+            .todo
+            .send(Job::Sum(ticket, summing, sums))
+            .map_err(|_| "the thread for sums has ended".into())
     }
 
-    /// Says what becomes of what was lost in the sums that were asked for so far.
+    /// Settles the residuals of all sums queued so far.
     pub(crate) fn settle(&self, residuals: Residuals) {
-        // Where nothing was summed nothing was lost; a thread that has ended is told of by the next sum.
+        // Without sums there are no residuals. The next sum reports a thread that has ended.
         if let Some(running) = &self.0 {
             running.todo.send(Job::Settle(residuals)).ok();
         }
     }
 
-    /// The next result; never, where none has been asked for. Cancel safe.
+    /// The next result. `None` if nothing was queued. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Done> {
         self.0.as_mut()?.done.recv().await
     }
@@ -65,8 +78,9 @@ fn start() -> std::io::Result<Running> {
                 }
             };
             let result = catch_unwind(AssertUnwindSafe(|| sums.reduce(summing, &slices)));
-            let result = result.unwrap_or_else(|_| Err(Failure::new("the sum thread panicked; please report it")));
-            // Frees what came before the sums are sent.
+            let result = result
+                .unwrap_or_else(|_| Err(Failure::new("the sum thread panicked; please report it")));
+            // Frees the slices before the sums are sent.
             drop(slices);
             if done.send((ticket, result)).is_err() {
                 return;

@@ -1,6 +1,7 @@
-//! Sums of tensors that came as bytes, along the tree over a batch's microbatches.
+//! Sums of received tensors along the tree over a batch's microbatches.
 //!
-//! Block by block: what is added then lies in the processor's cache, and each tensor is read once.
+//! Sums are computed block by block, so that their terms lie in the processor's cache and each
+//! tensor is read once.
 
 use bytes::Bytes;
 use layerspec::DType;
@@ -12,23 +13,23 @@ use pipeline::TensorMeta;
 use std::convert::Infallible;
 use std::ops::Range;
 
-/// Bytes of a block. The sum and two terms fit in the first cache.
+/// Bytes of a block. The sum and two terms fit in the first-level cache.
 const BLOCK: usize = 8 << 10;
 const FLOAT: usize = size_of::<f32>();
 
-/// How a sum is taken.
+/// The order in which terms are added.
 enum SumTree {
-    /// A term, by its place.
+    /// A term, by its number.
     Term(usize),
-    /// The left one and then the right one.
+    /// The sum of the left and the right subtree.
     Add(Box<SumTree>, Box<SumTree>),
 }
 
-/// The sums of the slices, one for each place. Terms of shape `[0]` count for nothing, and where no other are, so is the
-/// sum.
+/// Computes the sum of the slices at each place. Slices of shape `[0]` add nothing. If all slices
+/// have that shape, the sum has it, too.
 ///
 /// # Errors
-/// What came is not the float32 slices of all microbatches, as many and as long for each node.
+/// The nodes are not all microbatches, or their float32 slices differ in number or length.
 pub(crate) fn tree_sum(
     microbatches: u32,
     sums: &[(Node, Vec<Payload>)],
@@ -42,15 +43,20 @@ pub(crate) fn tree_sum(
     (0..places).map(|place| sum_of_place(microbatches, sums, place, pool)).collect()
 }
 
-/// Whether the nodes are all microbatches, each once.
+/// Checks that the nodes cover each microbatch once.
 fn check_whole(microbatches: u32, mut nodes: Vec<Node>) -> Result<(), Failure> {
     let range = |node: &Node| node.leaves(microbatches);
     if let Some(node) = nodes.iter().find(|node| node.level > u32::BITS) {
         return Err(wrong(format!("{node:?} is in no tree")));
     }
     nodes.sort_by_key(|node| range(node).start);
-    let next = nodes.iter().try_fold(0, |next, node| (range(node).start == next).then_some(range(node).end));
-    match next == Some(microbatches) && microbatches > 0 && nodes.iter().all(|node| !range(node).is_empty()) {
+    let next = nodes
+        .iter()
+        .try_fold(0, |next, node| (range(node).start == next).then_some(range(node).end));
+    match next == Some(microbatches)
+        && microbatches > 0
+        && nodes.iter().all(|node| !range(node).is_empty())
+    {
         true => Ok(()),
         false => Err(wrong(format!("{nodes:?} are not {microbatches} microbatches"))),
     }
@@ -75,7 +81,10 @@ fn sum_of_place(
     }
     let root = tree.into_root().ok_or_else(|| wrong("a tree that is not whole"))?;
     let Some((first, order)) = terms.first().zip(root) else {
-        return Ok(Payload { meta: TensorMeta { dtype: DType::Float32, shape: vec![0] }, bytes: Bytes::new() });
+        return Ok(Payload {
+            meta: TensorMeta { dtype: DType::Float32, shape: vec![0] },
+            bytes: Bytes::new(),
+        });
     };
     if let Some(other) = terms.iter().find(|term| term.meta != first.meta) {
         return Err(wrong(format!("slices of {} and of {}", first.meta, other.meta)));
@@ -94,7 +103,10 @@ fn sum_of_place(
 
 fn check(slice: &Payload) -> Result<(), Failure> {
     let bytes = slice.meta.byte_len().and_then(|len| usize::try_from(len).ok());
-    if slice.meta.dtype != DType::Float32 || slice.meta.shape.len() != 1 || bytes != Some(slice.bytes.len()) {
+    if slice.meta.dtype != DType::Float32
+        || slice.meta.shape.len() != 1
+        || bytes != Some(slice.bytes.len())
+    {
         return Err(wrong(format!("a slice of {} in {} bytes", slice.meta, slice.bytes.len())));
     }
     Ok(())
@@ -118,7 +130,7 @@ fn fill(order: &SumTree, terms: &[&[u8]], sum: &mut [u8]) {
 }
 
 impl SumTree {
-    /// The number of blocks it needs beside the one of the sum.
+    /// The number of scratch blocks beside the block of the sum.
     fn scratch(&self) -> usize {
         match self {
             SumTree::Term(_) => 0,
@@ -134,7 +146,9 @@ impl SumTree {
         match self {
             SumTree::Term(number) => sum.copy_from_slice(term(*number)),
             SumTree::Add(left, right) => match (&**left, &**right) {
-                (SumTree::Term(left), SumTree::Term(right)) => put_sum(sum, term(*left), term(*right)),
+                (SumTree::Term(left), SumTree::Term(right)) => {
+                    put_sum(sum, term(*left), term(*right))
+                }
                 (left, SumTree::Term(right)) => {
                     left.fill(terms, place.clone(), sum, scratch);
                     add(sum, term(*right));
@@ -151,7 +165,8 @@ impl SumTree {
     }
 }
 
-/// Bytes have no alignment; the compiler makes vector instructions of these loops all the same.
+/// Adds two terms. Bytes have no alignment, but the compiler makes vector instructions of these
+/// loops.
 fn put_sum(sum: &mut [u8], left: &[u8], right: &[u8]) {
     for ((sum, left), right) in floats_mut(sum).zip(floats(left)).zip(floats(right)) {
         sum.copy_from_slice(&(left + right).to_le_bytes());
@@ -166,7 +181,9 @@ fn add(sum: &mut [u8], term: &[u8]) {
 }
 
 fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
-    bytes.chunks_exact(FLOAT).map(|float| f32::from_le_bytes([float[0], float[1], float[2], float[3]]))
+    bytes
+        .chunks_exact(FLOAT)
+        .map(|float| f32::from_le_bytes([float[0], float[1], float[2], float[3]]))
 }
 
 fn floats_mut(bytes: &mut [u8]) -> impl Iterator<Item = &mut [u8]> {

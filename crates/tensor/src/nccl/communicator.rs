@@ -1,27 +1,38 @@
 //! A communicator: ranks that sum tensors together.
 //!
-//! No call blocks: what NCCL is still at, and what the GPU is, is asked for again and again, and given up where it is called
-//! off. Other ranks may have died, and an operation that waits for them would wait for ever.
+//! No call blocks: the call polls NCCL and the GPU until they are done or the caller interrupts it.
+//! Other ranks may have died, and an operation that waits for them would wait for ever.
 
-use super::symbols::{Comm, Config, UniqueId, FLOAT, IN_PROGRESS, SUCCESS, SUM};
-use super::{Nccl, NcclError, UNIQUE_ID_BYTES};
 use crate::ffi;
+use crate::nccl::error::NcclError;
+use crate::nccl::library::Nccl;
+use crate::nccl::symbols::{Comm, Config, UniqueId, FLOAT, IN_PROGRESS, SUCCESS, SUM};
+use crate::nccl::version::UNIQUE_ID_BYTES;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tch::{Device, Tensor};
 
-/// The time within which the ranks must find each other: all are told at about one time.
+/// The time within which the ranks must find each other. All start at about the same time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Between two looks; the first ones follow each other at once.
+/// The time between two polls. The first polls follow each other without a wait.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 const SPIN_POLLS: u32 = 200;
 
-/// Whether it is of no use to wait any longer.
+/// Whether waiting is useless, because the caller interrupted it.
 pub type IsInterrupted<'a> = &'a dyn Fn() -> bool;
 
-/// One rank's end of a communicator. After an error it is of no use any more, on any rank.
+/// A place among the ranks of a communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rank {
+    /// The number of the rank, from 0.
+    pub index: u16,
+    /// The number of ranks.
+    pub count: u16,
+}
+
+/// One rank's end of a communicator. After an error it is useless on every rank.
 #[derive(Debug)]
 pub struct Communicator {
     nccl: Arc<Nccl>,
@@ -34,18 +45,20 @@ pub struct Communicator {
 unsafe impl Send for Communicator {}
 
 impl Communicator {
-    /// Finds the other ranks; each of `ranks` calls it with the same id. `device` is the device of
-    /// this rank's tensors.
+    /// Finds the other ranks. Each rank calls it with the same id. `device` is the device of this
+    /// rank's tensors.
     ///
     /// # Errors
-    /// A rank beyond them, a device that the library is not for, whatever NCCL cannot do; the others do not come.
+    /// The rank is not below the count, the library does not support the device, NCCL fails, or the
+    /// other ranks do not arrive.
     pub fn new(
         nccl: &Arc<Nccl>,
         id: &[u8; UNIQUE_ID_BYTES],
-        (rank, ranks): (u16, u16),
+        rank: Rank,
         device: Device,
         is_interrupted: IsInterrupted<'_>,
     ) -> Result<Self, NcclError> {
+        let Rank { index: rank, count: ranks } = rank;
         if rank >= ranks {
             return Err(NcclError::Invalid(format!("rank {rank} of {ranks} ranks")));
         }
@@ -59,11 +72,12 @@ impl Communicator {
         let mut made = Communicator { nccl: nccl.clone(), device, raw: std::ptr::null_mut() };
         made.use_device()?;
         let mut config = Config::asynchronous();
-        // A thread of NCCL's writes here once more, when it is through with finding the others; who knows when that is, where it
-        // is called off. So these few bytes are never freed.
-        let raw: &'static AtomicPtr<c_void> = Box::leak(Box::new(AtomicPtr::new(std::ptr::null_mut())));
-        // SAFETY: both pointers are to live values of NCCL's layout; the config is read before the call returns, and the other
-        // one lives as long as the process.
+        // A thread of NCCL writes here once more when it has found the others. After an
+        // interruption that time is unknown. So these few bytes are never freed.
+        let raw: &'static AtomicPtr<c_void> =
+            Box::leak(Box::new(AtomicPtr::new(std::ptr::null_mut())));
+        // SAFETY: both pointers are to live values of NCCL's layout; the config is read before the
+        // call returns, and the other one lives as long as the process.
         let status = unsafe {
             let id = UniqueId { bytes: *id };
             (nccl.symbols.init_rank)(raw.as_ptr(), ranks.into(), id, rank.into(), &mut config)
@@ -73,19 +87,25 @@ impl Communicator {
         Ok(made)
     }
 
-    /// Replaces each number of a tensor by its sum over all ranks, each of which has as many. It is float32, on the
-    /// communicator's device, and in one piece.
+    /// Replaces each number of a tensor by its sum over all ranks. All have tensors of one size. It
+    /// is float32, on the communicator's device, and in one piece.
     ///
-    /// The GPU may still be at work when this returns; libtorch's later work on the device comes after it. See
+    /// The GPU may still be at work when this returns; libtorch's later work on the device comes
+    /// after it. See
     /// [`Communicator::finish`].
     ///
     /// # Errors
-    /// The tensor is none of that, or some rank has failed.
-    pub fn all_reduce(&mut self, tensor: &mut Tensor, is_interrupted: IsInterrupted<'_>) -> Result<(), NcclError> {
+    /// The tensor does not fit, or a rank has failed.
+    pub fn all_reduce(
+        &mut self,
+        tensor: &mut Tensor,
+        is_interrupted: IsInterrupted<'_>,
+    ) -> Result<(), NcclError> {
         if self.raw.is_null() {
             return Err(NcclError::CommunicatorFailed);
         }
-        let ((kind, index), mut data, mut count) = (ffi::device_code(self.device), std::ptr::null_mut(), 0);
+        let ((kind, index), mut data, mut count) =
+            (ffi::device_code(self.device), std::ptr::null_mut(), 0);
         // SAFETY: the tensor is alive, and both pointers are to live values.
         let status = unsafe { ffi::bm_floats(tensor.as_ptr(), kind, index, &mut data, &mut count) };
         ffi::check("sum over replicas", status)?;
@@ -93,10 +113,10 @@ impl Communicator {
             return Ok(());
         }
         self.use_device()?;
-        // SAFETY: `data` has `count` float32 of the communicator's device, exclusively borrowed. On a GPU the operation goes to
-        // the default stream: libtorch, whose work goes there too, gives freed memory to nobody before it is done. What sums on
-        // the host has ended when NCCL says that it is not in progress any more, which `wait_for_call` waits for, or that it is
-        // aborted.
+        // SAFETY: `data` has `count` float32 of the communicator's device, exclusively borrowed. On
+        // a GPU the operation goes to the default stream: libtorch, whose work goes there too,
+        // gives freed memory to nobody before it is done. A sum on the host has ended once NCCL
+        // reports it, for which `wait_for_call` waits, or once it is aborted.
         let status = unsafe {
             let stream = std::ptr::null_mut();
             (self.nccl.symbols.all_reduce)(data, data, count, FLOAT, SUM, self.raw, stream)
@@ -104,7 +124,7 @@ impl Communicator {
         self.wait_for_call("a sum over replicas", status, is_interrupted, None)
     }
 
-    /// Waits until all that was asked for is done.
+    /// Waits until all requested operations are done.
     ///
     /// # Errors
     /// Some rank has failed, or the GPU has.
@@ -126,11 +146,11 @@ impl Communicator {
     /// NCCL works on the thread's current device.
     fn use_device(&self) -> Result<(), NcclError> {
         let (kind, index) = ffi::device_code(self.device);
-        // SAFETY: it takes numbers, and says where they name no device.
+        // SAFETY: it takes numbers, and returns an error if they name no device.
         Ok(ffi::check("choosing the GPU", unsafe { ffi::bm_use_device(kind, index) })?)
     }
 
-    /// Waits until NCCL is through with a call that gave this.
+    /// Waits until NCCL has completed the call that returned this status.
     fn wait_for_call(
         &mut self,
         attempted: &'static str,
@@ -148,7 +168,7 @@ impl Communicator {
         })
     }
 
-    /// Looks until it is done. After an error nothing more is asked of NCCL.
+    /// Polls until it is done. After an error NCCL is not called any more.
     fn wait(
         &mut self,
         attempted: &'static str,
@@ -177,7 +197,8 @@ impl Communicator {
         result
     }
 
-    /// Whether NCCL is still at the last call; an error where some rank or connection has failed.
+    /// The state of the last call: done or still running. An error if some rank or connection has
+    /// failed.
     fn async_state(&self, attempted: &'static str) -> Result<i32, NcclError> {
         if self.raw.is_null() {
             return Err(NcclError::CommunicatorFailed);
@@ -192,7 +213,8 @@ impl Communicator {
         }
     }
 
-    /// Ends what it is at and frees it, without the other ranks: to end it with them could wait for who is gone.
+    /// Aborts the communicator and frees it, without the other ranks, because a joint end could
+    /// wait for a lost rank.
     fn abort(&mut self) {
         let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
         if !raw.is_null() {

@@ -1,5 +1,6 @@
 //! Errors of NCCL.
 
+use crate::nccl::version::version_name;
 use crate::TensorError;
 use std::path::PathBuf;
 
@@ -14,7 +15,7 @@ pub enum NcclError {
         /// The loader's message.
         reason: String,
     },
-    /// It was loaded, and is no NCCL of a version that will do.
+    /// It was loaded, but it is not NCCL, or its version is not supported.
     #[error("{} has no `{symbol}`: it is not NCCL 2.14 or newer", file.display())]
     Symbol {
         /// The loaded library.
@@ -23,13 +24,16 @@ pub enum NcclError {
         symbol: &'static str,
     },
     /// It is too old.
-    #[error("{} is NCCL {}; at least {} is needed", file.display(), super::version_name(*found), super::version_name(*oldest))]
+    #[error(
+        "{} is NCCL {}; at least {} is needed",
+        file.display(), version_name(*found), version_name(*oldest)
+    )]
     TooOld {
         /// The loaded library.
         file: PathBuf,
         /// Its version.
         found: u32,
-        /// The first that will do.
+        /// The oldest supported version.
         oldest: u32,
     },
     /// A call failed.
@@ -40,7 +44,7 @@ pub enum NcclError {
         /// NCCL's message.
         reason: String,
     },
-    /// Another rank is gone, or a network between them.
+    /// Another rank is gone, or the network to it failed.
     #[error("{attempted}: NCCL says {reason}")]
     Remote {
         /// The attempted operation, as a noun phrase.
@@ -51,21 +55,21 @@ pub enum NcclError {
     /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// Other ranks did not come, and it is of no use to wait for them any longer.
+    /// The wait for other ranks was interrupted.
     #[error("{attempted}: called off while it waited for the other replicas")]
     Interrupted {
         /// What waited.
         attempted: &'static str,
     },
-    /// Other ranks did not come in time.
+    /// Other ranks did not arrive in time.
     #[error(
-        "{attempted}: the other replicas were not there within {seconds} seconds; NCCL reaches them over the network interfaces \
-         that NCCL_SOCKET_IFNAME names on each machine"
+        "{attempted}: the other replicas were not there within {seconds} seconds; NCCL reaches \
+         them over the network interfaces that NCCL_SOCKET_IFNAME names on each machine"
     )]
     Timeout {
         /// What waited.
         attempted: &'static str,
-        /// How long.
+        /// The seconds that it waited.
         seconds: u64,
     },
     /// The communicator has failed before.

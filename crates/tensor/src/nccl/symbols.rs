@@ -1,6 +1,7 @@
 //! NCCL's functions, as nccl.h declares them, found in the library when it is loaded.
 
-use super::{NcclError, UNIQUE_ID_BYTES};
+use crate::nccl::error::NcclError;
+use crate::nccl::version::{MIN_VERSION, UNIQUE_ID_BYTES};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::path::Path;
@@ -23,7 +24,8 @@ pub(super) struct UniqueId {
     pub(super) bytes: [u8; UNIQUE_ID_BYTES],
 }
 
-/// `ncclConfig_t` as of 2.14. Later versions have more at its end, and take what is not there from their defaults, by its size.
+/// `ncclConfig_t` as of 2.14. Later versions have more at its end, and take what is not there from
+/// their defaults, by its size.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -35,7 +37,7 @@ pub(super) struct Config {
 impl Config {
     /// Calls do not block.
     pub(super) fn asynchronous() -> Self {
-        Config { size: size_of::<Config>(), magic: 0xcafe_beef, version: super::MIN_VERSION, blocking: 0 }
+        Config { size: size_of::<Config>(), magic: 0xcafe_beef, version: MIN_VERSION, blocking: 0 }
     }
 }
 
@@ -45,8 +47,15 @@ pub(super) type Comm = *mut c_void;
 type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
 type GetUniqueId = unsafe extern "C" fn(*mut UniqueId) -> c_int;
 type InitRank = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int, *mut Config) -> c_int;
-type AllReduce =
-    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, stream: *mut c_void) -> c_int;
+type AllReduce = unsafe extern "C" fn(
+    *const c_void,
+    *mut c_void,
+    usize,
+    c_int,
+    c_int,
+    Comm,
+    stream: *mut c_void,
+) -> c_int;
 type AsyncError = unsafe extern "C" fn(Comm, *mut c_int) -> c_int;
 type Abort = unsafe extern "C" fn(Comm) -> c_int;
 type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
@@ -67,28 +76,43 @@ pub(super) struct Symbols {
 
 impl Symbols {
     pub(super) fn load(file: &Path) -> Result<Self, NcclError> {
-        // SAFETY: the library's initialisers run here. Whoever named it, or set up where the loader looks, says that it is
-        // NCCL, which is made to be loaded this way.
+        // SAFETY: the library's initialisers run here. The user who named it or set up the loader's
+        // path vouches that it is NCCL, which is made to be loaded this way.
         let library = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
-        let library = library.map_err(|e| NcclError::Load { file: file.to_path_buf(), reason: explain(&e) })?;
+        let library = library
+            .map_err(|e| NcclError::Load { file: file.to_path_buf(), reason: explain(&e) })?;
         let found = |symbol: &'static str| {
             // SAFETY: only its address is taken here.
             let address = unsafe { library.get::<*mut c_void>(symbol.as_bytes()) };
-            let address = address.ok().map(|address| address.into_raw()).filter(|address| !address.is_null());
+            let address =
+                address.ok().map(|address| address.into_raw()).filter(|address| !address.is_null());
             address.ok_or_else(|| NcclError::Symbol { file: file.to_path_buf(), symbol })
         };
-        // SAFETY: each address is that of NCCL's function of that name, whose declaration in nccl.h is the type here, the
-        // same in every version from 2.14 on; and an address is as large as a pointer to a function.
+        // SAFETY: each address is that of NCCL's function of that name, whose declaration in nccl.h
+        // is the type here, the same in every version from 2.14 on; and an address is as large as a
+        // pointer to a function.
         let symbols = unsafe {
             Symbols {
-                get_version: std::mem::transmute::<*mut c_void, GetVersion>(found("ncclGetVersion")?),
-                get_unique_id: std::mem::transmute::<*mut c_void, GetUniqueId>(found("ncclGetUniqueId")?),
-                init_rank: std::mem::transmute::<*mut c_void, InitRank>(found("ncclCommInitRankConfig")?),
+                get_version: std::mem::transmute::<*mut c_void, GetVersion>(found(
+                    "ncclGetVersion",
+                )?),
+                get_unique_id: std::mem::transmute::<*mut c_void, GetUniqueId>(found(
+                    "ncclGetUniqueId",
+                )?),
+                init_rank: std::mem::transmute::<*mut c_void, InitRank>(found(
+                    "ncclCommInitRankConfig",
+                )?),
                 all_reduce: std::mem::transmute::<*mut c_void, AllReduce>(found("ncclAllReduce")?),
-                async_error: std::mem::transmute::<*mut c_void, AsyncError>(found("ncclCommGetAsyncError")?),
+                async_error: std::mem::transmute::<*mut c_void, AsyncError>(found(
+                    "ncclCommGetAsyncError",
+                )?),
                 abort: std::mem::transmute::<*mut c_void, Abort>(found("ncclCommAbort")?),
-                error_string: std::mem::transmute::<*mut c_void, ErrorString>(found("ncclGetErrorString")?),
-                last_error: std::mem::transmute::<*mut c_void, LastError>(found("ncclGetLastError")?),
+                error_string: std::mem::transmute::<*mut c_void, ErrorString>(found(
+                    "ncclGetErrorString",
+                )?),
+                last_error: std::mem::transmute::<*mut c_void, LastError>(found(
+                    "ncclGetLastError",
+                )?),
             }
         };
         // It has threads of its own, so it stays for the life of the process.
@@ -106,11 +130,13 @@ impl Symbols {
     }
 
     fn message(&self, status: c_int) -> String {
-        // SAFETY: the first gives a constant string for every number, the second null or a string that NCCL keeps until the
-        // thread's next call; it takes no communicator, as the error may be of making one.
+        // SAFETY: the first gives a constant string for every number, the second null or a string
+        // that NCCL keeps until the thread's next call; it takes no communicator, as the error may
+        // be of making one.
         let [general, last] = unsafe {
             [(self.error_string)(status), (self.last_error)(std::ptr::null_mut())].map(|text| {
-                let text = (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().trim().to_string());
+                let text = (!text.is_null())
+                    .then(|| CStr::from_ptr(text).to_string_lossy().trim().to_string());
                 text.unwrap_or_default()
             })
         };

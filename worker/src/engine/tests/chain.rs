@@ -4,38 +4,44 @@ use super::*;
 use layerspec::ValueId;
 
 /// The stages of a cut model.
-pub(super) struct Chain {
+pub(crate) struct Chain {
     graph: LayerGraph,
-    pub(super) engines: Vec<Engine>,
+    pub(crate) engines: Vec<Engine>,
 }
 
-/// What is learned from: inputs and targets of one microbatch.
-pub(super) struct Sample {
-    pub(super) inputs: Vec<Tensor>,
-    pub(super) target: Tensor,
+/// The data of a step: inputs and targets of one microbatch.
+pub(crate) struct Sample {
+    pub(crate) inputs: Vec<Tensor>,
+    pub(crate) target: Tensor,
 }
 
 impl Chain {
     /// Cuts the model before each layer of `cuts`. `sum` lets a value's last stage sum its uses.
-    pub(super) fn new(graph: &LayerGraph, cuts: &[usize], sum: bool) -> Result<Self, EngineError> {
+    pub(crate) fn new(graph: &LayerGraph, cuts: &[usize], sum: bool) -> Result<Self, EngineError> {
         let ends = cuts.iter().copied().chain([graph.layers().len()]);
         let starts = std::iter::once(0).chain(cuts.iter().copied());
-        let engines = starts.zip(ends).map(|(start, end)| Engine::build(stage(graph, start, end, sum)));
+        let engines = starts.zip(ends).map(|(start, end)| build(stage(graph, start, end, sum)));
         Ok(Chain { graph: graph.clone(), engines: engines.collect::<Result<_, _>>()? })
     }
 
-    pub(super) fn set_optimizer(&mut self, spec: OptimizerSpec) {
+    pub(crate) fn set_optimizer(&mut self, spec: OptimizerSpec) {
         for engine in &mut self.engines {
             engine.set_optimizer(spec);
         }
     }
 
     /// One step over uneven microbatches: all forward, then all backward. Returns the step's loss.
-    pub(super) fn step(&mut self, step: u64, samples: &[Sample], loss: &LossSpec) -> f32 {
+    pub(crate) fn step(&mut self, step: u64, samples: &[Sample], loss: &LossSpec) -> f32 {
         let sizes: Vec<f64> = samples.iter().map(|sample| sample.target.size()[0] as f64).collect();
         let mut total = 0.0;
         for (index, sample) in samples.iter().enumerate() {
-            let pass = Pass { key: key(index as u32), step, mode: Mode::Train, defer_statistics: false };
+            let pass = Pass {
+                key: key(index as u32),
+                step,
+                mode: Mode::Train,
+                defer_statistics: false,
+                check_finite: false,
+            };
             let weight = sizes[index] / sizes.iter().sum::<f64>();
             total += self.forward(&pass, sample, loss, weight);
         }
@@ -57,11 +63,17 @@ impl Chain {
         let predicted = self.graph.outputs()[0];
         let mut result = None;
         for engine in &mut self.engines {
-            let inputs = engine.stage().inputs.iter().map(|input| over_the_wire(&values[&input.value])).collect();
+            let inputs = engine
+                .stage()
+                .inputs
+                .iter()
+                .map(|input| over_the_wire(&values[&input.value]))
+                .collect();
             let outputs = engine.forward(pass, inputs).unwrap();
             for (output, prediction) in outputs.iter().enumerate() {
                 if engine.stage().outputs[output] == predicted {
-                    let task = LossInputs { output, prediction, target: &sample.target, loss, weight };
+                    let task =
+                        LossInputs { output, prediction, target: &sample.target, loss, weight };
                     result = Some(engine.loss(pass.key, &task, pass.mode).unwrap());
                 }
             }
@@ -74,7 +86,8 @@ impl Chain {
         let mut grads: HashMap<ValueId, Vec<Tensor>> = HashMap::new();
         for engine in self.engines.iter_mut().rev() {
             let outputs = engine.stage().outputs.iter();
-            let output_grads = outputs.map(|value| grads.remove(value).unwrap_or_default()).collect();
+            let output_grads =
+                outputs.map(|value| grads.remove(value).unwrap_or_default()).collect();
             let input_grads = engine.backward(key, output_grads).unwrap();
             for (input, uses) in engine.stage().inputs.iter().zip(input_grads) {
                 grads.entry(input.value).or_default().extend(uses.iter().map(over_the_wire));
@@ -83,16 +96,16 @@ impl Chain {
         assert!(grads.values().all(Vec::is_empty), "gradients that nobody asked for");
     }
 
-    pub(super) fn state(&self) -> Vec<(String, Tensor)> {
+    pub(crate) fn state(&self) -> Vec<(String, Tensor)> {
         self.engines.iter().flat_map(|engine| engine.state().unwrap()).collect()
     }
 
-    pub(super) fn optimizer_state(&self) -> Vec<(String, Tensor)> {
+    pub(crate) fn optimizer_state(&self) -> Vec<(String, Tensor)> {
         self.engines.iter().flat_map(whole_state).collect()
     }
 }
 
-/// What a tensor looks like on the other side: fresh memory, plain strides.
+/// A tensor as it arrives on the other side: fresh memory, plain strides.
 fn over_the_wire(tensor: &Tensor) -> Tensor {
     let bytes = tensor::payload::to_bytes(tensor).unwrap();
     let copy = bytes::Bytes::from(bytes.to_vec());
@@ -116,7 +129,8 @@ fn stage(graph: &LayerGraph, start: usize, end: usize, sum: bool) -> StageConfig
         });
     }
     let leaves = |value: &ValueId| {
-        graph.outputs().contains(value) || graph.users(*value).iter().any(|user| !inside(user.layer.index()))
+        graph.outputs().contains(value)
+            || graph.users(*value).iter().any(|user| !inside(user.layer.index()))
     };
     let outputs = made.into_iter().filter(leaves).collect();
     StageConfig {
@@ -131,6 +145,5 @@ fn stage(graph: &LayerGraph, start: usize, end: usize, sum: bool) -> StageConfig
         shards_parameters: false,
         seed: 11,
         device: Device::Cpu,
-        custom_layers: CustomLayers::default(),
     }
 }

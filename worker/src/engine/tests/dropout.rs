@@ -14,8 +14,9 @@ layers:
 fn drop(pass: &Pass) -> Tensor {
     let mut model = whole(&graph(MODEL), true);
     model.outputs = model.layers.iter().flat_map(|layer| layer.outputs.clone()).collect();
-    let mut outputs =
-        Engine::build(model).unwrap().forward(pass, vec![Tensor::ones([40, 50], (Kind::Float, Device::Cpu))]);
+    let mut outputs = build(model)
+        .unwrap()
+        .forward(pass, vec![Tensor::ones([40, 50], (Kind::Float, Device::Cpu))]);
     outputs.as_mut().unwrap().swap_remove(0)
 }
 
@@ -30,7 +31,7 @@ fn what_is_dropped_depends_on_step_microbatch_and_layer() {
     let mut model = whole(&graph(MODEL), true);
     model.outputs = model.layers.iter().flat_map(|layer| layer.outputs.clone()).collect();
     let input = Tensor::ones([40, 50], (Kind::Float, Device::Cpu));
-    let outputs = Engine::build(model).unwrap().forward(&train(0), vec![input]).unwrap();
+    let outputs = build(model).unwrap().forward(&train(0), vec![input]).unwrap();
     assert!(!outputs[0].equal(&outputs[1]));
 }
 
@@ -49,7 +50,8 @@ layers: [Dropout: {p: 0.25}]
     let share = kept.mean(Kind::Float).double_value(&[]);
     assert!((share - 0.75).abs() < 0.03, "{share}");
     assert!(output.allclose(&(&input * &kept / 0.75), 1e-6, 0.0, false));
-    let grad = engine.backward(key(0), vec![vec![Tensor::ones_like(&input)]]).unwrap().remove(0).remove(0);
+    let grad =
+        engine.backward(key(0), vec![vec![Tensor::ones_like(&input)]]).unwrap().remove(0).remove(0);
     assert!(grad.allclose(&(kept / 0.75), 1e-6, 0.0, false));
     assert!(engine.forward(&eval(), vec![input.shallow_clone()]).unwrap()[0].equal(&input));
 }
@@ -86,13 +88,17 @@ layers: [Dropout2d: {p: 0.25}]
     assert!(grad.equal(&output));
 }
 
-/// Between the layers alone, and by masks that differ from layer to layer: with everything dropped, the second layer sees
-/// zeros, and the first one's state is what it is without.
+/// Dropout acts only between the layers, with another mask for each layer. With everything dropped,
+/// the second layer receives zeros, and the first layer's state does not change.
 #[test]
 fn recurrent_layers_drop_what_goes_from_one_to_the_next() {
     let lstm = |p: f64| {
-        let layer = format!("LSTM: {{input_size: 3, hidden_size: 4, num_layers: 2, batch_first: true, dropout: {p}}}");
-        let mut engine = engine(&format!("model: lstm\ninputs: {{x: [batch, 5, 3]}}\nlayers:\n  - {layer}\n"));
+        let layer = format!(
+            "LSTM: {{input_size: 3, hidden_size: 4, num_layers: 2, batch_first: true, dropout: \
+             {p}}}"
+        );
+        let mut engine =
+            engine(&format!("model: lstm\ninputs: {{x: [batch, 5, 3]}}\nlayers:\n  - {layer}\n"));
         engine.forward(&train(0), vec![normal("x", &[2, 5, 3])]).unwrap()
     };
     let (plain, half, none) = (lstm(0.0), lstm(0.5), lstm(1.0));
@@ -108,9 +114,12 @@ fn recurrent_layers_drop_what_goes_from_one_to_the_next() {
 
 #[test]
 fn attention_weights_are_dropped_in_training_alone() {
-    let layer = "MultiheadAttention: {embed_dim: 4, num_heads: 2, dropout: 0.5, batch_first: true, is_causal: true}";
-    let mut engine = engine(&format!("model: attention\ninputs: {{x: [batch, 6, 4]}}\nlayers:\n  - {layer}\n"));
-    let mut run = |pass: Pass| engine.forward(&pass, vec![normal("x", &[2, 6, 4])]).unwrap().remove(0);
+    let layer = "MultiheadAttention: {embed_dim: 4, num_heads: 2, dropout: 0.5, batch_first: \
+                 true, is_causal: true}";
+    let mut engine =
+        engine(&format!("model: attention\ninputs: {{x: [batch, 6, 4]}}\nlayers:\n  - {layer}\n"));
+    let mut run =
+        |pass: Pass| engine.forward(&pass, vec![normal("x", &[2, 6, 4])]).unwrap().remove(0);
     let (dropped, kept) = (run(train(0)), run(eval()));
     assert!(!dropped.allclose(&kept, 1e-3, 1e-3, false));
     assert!(!dropped.equal(&run(train(1))));

@@ -1,13 +1,14 @@
-//! Whatever comes in, an error comes out, and the engine works on.
+//! Invalid calls return an error, and the engine continues to work.
 
 use super::models::RESIDUAL;
 use super::*;
 use layerspec::{LayerId, ValueId};
 
-/// One plain step; its loss.
+/// Runs one plain step, and returns its loss.
 fn step(engine: &mut Engine) -> f32 {
     let prediction = engine.forward(&train(0), vec![normal("x", &[4, 3])]).unwrap().remove(0);
-    let loss = engine.loss(key(0), &mse(&prediction, &normal("y", &[4, 2]), 1.0), Mode::Train).unwrap();
+    let loss =
+        engine.loss(key(0), &mse(&prediction, &normal("y", &[4, 2]), 1.0), Mode::Train).unwrap();
     engine.backward(key(0), vec![vec![]]).unwrap();
     loss
 }
@@ -20,7 +21,8 @@ fn a_wrong_shape_names_the_layer_and_leaves_the_engine_working() {
     let error = engine.forward(&train(0), vec![normal("x", &[4, 5])]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "layer 0 (Linear), forward: libtorch: mat1 and mat2 shapes cannot be multiplied (4x5 and 3x17)"
+        "layer 0 (Linear), forward: libtorch: mat1 and mat2 shapes cannot be multiplied (4x5 and \
+         3x17)"
     );
     engine.discard(1);
     assert_eq!((engine.pending_microbatches(), step(&mut engine)), (0, loss));
@@ -50,7 +52,10 @@ fn a_gradient_of_another_shape_is_refused() {
     let mut engine = engine(RESIDUAL);
     engine.forward(&train(0), vec![normal("x", &[4, 3])]).unwrap();
     let error = engine.backward(key(0), vec![vec![normal("g", &[4, 1])]]).unwrap_err();
-    assert_eq!(error.to_string(), "the gradient of output 0 has shape [4, 1], but the output has [4, 2]");
+    assert_eq!(
+        error.to_string(),
+        "the gradient of output 0 has shape [4, 1], but the output has [4, 2]"
+    );
     engine.discard(1);
     step(&mut engine);
 }
@@ -68,21 +73,27 @@ fn targets_that_do_not_fit_are_refused() {
     let error = fail(&LossSpec::MSELoss, &normal("y", &[4, 1]));
     assert_eq!(
         error,
-        "MSELoss: expected a target like the output: the output is float32 [4, 2], the target float32 [4, 1]"
+        "MSELoss: expected a target like the output: the output is float32 [4, 2], the target \
+         float32 [4, 1]"
     );
     fail(&LossSpec::MSELoss, &normal("y", &[4, 2]).to_kind(Kind::Double));
 
     let classes = &LossSpec::cross_entropy();
     for wrong in [&[0i64, 1][..], &[0, 1, 1], &[0, 1, 1, 0, 1]] {
         let error = fail(classes, &Tensor::from_slice(wrong));
-        assert!(error.starts_with("CrossEntropyLoss: expected logits [N, C, ...] and a target"), "{error}");
+        assert!(
+            error.starts_with("CrossEntropyLoss: expected logits [N, C, ...] and a target"),
+            "{error}"
+        );
     }
     fail(classes, &normal("y", &[4]));
     for outside in [2i64, -1, i64::MAX, i64::MIN] {
         let error = fail(classes, &Tensor::from_slice(&[0i64, 1, outside, 1]));
         assert!(error.contains("out of bounds"), "{outside}: {error}");
-        let smooth = &LossSpec::CrossEntropyLoss { classes: Classes::default(), label_smoothing: 0.1 };
-        assert!(fail(smooth, &Tensor::from_slice(&[0i64, 1, outside, 1])).contains("out of bounds"));
+        let smooth =
+            &LossSpec::CrossEntropyLoss { classes: Classes::default(), label_smoothing: 0.1 };
+        let error = fail(smooth, &Tensor::from_slice(&[0i64, 1, outside, 1]));
+        assert!(error.contains("out of bounds"));
     }
     engine.discard(1);
     step(&mut engine);
@@ -91,18 +102,36 @@ fn targets_that_do_not_fit_are_refused() {
 #[test]
 fn calls_out_of_turn_are_refused() {
     let mut engine = engine(RESIDUAL);
-    assert_eq!(optim_step(&mut engine, 0.1).unwrap_err(), EngineError::NoOptimizer);
+    assert_eq!(
+        optim_step(&mut engine, 0.1).unwrap_err(),
+        EngineError::Sequence(SequenceError::NoOptimizer)
+    );
     let input = || normal("x", &[4, 3]);
-    assert!(matches!(engine.forward(&train(0), vec![]), Err(EngineError::CountMismatch { expected: 1, got: 0, .. })));
-    assert!(matches!(engine.backward(key(0), vec![vec![]]), Err(EngineError::UnknownMicrobatch { .. })));
+    assert!(matches!(
+        engine.forward(&train(0), vec![]),
+        Err(EngineError::Sequence(SequenceError::CountMismatch { expected: 1, got: 0, .. }))
+    ));
+    assert!(matches!(
+        engine.backward(key(0), vec![vec![]]),
+        Err(EngineError::Sequence(SequenceError::UnknownMicrobatch { .. }))
+    ));
     let prediction = engine.forward(&train(0), vec![input()]).unwrap().remove(0);
-    assert!(matches!(engine.forward(&train(0), vec![input()]), Err(EngineError::AlreadyForwarded { .. })));
-    assert!(matches!(engine.backward(key(0), vec![]), Err(EngineError::CountMismatch { expected: 1, got: 0, .. })));
+    assert!(matches!(
+        engine.forward(&train(0), vec![input()]),
+        Err(EngineError::Sequence(SequenceError::AlreadyForwarded { .. }))
+    ));
+    assert!(matches!(
+        engine.backward(key(0), vec![]),
+        Err(EngineError::Sequence(SequenceError::CountMismatch { expected: 1, got: 0, .. }))
+    ));
     engine.backward(key(0), vec![vec![]]).unwrap();
     let target = normal("y", &[4, 2]);
-    assert!(matches!(engine.backward_weight(key(0)), Err(EngineError::NoBackwardInput { .. })));
+    assert!(matches!(
+        engine.backward_weight(key(0)),
+        Err(EngineError::Sequence(SequenceError::NoBackwardInput { .. }))
+    ));
     let late = engine.loss(key(0), &mse(&prediction, &target, 1.0), Mode::Train);
-    assert!(matches!(late, Err(EngineError::UnknownMicrobatch { .. })));
+    assert!(matches!(late, Err(EngineError::Sequence(SequenceError::UnknownMicrobatch { .. }))));
 }
 
 #[test]
@@ -128,7 +157,7 @@ fn a_weight_changed_between_forward_and_backward_is_an_error() {
     engine.forward(&train(1), vec![normal("x", &[4, 3])]).unwrap();
     optim_step(&mut engine, 0.1).unwrap();
     let error = engine.backward(key(1), vec![vec![normal("g", &[4, 2])]]).unwrap_err();
-    assert_eq!(error, EngineError::ParametersChanged { key: key(1) });
+    assert_eq!(error, EngineError::Sequence(SequenceError::ParametersChanged { key: key(1) }));
 }
 
 #[test]
@@ -136,25 +165,34 @@ fn a_stage_that_does_not_hang_together_is_not_built() {
     let model = || whole(&graph(RESIDUAL), false);
     let mut no_input = model();
     no_input.inputs.clear();
-    let error = Engine::build(no_input).unwrap_err();
-    assert_eq!(error, EngineError::MissingValue { value: ValueId(0), by: "layer 0".into() });
+    let error = build(no_input).unwrap_err();
+    assert_eq!(
+        error,
+        EngineError::Plan(PlanError::MissingValue { value: ValueId(0), by: "layer 0".into() })
+    );
 
     let mut no_output = model();
     no_output.outputs.push(ValueId(99));
-    assert!(matches!(Engine::build(no_output), Err(EngineError::MissingValue { value: ValueId(99), .. })));
+    assert!(matches!(
+        build(no_output),
+        Err(EngineError::Plan(PlanError::MissingValue { value: ValueId(99), .. }))
+    ));
 
     let mut elsewhere = model();
     elsewhere.layers[4].share = Some(LayerId(77));
-    let error = Engine::build(elsewhere).unwrap_err();
-    assert_eq!(error, EngineError::UnknownOwner { layer: "4".into(), owner: LayerId(77) });
+    let error = build(elsewhere).unwrap_err();
+    assert_eq!(
+        error,
+        EngineError::Plan(PlanError::UnknownOwner { layer: "4".into(), owner: LayerId(77) })
+    );
     assert!(error.to_string().contains("nor copied from another"));
 
     let mut itself = model();
     itself.layers[4].share = Some(LayerId(4));
-    assert!(matches!(Engine::build(itself), Err(EngineError::UnknownOwner { .. })));
+    assert!(matches!(build(itself), Err(EngineError::Plan(PlanError::UnknownOwner { .. }))));
 
     let mut too_few = model();
     too_few.layers[0].inputs.clear();
-    let error = Engine::build(too_few).unwrap().forward(&eval(), vec![normal("x", &[4, 3])]).unwrap_err();
+    let error = build(too_few).unwrap().forward(&eval(), vec![normal("x", &[4, 3])]).unwrap_err();
     assert!(error.to_string().contains("expected one input, got 0"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Every kind of layer against its formula, written out with other operations in f64: values, and
+//! Compares every kind of layer with its formula, written with other operations in f64: values, and
 //! the gradients of inputs and parameters.
 
 use super::*;
@@ -30,7 +30,8 @@ fn check(layer: &str, inputs: &[&[i64]], formula: impl Fn(&Given) -> Tensor) {
         .collect();
     let others = names[1..].join(", ");
     let yaml = format!(
-        "model: m\ninputs: {{{}}}\nlayers:\n  - {layer}\n    name: it\n    input: x0\n    in_variables: [{others}]\n",
+        "model: m\ninputs: {{{}}}\nlayers:\n  - {layer}\n    name: it\n    input: x0\n    \
+         in_variables: [{others}]\n",
         shapes.join(", "),
     );
     let graph = graph(&yaml.replace("    in_variables: []\n", ""));
@@ -39,11 +40,25 @@ fn check(layer: &str, inputs: &[&[i64]], formula: impl Fn(&Given) -> Tensor) {
     compare(&graph, given, &[], formula);
 }
 
-fn compare(graph: &LayerGraph, given: Vec<Tensor>, zeroed: &[i64], formula: impl Fn(&Given) -> Tensor) {
-    let mut engine = Engine::build(whole(graph, true)).unwrap();
-    let output = engine.forward(&train(0), given.iter().map(Tensor::shallow_clone).collect()).unwrap().remove(0);
+fn compare(
+    graph: &LayerGraph,
+    given: Vec<Tensor>,
+    zeroed: &[i64],
+    formula: impl Fn(&Given) -> Tensor,
+) {
+    let mut engine = build(whole(graph, true)).unwrap();
+    let output = engine
+        .forward(&train(0), given.iter().map(Tensor::shallow_clone).collect())
+        .unwrap()
+        .remove(0);
     let bindings = Bindings::new().with("batch", 3);
-    let shape = graph.value(graph.outputs()[0]).ty.shape.dims().iter().map(|dim| dim.eval(&bindings).unwrap() as i64);
+    let shape = graph
+        .value(graph.outputs()[0])
+        .ty
+        .shape
+        .dims()
+        .iter()
+        .map(|dim| dim.eval(&bindings).unwrap() as i64);
     assert_eq!(output.size(), shape.collect::<Vec<_>>(), "the shape that the spec foretells");
     let grad = normal("grad", &output.size());
     let input_grads = engine.backward(key(0), vec![vec![grad.copy()]]).unwrap();
@@ -52,13 +67,15 @@ fn compare(graph: &LayerGraph, given: Vec<Tensor>, zeroed: &[i64], formula: impl
         Kind::Float => tensor.to_kind(Kind::Double).detach().set_requires_grad(true),
         _ => tensor.shallow_clone(),
     };
-    let params = engine.params.all.iter();
-    let params = params.map(|param| (param.name.replacen("it.", "", 1), double(&param.tensor))).collect();
+    let params = engine.params.params().all.iter();
+    let params =
+        params.map(|param| (param.name.replacen("it.", "", 1), double(&param.tensor))).collect();
     let plain = Given { inputs: given.iter().map(double).collect(), params };
     let expected = formula(&plain);
     assert_close(&output, &expected, "output");
     (expected * grad.to_kind(Kind::Double)).sum(Kind::Double).backward();
-    for (port, input) in plain.inputs.iter().enumerate().filter(|(_, input)| input.requires_grad()) {
+    for (port, input) in plain.inputs.iter().enumerate().filter(|(_, input)| input.requires_grad())
+    {
         assert_close(&input_grads[port][0], &input.grad(), "input gradient");
     }
     for (name, grad) in copies(engine.gradients()) {
@@ -137,12 +154,16 @@ fn layer_norm() {
     check("LayerNorm: {normalized_shape: [4, 6], eps: 0.1, bias: false}", &[&[4, 6]], |given| {
         norm(given.x(), &[-2, -1], 0.1) * given.param("weight")
     });
-    check("LayerNorm: {normalized_shape: 6, elementwise_affine: false}", &[&[6]], |given| norm(given.x(), &[-1], 1e-5));
+    check("LayerNorm: {normalized_shape: 6, elementwise_affine: false}", &[&[6]], |given| {
+        norm(given.x(), &[-1], 1e-5)
+    });
 }
 
 #[test]
 fn embedding() {
-    for (arguments, zeroed) in [("", vec![]), (", padding_idx: 2", vec![2]), (", padding_idx: -1", vec![4])] {
+    for (arguments, zeroed) in
+        [("", vec![]), (", padding_idx: 2", vec![2]), (", padding_idx: -1", vec![4])]
+    {
         let graph = graph(&format!(
             "model: m
 inputs: {{ids: {{shape: [batch, 4], dtype: int64}}}}
@@ -155,9 +176,17 @@ layers:
         compare(&graph, vec![ids], &zeroed, |given| {
             given.param("weight").index_select(0, &given.x().flatten(0, -1)).reshape([3, 4, 3])
         });
-        let engine = Engine::build(whole(&graph, true)).unwrap();
+        let engine = build(whole(&graph, true)).unwrap();
         for &row in &zeroed {
-            assert_eq!(engine.state().unwrap()[0].1.select(0, row).abs().sum(Kind::Float).double_value(&[]), 0.0);
+            assert_eq!(
+                engine.state().unwrap()[0]
+                    .1
+                    .select(0, row)
+                    .abs()
+                    .sum(Kind::Float)
+                    .double_value(&[]),
+                0.0
+            );
         }
     }
 }
@@ -165,7 +194,12 @@ layers:
 #[test]
 fn conv2d() {
     /// A square kernel over square images.
-    fn conv(given: &Given, [kernel, stride, padding, dilation]: [i64; 4], groups: i64, height: i64) -> Tensor {
+    fn conv(
+        given: &Given,
+        [kernel, stride, padding, dilation]: [i64; 4],
+        groups: i64,
+        height: i64,
+    ) -> Tensor {
         let (x, weight) = (given.x(), given.param("weight"));
         let windows = patches(x, kernel, stride, padding, dilation, 0.0);
         let outputs = windows
@@ -183,16 +217,21 @@ fn conv2d() {
         conv(given, [3, 1, 0, 1], 1, 4)
     });
     check(
-        "Conv2d: {in_channels: 2, out_channels: 4, kernel_size: 3, stride: 2, padding: 2, dilation: 2, groups: 2, bias: false}",
+        "Conv2d: {in_channels: 2, out_channels: 4, kernel_size: 3, stride: 2, padding: 2, \
+         dilation: 2, groups: 2, bias: false}",
         &[&[2, 7, 7]],
         |given| conv(given, [3, 2, 2, 2], 2, 4),
     );
-    check("Conv2d: {in_channels: 1, out_channels: 2, kernel_size: 3, padding: same}", &[&[1, 5, 5]], |given| {
-        conv(given, [3, 1, 1, 1], 1, 5)
-    });
-    check("Conv2d: {in_channels: 1, out_channels: 2, kernel_size: 3, padding: valid}", &[&[1, 5, 5]], |given| {
-        conv(given, [3, 1, 0, 1], 1, 3)
-    });
+    check(
+        "Conv2d: {in_channels: 1, out_channels: 2, kernel_size: 3, padding: same}",
+        &[&[1, 5, 5]],
+        |given| conv(given, [3, 1, 1, 1], 1, 5),
+    );
+    check(
+        "Conv2d: {in_channels: 1, out_channels: 2, kernel_size: 3, padding: valid}",
+        &[&[1, 5, 5]],
+        |given| conv(given, [3, 1, 0, 1], 1, 3),
+    );
 }
 
 #[test]
@@ -210,23 +249,37 @@ fn batch_norm_2d() {
 fn pools() {
     let max = |windows: Tensor| windows.amax(2, false);
     let mean = |windows: Tensor| windows.mean_dim(2, false, Kind::Double);
-    check("MaxPool2d: {kernel_size: 2}", &[&[2, 6, 6]], |given| image(max(patches(given.x(), 2, 2, 0, 1, 0.0)), 3));
-    check("MaxPool2d: {kernel_size: 3, stride: 1, padding: 1, dilation: 2}", &[&[2, 6, 6]], |given| {
-        image(max(patches(given.x(), 3, 1, 1, 2, f64::NEG_INFINITY)), 4)
+    check("MaxPool2d: {kernel_size: 2}", &[&[2, 6, 6]], |given| {
+        image(max(patches(given.x(), 2, 2, 0, 1, 0.0)), 3)
     });
+    check(
+        "MaxPool2d: {kernel_size: 3, stride: 1, padding: 1, dilation: 2}",
+        &[&[2, 6, 6]],
+        |given| image(max(patches(given.x(), 3, 1, 1, 2, f64::NEG_INFINITY)), 4),
+    );
     check("MaxPool2d: {kernel_size: 2, ceil_mode: true}", &[&[2, 5, 5]], |given| {
         let padded = given.x().pad([0, 1, 0, 1], "constant", f64::NEG_INFINITY);
         image(max(patches(&padded, 2, 2, 0, 1, 0.0)), 3)
     });
-    check("AvgPool2d: {kernel_size: 2}", &[&[2, 6, 6]], |given| image(mean(patches(given.x(), 2, 2, 0, 1, 0.0)), 3));
+    check("AvgPool2d: {kernel_size: 2}", &[&[2, 6, 6]], |given| {
+        image(mean(patches(given.x(), 2, 2, 0, 1, 0.0)), 3)
+    });
     check("AvgPool2d: {kernel_size: 3, stride: 1, padding: 1}", &[&[2, 4, 4]], |given| {
         image(mean(patches(given.x(), 3, 1, 1, 1, 0.0)), 4)
     });
-    check("AvgPool2d: {kernel_size: 3, stride: 1, padding: 1, count_include_pad: false}", &[&[2, 4, 4]], |given| {
-        let sums = patches(given.x(), 3, 1, 1, 1, 0.0).sum_dim_intlist(2, false, Kind::Double);
-        let counts = patches(&given.x().ones_like().detach(), 3, 1, 1, 1, 0.0).sum_dim_intlist(2, false, Kind::Double);
-        image(sums / counts, 4)
-    });
+    check(
+        "AvgPool2d: {kernel_size: 3, stride: 1, padding: 1, count_include_pad: false}",
+        &[&[2, 4, 4]],
+        |given| {
+            let sums = patches(given.x(), 3, 1, 1, 1, 0.0).sum_dim_intlist(2, false, Kind::Double);
+            let counts = patches(&given.x().ones_like().detach(), 3, 1, 1, 1, 0.0).sum_dim_intlist(
+                2,
+                false,
+                Kind::Double,
+            );
+            image(sums / counts, 4)
+        },
+    );
     check("AvgPool2d: {kernel_size: 2, divisor_override: 3}", &[&[2, 6, 6]], |given| {
         image(patches(given.x(), 2, 2, 0, 1, 0.0).sum_dim_intlist(2, false, Kind::Double) / 3.0, 3)
     });
@@ -246,7 +299,9 @@ fn shapes() {
 
 #[test]
 fn joins() {
-    check("Add: {}", &[&[2, 4], &[2, 4], &[1, 4]], |given| &given.inputs[2] + &given.inputs[1] + &given.inputs[0]);
+    check("Add: {}", &[&[2, 4], &[2, 4], &[1, 4]], |given| {
+        &given.inputs[2] + &given.inputs[1] + &given.inputs[0]
+    });
     check("Mul: {}", &[&[2, 4], &[2, 1]], |given| &given.inputs[1] * &given.inputs[0]);
     check("Concat: {dim: -1}", &[&[2, 4], &[2, 1], &[2, 3]], |given| {
         let [a, b, c] = &given.inputs[..] else { panic!() };

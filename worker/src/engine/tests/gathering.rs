@@ -1,4 +1,5 @@
-//! Parameters of which each replica keeps a part, and has the rest only between gathering and letting go.
+//! Sharded parameters: each replica stores its shard, and has the rest only between the all-gather
+//! and the reshard.
 
 use super::*;
 use pipeline::replicas::{buckets, BucketBytes, ShardId, Sharding};
@@ -25,12 +26,18 @@ fn replica(replica: u16) -> Engine {
         shards_parameters: true,
         ..alone()
     };
-    Engine::build(model).unwrap()
+    build(model).unwrap()
 }
 
 fn alone() -> StageConfig {
     let model = whole(&graph(YAML), true);
-    let spec = pipeline::plan::Plan::new(&graph(YAML), &pipeline::Cuts::Auto, 1, pipeline::Placement::Plain).unwrap();
+    let spec = pipeline::plan::Plan::new(
+        &graph(YAML),
+        &pipeline::Cuts::Auto,
+        1,
+        pipeline::Placement::Plain,
+    )
+    .unwrap();
     StageConfig { buckets: buckets(&spec.stages[0], BYTES, Some(Sharding::Parameters)), ..model }
 }
 
@@ -45,7 +52,7 @@ fn part(engine: &Engine) -> Part {
     part
 }
 
-/// What a replica takes in that the other one shares.
+/// The slices that a replica receives from the other one.
 fn shared(from: u16, part: Part) -> Vec<Vec<Vec<Tensor>>> {
     part.into_iter()
         .map(|(_, slices)| match from {
@@ -64,12 +71,16 @@ fn bytes_of_parameters(engine: &Engine) -> u64 {
 #[test]
 fn a_replica_has_its_part_alone_until_it_gathers_the_rest() {
     let (mut first, mut second) = (replica(0), replica(1));
-    let whole = Engine::build(StageConfig { shard_id: None, ..alone() }).unwrap();
+    let whole = build(StageConfig { shard_id: None, ..alone() }).unwrap();
     let all = bytes_of_parameters(&whole);
     assert!(bytes_of_parameters(&first) < all / 100, "only sizes are left");
     let of_first = part(&first);
-    let kept: i64 =
-        of_first.iter().chain(&part(&second)).flat_map(|(_, slices)| slices).map(|t| t.numel() as i64).sum();
+    let kept: i64 = of_first
+        .iter()
+        .chain(&part(&second))
+        .flat_map(|(_, slices)| slices)
+        .map(|t| t.numel() as i64)
+        .sum();
     assert_eq!(kept as u64 * 4, all, "each element is kept once");
 
     first.all_gather(shared(1, part(&second))).unwrap();
@@ -81,12 +92,15 @@ fn a_replica_has_its_part_alone_until_it_gathers_the_rest() {
         }
     }
     let x = normal("x", &[3, 40]);
-    let expected = Engine::build(alone_without_shards()).unwrap().forward(&eval(), vec![x.copy()]).unwrap();
+    let expected = build(alone_without_shards()).unwrap().forward(&eval(), vec![x.copy()]).unwrap();
     assert_eq!(first.forward(&eval(), vec![x.copy()]).unwrap(), expected);
 
     first.reshard().unwrap();
     assert!(bytes_of_parameters(&first) < all / 100);
-    assert_eq!(first.state().unwrap_err().to_string(), first.forward(&eval(), vec![x]).unwrap_err().to_string());
+    assert_eq!(
+        first.state().unwrap_err().to_string(),
+        first.forward(&eval(), vec![x]).unwrap_err().to_string()
+    );
 }
 
 fn alone_without_shards() -> StageConfig {
@@ -97,7 +111,7 @@ fn alone_without_shards() -> StageConfig {
 fn weights_are_loaded_whole_and_kept_in_part() {
     let (mut first, mut second) = (replica(0), replica(1));
     let state = |engine: &Engine| engine.state().unwrap();
-    let other = Engine::build(StageConfig { seed: 12, ..alone_without_shards() }).unwrap();
+    let other = build(StageConfig { seed: 12, ..alone_without_shards() }).unwrap();
     for engine in [&mut first, &mut second] {
         engine.load_state(state(&other)).unwrap();
     }
@@ -112,12 +126,13 @@ fn passes_over_a_part_of_the_parameters_are_refused() {
     let (mut first, second) = (replica(0), replica(1));
     let x = normal("x", &[3, 40]);
     let refused = first.forward(&train(0), vec![x.copy()]).unwrap_err().to_string();
-    assert!(refused.contains("only this replica's part of the parameters is here"), "{refused}");
+    assert!(refused.contains("only this replica's shard of the parameters is here"), "{refused}");
     first.all_gather(shared(1, part(&second))).unwrap();
     first.forward(&train(0), vec![x]).unwrap();
     first.reshard().unwrap();
-    let refused = first.backward(key(0), vec![vec![normal("g", &[3, 50])]]).unwrap_err().to_string();
-    assert!(refused.contains("only this replica's part of the parameters is here"), "{refused}");
+    let refused =
+        first.backward(key(0), vec![vec![normal("g", &[3, 50])]]).unwrap_err().to_string();
+    assert!(refused.contains("only this replica's shard of the parameters is here"), "{refused}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Which gradients come out, and in which order they are summed.
+//! The gradients that a stage returns, and the order in which they are summed.
 
 use super::*;
 
@@ -32,7 +32,7 @@ layers:
 ";
     let mut model = whole(&graph(yaml), true);
     model.inputs[0].sum_here = sum_here;
-    let mut engine = Engine::build(model).unwrap();
+    let mut engine = build(model).unwrap();
     let weights = [("0.weight", 5.0), ("1.weight", 7.0), ("2.weight", 11.0)];
     engine.load_state(weights.map(|(name, value)| (name.into(), number(value))).into()).unwrap();
     engine
@@ -79,7 +79,9 @@ fn what_goes_in_is_never_written_to() {
     let (input, grads) = (number(1.0), [1.0, 2.0, 4.0].map(|scale| row(&GRAD) * scale));
     for index in 0..3 {
         engine.forward(&train(index), vec![input.shallow_clone()]).unwrap();
-        engine.backward(key(index), vec![grads.iter().map(Tensor::shallow_clone).collect()]).unwrap();
+        engine
+            .backward(key(index), vec![grads.iter().map(Tensor::shallow_clone).collect()])
+            .unwrap();
     }
     assert_eq!(values(&grads), [1.0, 2.0, 4.0]);
     assert_eq!(input.double_value(&[0, 0]), 1.0);
@@ -153,10 +155,10 @@ layers:
         false,
     );
     model.inputs[0].sum_here = false;
-    let mut engine = Engine::build(model).unwrap();
+    let mut engine = build(model).unwrap();
     let output = engine.forward(&train(0), vec![normal("x", &[5, 3])]).unwrap().remove(0);
     assert!(!output.requires_grad());
-    assert!(engine.saved[&key(0)].layers.iter().all(Option::is_none));
+    assert!(engine.saved.forward_mut(key(0)).unwrap().layers.iter().all(Option::is_none));
     let grads = engine.backward(key(0), vec![vec![Tensor::ones_like(&output)]]).unwrap();
     assert!(grads[0].is_empty());
     assert!(engine.gradients().unwrap().is_empty());
@@ -196,5 +198,8 @@ fn evaluation_keeps_nothing() {
     let target = row(&[11.0, 5.0, 7.0, 1.0, 6.0]);
     let loss = engine.loss(key(0), &mse(&prediction, &target, 0.5), Mode::Eval).unwrap();
     assert_eq!(loss, 2.5);
-    assert_eq!(engine.backward(key(0), vec![vec![]]).unwrap_err(), EngineError::UnknownMicrobatch { key: key(0) });
+    assert_eq!(
+        engine.backward(key(0), vec![vec![]]).unwrap_err(),
+        EngineError::Sequence(SequenceError::UnknownMicrobatch { key: key(0) })
+    );
 }

@@ -1,13 +1,15 @@
-//! The backward pass in two halves: the same bits as at once, and less memory between them.
+//! The backward pass in two halves: the bits of one pass, and less memory between them.
 
 use super::models::{BRANCHY, CONV, PARTS, RESIDUAL, TEXT};
 use super::*;
+use crate::compute::measure::measure;
 
-pub(super) const ENCODER: &str = "
+pub(crate) const ENCODER: &str = "
 model: encoder
 inputs: {x: [batch, 5, 8]}
 layers:
-  - TransformerEncoderLayer: {d_model: 8, nhead: 2, dim_feedforward: 16, batch_first: true, norm_first: true, activation: gelu}
+  - TransformerEncoderLayer: {d_model: 8, nhead: 2, dim_feedforward: 16, batch_first: true, \
+                                  norm_first: true, activation: gelu}
     name: pre
   - Transpose: {dim0: 0, dim1: 1}
   - TransformerEncoderLayer: {d_model: 8, nhead: 4, dim_feedforward: 12, dropout: 0.0}
@@ -15,8 +17,8 @@ layers:
   - Transpose: {dim0: 0, dim1: 1}
 ";
 
-/// One weight twice on one path, with something between, and its output twice again: PyTorch 2.11's own split of the
-/// backward pass gives other gradients here without a word.
+/// One weight is used twice on one path, and its output is used twice, too. PyTorch 2.11's own
+/// split of the backward pass silently gives other gradients here.
 const TWICE: &str = "
 model: twice
 inputs: {x: [batch, 6]}
@@ -33,7 +35,8 @@ layers:
     in_variables: [middle]
 ";
 
-/// Several outputs of one stage, each with a gradient, one of them made of the other, and of a layer's packed parts.
+/// Several outputs of one stage, each with a gradient. One is made from the other, and from parts
+/// of a layer's packed output.
 const OUTPUTS: &str = "
 model: outputs
 inputs: {x: [batch, 4]}
@@ -59,7 +62,7 @@ fn input(name: &str, graph: &LayerGraph, index: usize) -> Tensor {
     }
 }
 
-/// Which passes of three microbatches come when.
+/// The order of the passes of three microbatches.
 #[derive(Clone, Copy)]
 enum Order {
     AtOnce,
@@ -69,15 +72,22 @@ enum Order {
 }
 
 /// The gradients of inputs and parameters after three microbatches.
-fn gradients(graph: &LayerGraph, order: Order, change: impl Fn(&mut StageConfig)) -> Vec<(String, Tensor)> {
+fn gradients(
+    graph: &LayerGraph,
+    order: Order,
+    change: impl Fn(&mut StageConfig),
+) -> Vec<(String, Tensor)> {
     let mut model = whole(graph, graph.value(graph.inputs()[0]).ty.dtype.is_floating());
     change(&mut model);
-    let mut engine = Engine::build(model).unwrap();
+    let mut engine = build(model).unwrap();
     let mut all = Vec::new();
     let mut output_grads = Vec::new();
     for index in 0..3 {
-        let outputs = engine.forward(&train(index), vec![input("x", graph, index as usize)]).unwrap();
-        let grad = |(port, output): (usize, &Tensor)| vec![normal(&format!("g {index} {port}"), &output.size())];
+        let outputs =
+            engine.forward(&train(index), vec![input("x", graph, index as usize)]).unwrap();
+        let grad = |(port, output): (usize, &Tensor)| {
+            vec![normal(&format!("g {index} {port}"), &output.size())]
+        };
         output_grads.push(outputs.iter().enumerate().map(grad).collect::<Vec<_>>());
     }
     let mut keep = |index: u32, grads: Vec<Vec<Tensor>>| {
@@ -109,9 +119,9 @@ fn in_halves_the_bits_are_those_of_one_pass() {
     for yaml in [RESIDUAL, BRANCHY, CONV, PARTS, TEXT, ENCODER, TWICE, OUTPUTS] {
         let graph = graph(yaml);
         let whole = gradients(&graph, Order::AtOnce, |_| ());
-        assert!(whole
-            .iter()
-            .all(|(name, grad)| { name.starts_with("input") || grad.abs().sum(Kind::Float).double_value(&[]) > 0.0 }));
+        assert!(whole.iter().all(|(name, grad)| {
+            name.starts_with("input") || grad.abs().sum(Kind::Float).double_value(&[]) > 0.0
+        }));
         for order in [Order::Halves, Order::Late] {
             assert_same(&gradients(&graph, order, |_| ()), &whole, graph.name());
         }
@@ -128,7 +138,11 @@ fn what_is_computed_again_has_the_same_bits() {
                 let change = |model: &mut StageConfig| {
                     model.layers.iter_mut().for_each(|layer| layer.recompute = Some(recompute));
                 };
-                assert_same(&gradients(&graph, order, change), &plain, &format!("{} {recompute:?}", graph.name()));
+                assert_same(
+                    &gradients(&graph, order, change),
+                    &plain,
+                    &format!("{} {recompute:?}", graph.name()),
+                );
             }
         }
     }
@@ -141,7 +155,7 @@ fn running_statistics_are_learned_once_where_the_forward_pass_is_done_again() {
             let graph = graph(yaml);
             let mut model = whole(&graph, true);
             model.layers.iter_mut().for_each(|layer| layer.recompute = recompute);
-            let mut engine = Engine::build(model).unwrap();
+            let mut engine = build(model).unwrap();
             let output = engine.forward(&train(0), vec![input("x", &graph, 0)]).unwrap().remove(0);
             engine.backward(key(0), vec![vec![output.ones_like()]]).unwrap();
             engine.state().unwrap()
@@ -154,7 +168,7 @@ fn running_statistics_are_learned_once_where_the_forward_pass_is_done_again() {
 #[test]
 fn a_weight_used_twice_has_the_gradient_of_autograd() {
     let graph = graph(TWICE);
-    let mut engine = Engine::build(whole(&graph, true)).unwrap();
+    let mut engine = build(whole(&graph, true)).unwrap();
     let state: HashMap<String, Tensor> = engine.state().unwrap().into_iter().collect();
     let leaf = |name: &str| state[name].copy().set_requires_grad(true);
     let (x, weight, bias) = (normal("x", &[5, 6]), leaf("first.weight"), leaf("first.bias"));
@@ -176,7 +190,7 @@ fn held(yaml: &str, change: impl Fn(&mut StageConfig)) -> SavedBytes {
     let graph = graph(yaml);
     let mut model = whole(&graph, false);
     change(&mut model);
-    let mut engine = Engine::build(model).unwrap();
+    let mut engine = build(model).unwrap();
     let output = engine.forward(&train(0), vec![input("x", &graph, 0)]).unwrap().remove(0);
     let forward = engine.saved_bytes().forward;
     engine.backward_input(key(0), vec![vec![output.ones_like()]]).unwrap();
@@ -184,7 +198,8 @@ fn held(yaml: &str, change: impl Fn(&mut StageConfig)) -> SavedBytes {
     SavedBytes { forward, between: engine.saved_bytes().between }
 }
 
-/// x, 2 units wide, goes through two layers of 8 units: an output each, which is the next one's input.
+/// x, 2 units wide, goes through two layers of 8 units: an output each, which is the next one's
+/// input.
 const WIDE: &str = "
 model: wide
 inputs: {x: [batch, 2]}
@@ -206,7 +221,8 @@ fn what_backward_does_not_need_is_not_kept() {
     assert_eq!(plain.between, row * (2 + 8 + 8 + 8 + 8 + 1));
     let frozen = held(WIDE, |model| model.layers[2].frozen = true);
     assert_eq!((frozen.forward, frozen.between), (row * (2 + 8 + 8), row * (2 + 8 + 8 + 1)));
-    let all_but_last = held(WIDE, |model| model.layers[..4].iter_mut().for_each(|layer| layer.frozen = true));
+    let all_but_last =
+        held(WIDE, |model| model.layers[..4].iter_mut().for_each(|layer| layer.frozen = true));
     assert_eq!((all_but_last.forward, all_but_last.between), (row * 8, row * (8 + 1)));
 }
 
@@ -226,9 +242,11 @@ fn computing_again_keeps_less() {
         })
         .forward
     };
-    let (none, selective, full) = (by(Recompute::None), by(Recompute::Selective), by(Recompute::Full));
+    let (none, selective, full) =
+        (by(Recompute::None), by(Recompute::Selective), by(Recompute::Full));
     assert!(full < selective && selective < none, "{full} {selective} {none}");
-    // Two layers' inputs, 8 wide, of 3 samples of 5 positions; the transposed one is not what the first layer made.
+    // Two layers' inputs, 8 wide, of 3 samples of 5 positions; the transposed one is not what the
+    // first layer made.
     assert_eq!(full, 2 * 15 * 8 * 4);
 }
 
@@ -238,10 +256,13 @@ fn a_microbatch_can_be_discarded_between_its_halves() {
     let output = engine.forward(&train(0), vec![normal("x", &[4, 3])]).unwrap().remove(0);
     engine.backward_input(key(0), vec![vec![output.ones_like()]]).unwrap();
     let again = engine.forward(&train(0), vec![normal("x", &[4, 3])]);
-    assert!(matches!(again, Err(EngineError::AlreadyForwarded { .. })));
+    assert!(matches!(again, Err(EngineError::Sequence(SequenceError::AlreadyForwarded { .. }))));
     engine.discard(1);
     assert_eq!(engine.pending_microbatches(), 0);
-    assert_eq!(engine.backward_weight(key(0)), Err(EngineError::NoBackwardInput { key: key(0) }));
+    assert_eq!(
+        engine.backward_weight(key(0)),
+        Err(EngineError::Sequence(SequenceError::NoBackwardInput { key: key(0) }))
+    );
 }
 
 #[test]
@@ -249,14 +270,26 @@ fn layers_are_measured_apart_from_stages() {
     let graph = graph(ENCODER);
     let probe = |layer: usize, shape: &[u64]| pipeline::task::LayerProbe {
         layer: graph.layers()[layer].clone(),
-        inputs: vec![pipeline::TensorMeta { dtype: layerspec::DType::Float32, shape: shape.into() }],
+        inputs: vec![pipeline::TensorMeta {
+            dtype: layerspec::DType::Float32,
+            shape: shape.into(),
+        }],
         input_grads: true,
     };
     let times = measure(&probe(0, &[3, 5, 8]), Device::Cpu, &CustomLayers::default()).unwrap();
-    assert!([times.forward, times.backward, times.backward_input, times.backward_weight, times.optim_step]
-        .iter()
-        .all(|time| *time > 0));
-    assert!(0 < times.held_between && times.held_between < times.held);
+    assert!([
+        times.forward,
+        times.backward,
+        times.backward_input,
+        times.backward_weight,
+        times.optim_step
+    ]
+    .iter()
+    .all(|time| *time > 0));
+    assert!(0 < times.saved_bytes_between && times.saved_bytes_between < times.saved_bytes);
     let wrong = measure(&probe(0, &[3, 5, 9]), Device::Cpu, &CustomLayers::default()).unwrap_err();
-    assert!(wrong.to_string().starts_with("layer pre (TransformerEncoderLayer), forward"), "{wrong}");
+    assert!(
+        wrong.to_string().starts_with("layer pre (TransformerEncoderLayer), forward"),
+        "{wrong}"
+    );
 }

@@ -1,7 +1,8 @@
-//! Position by position, with a memory of those before, a model gives what it gives for all of them at once.
+//! With a key-value cache, a model's outputs position by position equal its outputs for all
+//! positions at once.
 
 use super::*;
-use pipeline::cached::Cached;
+use pipeline::kv_cache_step::KvCacheStep;
 
 const SAMPLES: i64 = 3;
 
@@ -11,7 +12,8 @@ layers:
   - Embedding: {num_embeddings: 13, embedding_dim: 8}
   - LearnedPositions: {num_positions: 16, d_model: 8, batch_first: true}
   - PositionalEncoding: {d_model: 8, batch_first: true}
-  - TransformerEncoderLayer: {d_model: 8, nhead: 2, dim_feedforward: 6, batch_first: true, is_causal: true}
+  - TransformerEncoderLayer: {d_model: 8, nhead: 2, dim_feedforward: 6, batch_first: true, \
+                            is_causal: true}
   - LlamaAttention: {hidden_size: 8, num_attention_heads: 4, num_key_value_heads: 2}
   - MultiheadAttention: {embed_dim: 8, num_heads: 2, batch_first: true, is_causal: true}
   - Linear: {in_features: 8, out_features: 13}
@@ -26,20 +28,27 @@ inputs:
 layers:
   - Embedding: {num_embeddings: 13, embedding_dim: 8}
   - PositionalEncoding: {d_model: 8, batch_first: true}
-  - TransformerEncoderLayer: {d_model: 8, nhead: 2, dim_feedforward: 6, batch_first: true, src_key_padding_mask: true}
+  - TransformerEncoderLayer: {d_model: 8, nhead: 2, dim_feedforward: 6, batch_first: true, \
+                          src_key_padding_mask: true}
     in_variables: [source_padding]
     out_variables: [memory]
   - Embedding: {num_embeddings: 13, embedding_dim: 8}
     input: target
   - PositionalEncoding: {d_model: 8, batch_first: true}
-  - TransformerDecoderLayer: {d_model: 8, nhead: 2, dim_feedforward: 6, batch_first: true, tgt_is_causal: true, tgt_key_padding_mask: true, memory_key_padding_mask: true}
+  - TransformerDecoderLayer: {d_model: 8, nhead: 2, dim_feedforward: 6, batch_first: true, \
+                          tgt_is_causal: true, tgt_key_padding_mask: true, \
+                          memory_key_padding_mask: true}
     in_variables: [memory, target_padding, source_padding]
   - Linear: {in_features: 8, out_features: 13}
 ";
 
 fn tokens(name: &str, positions: i64) -> Tensor {
     let mut stream = Key::new(8).text(name).stream(Device::Cpu).unwrap();
-    stream.uniform(&[SAMPLES, positions], Kind::Float, 0.0, 13.0).unwrap().floor().to_kind(Kind::Int64)
+    stream
+        .uniform(&[SAMPLES, positions], Kind::Float, 0.0, 13.0)
+        .unwrap()
+        .floor()
+        .to_kind(Kind::Int64)
 }
 
 fn close(found: &Tensor, expected: &Tensor) {
@@ -51,13 +60,13 @@ fn close(found: &Tensor, expected: &Tensor) {
 #[test]
 fn a_sequence_goes_on_where_it_was() {
     let graph = graph(DECODER_ONLY);
-    let layers = graph.growing(graph.inputs()).unwrap();
-    let mut engine = Engine::build(whole(&graph, false)).unwrap();
+    let layers = graph.incremental(graph.inputs()).unwrap();
+    let mut engine = build(whole(&graph, false)).unwrap();
     let x = tokens("x", 9);
     let all = engine.forward(&eval(), vec![x.shallow_clone()]).unwrap().remove(0);
     let mut past = 0;
     for count in [4, 1, 3, 1] {
-        let cached = Cached { past: past as u64, rows: Vec::new(), layers: layers.clone() };
+        let cached = KvCacheStep { past: past as u64, rows: Vec::new(), layers: layers.clone() };
         engine.begin_cached_pass(Some(&cached)).unwrap();
         let output = engine.forward(&eval(), vec![x.narrow(1, past, count)]).unwrap().remove(0);
         close(&output, &all.narrow(1, past, count));
@@ -69,14 +78,17 @@ fn a_sequence_goes_on_where_it_was() {
 fn samples_go_on_in_another_order_and_number() {
     let graph = graph(TRANSLATOR);
     let growing: Vec<_> = [1, 3].map(|place| graph.inputs()[place]).into();
-    let layers = graph.growing(&growing).unwrap();
-    let mut engine = Engine::build(whole(&graph, false)).unwrap();
+    let layers = graph.incremental(&growing).unwrap();
+    let mut engine = build(whole(&graph, false)).unwrap();
     let (source, target) = (tokens("source", 5), tokens("target", 4));
-    let padding =
-        Tensor::from_slice(&[0i64, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]).view([3, 5]).to_kind(Kind::Bool);
-    let none = |rows: i64, positions: i64| Tensor::zeros([rows, positions], (Kind::Bool, Device::Cpu));
+    let padding = Tensor::from_slice(&[0i64, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1])
+        .view([3, 5])
+        .to_kind(Kind::Bool);
+    let none =
+        |rows: i64, positions: i64| Tensor::zeros([rows, positions], (Kind::Bool, Device::Cpu));
     let first = vec![source.copy(), target.narrow(1, 0, 3), padding.copy(), none(3, 3)];
-    let cached = |past, rows: &[u32]| Cached { past, rows: rows.to_vec(), layers: layers.clone() };
+    let cached =
+        |past, rows: &[u32]| KvCacheStep { past, rows: rows.to_vec(), layers: layers.clone() };
     engine.begin_cached_pass(Some(&cached(0, &[]))).unwrap();
     engine.forward(&eval(), first).unwrap();
 
@@ -84,7 +96,10 @@ fn samples_go_on_in_another_order_and_number() {
     let of = |tensor: &Tensor| tensor.index_select(0, &rows);
     engine.begin_cached_pass(Some(&cached(3, &[2, 0, 2, 0]))).unwrap();
     let next = of(&target.narrow(1, 3, 1));
-    let found = engine.forward(&eval(), vec![of(&source), next, of(&padding), none(4, 1)]).unwrap().remove(0);
+    let found = engine
+        .forward(&eval(), vec![of(&source), next, of(&padding), none(4, 1)])
+        .unwrap()
+        .remove(0);
 
     engine.begin_cached_pass(None).unwrap();
     let whole = vec![of(&source), of(&target), of(&padding), none(4, 4)];
@@ -95,9 +110,9 @@ fn samples_go_on_in_another_order_and_number() {
 #[test]
 fn what_is_not_remembered_is_an_error() {
     let graph = graph(DECODER_ONLY);
-    let layers = graph.growing(graph.inputs()).unwrap();
-    let mut engine = Engine::build(whole(&graph, false)).unwrap();
-    engine.begin_cached_pass(Some(&Cached { past: 2, rows: Vec::new(), layers })).unwrap();
+    let layers = graph.incremental(graph.inputs()).unwrap();
+    let mut engine = build(whole(&graph, false)).unwrap();
+    engine.begin_cached_pass(Some(&KvCacheStep { past: 2, rows: Vec::new(), layers })).unwrap();
     let error = engine.forward(&eval(), vec![tokens("x", 1)]).unwrap_err().to_string();
     assert!(error.contains("2 positions came before, but 0 are remembered; begin anew"), "{error}");
 }

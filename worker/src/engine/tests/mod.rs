@@ -20,19 +20,23 @@ mod ties;
 mod whole_graph;
 
 use super::*;
+use crate::engine::passes::saved_passes::SavedPasses;
 use layerspec::{LayerGraph, Recompute};
+use pipeline::ids::MicrobatchKey;
 use pipeline::loss::{Classes, LossSpec};
+use pipeline::optimizer::OptimizerSpec;
 use pipeline::task::Update;
+use std::collections::HashMap;
 use tch::{Device, Kind, Tensor};
 use tensor::random::Key;
 
 fn graph(yaml: &str) -> LayerGraph {
-    // The tests themselves run side by side.
+    // One thread each, because tests run in parallel.
     tensor::threads::set_count(1);
     LayerGraph::from_yaml(yaml, "test.yaml").unwrap()
 }
 
-/// The whole model as one stage. With `grad` the model's inputs ask for their gradients, too.
+/// The whole model as one stage. With `grad` the model's inputs need their gradients, too.
 fn whole(graph: &LayerGraph, grad: bool) -> StageConfig {
     let inputs = graph.inputs().iter().map(|&value| StageInput {
         value,
@@ -51,18 +55,25 @@ fn whole(graph: &LayerGraph, grad: bool) -> StageConfig {
         shards_parameters: false,
         seed: 11,
         device: Device::Cpu,
-        custom_layers: CustomLayers::default(),
     }
 }
 
-fn engine(yaml: &str) -> Engine {
-    Engine::build(whole(&graph(yaml), true)).unwrap()
+fn build(stage: StageConfig) -> Result<Engine, EngineError> {
+    Engine::build(stage, &CustomLayers::default())
 }
 
-/// What the optimizer keeps, none of which is shared out.
+fn engine(yaml: &str) -> Engine {
+    build(whole(&graph(yaml), true)).unwrap()
+}
+
+/// The optimizer's state, without shards.
 fn whole_state(engine: &Engine) -> Vec<(String, Tensor)> {
-    let state = engine.optimizer_state(false).unwrap().into_iter();
-    state.map(|(name, start, tensor)| (name, start.map_or(tensor, |start| panic!("a part from {start}")))).collect()
+    let state = engine.optimizer_state(OptimizerStateScope::All).unwrap().into_iter();
+    state
+        .map(|OptimizerTensor { name, start, tensor }| {
+            (name, start.map_or(tensor, |start| panic!("a part from {start}")))
+        })
+        .collect()
 }
 
 fn key(index: u32) -> MicrobatchKey {
@@ -70,16 +81,27 @@ fn key(index: u32) -> MicrobatchKey {
 }
 
 fn train(index: u32) -> Pass {
-    Pass { key: key(index), step: 1, mode: Mode::Train, defer_statistics: false }
+    Pass {
+        key: key(index),
+        step: 1,
+        mode: Mode::Train,
+        defer_statistics: false,
+        check_finite: false,
+    }
 }
 
 fn eval() -> Pass {
-    Pass { key: key(0), step: 1, mode: Mode::Eval, defer_statistics: false }
+    Pass { key: key(0), step: 1, mode: Mode::Eval, defer_statistics: false, check_finite: false }
 }
 
-/// Normal numbers that depend on `name` alone.
+/// Normal numbers that depend only on `name`.
 fn normal(name: &str, shape: &[i64]) -> Tensor {
-    Key::new(5).text(name).stream(Device::Cpu).unwrap().normal(shape, Kind::Float, 0.0, 1.0).unwrap()
+    Key::new(5)
+        .text(name)
+        .stream(Device::Cpu)
+        .unwrap()
+        .normal(shape, Kind::Float, 0.0, 1.0)
+        .unwrap()
 }
 
 fn mse<'a>(prediction: &'a Tensor, target: &'a Tensor, weight: f64) -> LossInputs<'a> {
@@ -87,7 +109,8 @@ fn mse<'a>(prediction: &'a Tensor, target: &'a Tensor, weight: f64) -> LossInput
 }
 
 fn assert_same(left: &[(String, Tensor)], right: &[(String, Tensor)], what: &str) {
-    let names = |state: &[(String, Tensor)]| state.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    let names =
+        |state: &[(String, Tensor)]| state.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
     assert_eq!(names(left), names(right), "{what}");
     for ((name, left), (_, right)) in left.iter().zip(right) {
         assert!(left.equal(right), "{what}: {name} differs");
@@ -95,10 +118,20 @@ fn assert_same(left: &[(String, Tensor)], right: &[(String, Tensor)], what: &str
 }
 
 fn copies(gradients: Result<Vec<(&str, Option<Tensor>)>, EngineError>) -> Vec<(String, Tensor)> {
-    gradients.unwrap().into_iter().filter_map(|(name, grad)| Some((name.to_owned(), grad?.copy()))).collect()
+    gradients
+        .unwrap()
+        .into_iter()
+        .filter_map(|(name, grad)| Some((name.to_owned(), grad?.copy())))
+        .collect()
 }
 
 /// A plain step with this learning rate.
 fn optim_step(engine: &mut Engine, lr: f64) -> Result<(), EngineError> {
-    engine.optim_step(&Update { lr, scale: 1.0, clip: 1.0, skip: false }, Vec::new()).map(drop)
+    engine
+        .optim_step(
+            &Update { lr, scale: 1.0, clip: 1.0, skip: false },
+            Vec::new(),
+            HealthCheck::Off,
+        )
+        .map(drop)
 }

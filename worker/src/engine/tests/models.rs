@@ -1,6 +1,6 @@
-//! Small models that together have every way in which values and parameters are shared.
+//! Small models that together share values and parameters in every possible way.
 
-pub(super) const RESIDUAL: &str = "
+pub(crate) const RESIDUAL: &str = "
 model: residual
 inputs: {x: [batch, 3]}
 layers:
@@ -17,7 +17,7 @@ layers:
 ";
 
 /// Values with three and four users, a value used twice by one layer, branches that join again.
-pub(super) const BRANCHY: &str = "
+pub(crate) const BRANCHY: &str = "
 model: branchy
 inputs: {x: [batch, 4]}
 layers:
@@ -41,7 +41,7 @@ layers:
   - Linear: {in_features: 9, out_features: 2}
 ";
 
-pub(super) const CONV: &str = "
+pub(crate) const CONV: &str = "
 model: conv
 inputs: {x: [batch, 1, 8, 8]}
 layers:
@@ -59,9 +59,9 @@ layers:
   - Linear: {in_features: 16, out_features: 5}
 ";
 
-/// Convolutions up and down, norms within samples, whole channels dropped, a layer with several outputs of which one has
-/// two users and one has none.
-pub(super) const PARTS: &str = "
+/// Convolutions up and down, norms within samples, whole channels dropped, a layer with several
+/// outputs of which one has two users and one has none.
+pub(crate) const PARTS: &str = "
 model: parts
 inputs: {x: [batch, 2, 6, 6]}
 layers:
@@ -91,7 +91,7 @@ layers:
 ";
 
 /// Tied parameters, whole numbers as input, strided views between layers.
-pub(super) const TEXT: &str = "
+pub(crate) const TEXT: &str = "
 model: text
 inputs: {ids: {shape: [batch, 6], dtype: int64}}
 layers:
@@ -109,20 +109,23 @@ layers:
   - Transpose: {dim0: 1, dim1: 2}
 ";
 
-/// Every kind of attention, all with dropout, of which most have a mask that is an input of the model; and states that go
-/// from one layer to another.
-pub(super) const ATTENTION: &str = "
+/// Every kind of attention, all with dropout. Most have a mask that is an input of the model.
+/// States go from one layer to another.
+pub(crate) const ATTENTION: &str = "
 model: attention
 inputs: {x: [batch, 5, 8], padding: {shape: [batch, 5], dtype: bool}}
 layers:
   - LearnedPositions: {num_positions: 7, d_model: 8, batch_first: true}
   - PositionalEncoding: {d_model: 8, batch_first: true}
     out_variables: [memory]
-  - TransformerEncoderLayer: {d_model: 8, nhead: 2, dim_feedforward: 9, batch_first: true, src_key_padding_mask: true}
+  - TransformerEncoderLayer: {d_model: 8, nhead: 2, dim_feedforward: 9, batch_first: true, \
+                                    src_key_padding_mask: true}
     in_variables: [padding]
-  - TransformerDecoderLayer: {d_model: 8, nhead: 4, dim_feedforward: 9, batch_first: true, tgt_is_causal: true, memory_key_padding_mask: true}
+  - TransformerDecoderLayer: {d_model: 8, nhead: 4, dim_feedforward: 9, batch_first: true, \
+                                    tgt_is_causal: true, memory_key_padding_mask: true}
     in_variables: [memory, padding]
-  - MultiheadAttention: {embed_dim: 8, num_heads: 4, num_key_value_heads: 2, dropout: 0.1, batch_first: true, key_padding_mask: true}
+  - MultiheadAttention: {embed_dim: 8, num_heads: 4, num_key_value_heads: 2, dropout: 0.1, \
+                                    batch_first: true, key_padding_mask: true}
     in_variables: [memory, memory, padding]
   - LlamaAttention: {hidden_size: 8, num_attention_heads: 2, attention_dropout: 0.1}
   - LlamaMLP: {hidden_size: 8, intermediate_size: 11}

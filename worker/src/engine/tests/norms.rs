@@ -30,8 +30,10 @@ fn inputs() -> [Tensor; 2] {
 #[test]
 fn training_moves_the_statistics_and_evaluation_uses_them() {
     let mut engine = engine(&model(", momentum: 0.25"));
-    let (mut mean, mut var) =
-        (Tensor::zeros([3], (Kind::Float, Device::Cpu)), Tensor::ones([3], (Kind::Float, Device::Cpu)));
+    let (mut mean, mut var) = (
+        Tensor::zeros([3], (Kind::Float, Device::Cpu)),
+        Tensor::ones([3], (Kind::Float, Device::Cpu)),
+    );
     for (index, input) in inputs().iter().enumerate() {
         engine.forward(&train(index as u32), vec![input.shallow_clone()]).unwrap();
         let (batch_mean, batch_var) = statistics(input);
@@ -96,7 +98,8 @@ inputs: {x: [batch, 3, 1, 1]}
 layers: [BatchNorm2d: {num_features: 3}]
 ",
     );
-    let error = engine.forward(&train(0), vec![normal("x", &[1, 3, 1, 1])]).unwrap_err().to_string();
+    let error =
+        engine.forward(&train(0), vec![normal("x", &[1, 3, 1, 1])]).unwrap_err().to_string();
     assert!(error.contains("more than one value per channel"), "{error}");
     engine.forward(&eval(), vec![normal("x", &[1, 3, 1, 1])]).unwrap();
 }

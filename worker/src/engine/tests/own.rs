@@ -1,4 +1,4 @@
-//! Layers of the user's own: against PyTorch, computed again, and refused.
+//! User-defined layers: compared with PyTorch, recomputed, and refused.
 
 use super::*;
 use bytes::Bytes;
@@ -30,19 +30,31 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/own")
 }
 
-/// The stage of a model with one TorchScript layer.
-fn script(yaml: &str, name: &str, allowed: bool) -> StageConfig {
+/// A stage, and the custom layers of its worker.
+struct CustomStage {
+    stage: StageConfig,
+    custom_layers: CustomLayers,
+}
+
+impl CustomStage {
+    fn build(self) -> Result<Engine, EngineError> {
+        Engine::build(self.stage, &self.custom_layers)
+    }
+
+    fn refusal(self) -> String {
+        self.build().unwrap_err().to_string()
+    }
+}
+
+/// The stage of a model with one TorchScript layer, on a worker that runs it.
+fn script(yaml: &str, name: &str) -> CustomStage {
     let mut stage = whole(&graph(&yaml.replace("NAME", name)), true);
     let LayerKind::TorchScript(layer) = &mut stage.layers[0].kind else { panic!("no script") };
     layer.sha256 = Some("hash".into());
     let file = Bytes::from(std::fs::read(folder().join(format!("{name}.pt"))).unwrap());
-    stage.custom_layers = CustomLayers::default().allowing_torchscript(allowed);
-    stage.custom_layers.set_torchscript_files(BTreeMap::from([("hash".to_owned(), file)]));
-    stage
-}
-
-fn refused(stage: StageConfig) -> String {
-    Engine::build(stage).unwrap_err().to_string()
+    let mut custom_layers = CustomLayers::default().with_torchscript(TorchScriptPolicy::Allowed);
+    custom_layers.set_torchscript_files(BTreeMap::from([("hash".to_owned(), file)]));
+    CustomStage { stage, custom_layers }
 }
 
 #[test]
@@ -50,20 +62,30 @@ fn a_torchscript_module_computes_what_pytorch_does() {
     let read = Tensor::read_safetensors(folder().join("plain.safetensors")).unwrap();
     let recorded: BTreeMap<String, Tensor> = read.into_iter().collect();
     let of = |name: &str| recorded[name].copy();
-    let mut engine = Engine::build(script(MODEL, "plain", true)).unwrap();
+    let mut engine = script(MODEL, "plain").build().unwrap();
     for (name, tensor) in engine.state().unwrap() {
-        assert!(tensor.equal(&recorded[&name.replacen("it.", "state.", 1)]), "{name} begins with another value");
+        assert!(
+            tensor.equal(&recorded[&name.replacen("it.", "state.", 1)]),
+            "{name} begins with another value"
+        );
     }
     let outputs = engine.forward(&train(0), vec![of("input.0"), of("input.1")]).unwrap();
     let grads = engine.backward(key(0), vec![vec![of("grad.0")], vec![of("grad.1")]]).unwrap();
-    let named = |sort: &'static str| move |(port, tensor): (usize, Tensor)| (format!("{sort}.{port}"), tensor);
+    let named = |sort: &'static str| {
+        move |(port, tensor): (usize, Tensor)| (format!("{sort}.{port}"), tensor)
+    };
     let params = copies(engine.gradients()).into_iter();
     let found = outputs.into_iter().enumerate().map(named("output"));
     let found = found.chain(grads.into_iter().flatten().enumerate().map(named("input_grad")));
-    let found = found.chain(params.map(|(name, grad)| (name.replacen("it.", "param_grad.", 1), grad)));
+    let found =
+        found.chain(params.map(|(name, grad)| (name.replacen("it.", "param_grad.", 1), grad)));
     let mut compared = 0;
     for (name, tensor) in found {
-        assert!(tensor.allclose(&recorded[&name], 1e-5, 1e-6, false), "{name}: {tensor} {}", recorded[&name]);
+        assert!(
+            tensor.allclose(&recorded[&name], 1e-5, 1e-6, false),
+            "{name}: {tensor} {}",
+            recorded[&name]
+        );
         compared += 1;
     }
     assert_eq!(compared, 2 + 2 + 6);
@@ -73,14 +95,19 @@ fn a_torchscript_module_computes_what_pytorch_does() {
 #[test]
 fn in_halves_and_computed_again_a_module_has_the_same_bits() {
     let run = |halves: bool, recompute| {
-        let mut stage = script(MODEL, "block", true);
-        stage.layers[0].recompute = Some(recompute);
-        let mut engine = Engine::build(stage).unwrap();
+        let mut stage = script(MODEL, "block");
+        stage.stage.layers[0].recompute = Some(recompute);
+        let mut engine = stage.build().unwrap();
         let mut all: Vec<(String, Tensor)> = Vec::new();
         for index in 0..3 {
             let inputs = ["x", "y"].map(|name| normal(&format!("{name} {index}"), &[5, 8]));
             let outputs = engine.forward(&train(index), inputs.into()).unwrap();
-            all.extend(outputs.into_iter().enumerate().map(|(port, output)| (format!("{index} {port}"), output)));
+            all.extend(
+                outputs
+                    .into_iter()
+                    .enumerate()
+                    .map(|(port, output)| (format!("{index} {port}"), output)),
+            );
         }
         for index in 0..3 {
             let grads = vec![vec![normal("a", &[5, 8])], vec![normal("b", &[5])]];
@@ -88,7 +115,9 @@ fn in_halves_and_computed_again_a_module_has_the_same_bits() {
                 true => engine.backward_input(key(index), grads),
                 false => engine.backward(key(index), grads),
             };
-            all.extend(grads.unwrap().into_iter().flatten().map(|grad| (format!("{index} grad"), grad)));
+            all.extend(
+                grads.unwrap().into_iter().flatten().map(|grad| (format!("{index} grad"), grad)),
+            );
             if halves {
                 engine.backward_weight(key(index)).unwrap();
             }
@@ -107,43 +136,62 @@ fn in_halves_and_computed_again_a_module_has_the_same_bits() {
 
 #[test]
 fn a_module_is_refused_where_it_is_not_allowed_or_not_as_declared() {
-    let said = refused(script(MODEL, "block", false));
-    assert!(said.starts_with("layer it (TorchScript), initialisation: block.pt: it is a program"), "{said}");
+    let said =
+        CustomStage { custom_layers: CustomLayers::default(), ..script(MODEL, "block") }.refusal();
+    assert!(
+        said.starts_with("layer it (TorchScript), initialisation: block.pt: it is a program"),
+        "{said}"
+    );
     assert!(said.contains("--allow-torchscript"), "{said}");
 
     let fewer = MODEL.replace("        norm.bias: [8]\n", "");
-    let said = refused(script(&fewer, "block", true));
-    assert!(said.contains("write in the model file `params: {scale: [], norm.weight: [8], norm.bias: [8]"), "{said}");
+    let said = script(&fewer, "block").refusal();
+    assert!(
+        said.contains(
+            "write in the model file `params: {scale: [], norm.weight: [8], norm.bias: [8]"
+        ),
+        "{said}"
+    );
 
-    let mut stage = script(MODEL, "block", true);
-    stage.custom_layers.set_torchscript_files(BTreeMap::from([("hash".to_owned(), Bytes::from_static(b"no module"))]));
-    let said = refused(stage);
+    let mut stage = script(MODEL, "block");
+    stage.custom_layers.set_torchscript_files(BTreeMap::from([(
+        "hash".to_owned(),
+        Bytes::from_static(b"no module"),
+    )]));
+    let said = stage.refusal();
     assert!(said.contains("loading a TorchScript file"), "{said}");
 
-    let mut engine = Engine::build(script(&MODEL.replace("[batch]]", "[batch, 1]]"), "block", true)).unwrap();
-    let said = engine.forward(&train(0), vec![normal("x", &[5, 8]), normal("y", &[5, 8])]).unwrap_err().to_string();
+    let mut engine = script(&MODEL.replace("[batch]]", "[batch, 1]]"), "block").build().unwrap();
+    let said = engine
+        .forward(&train(0), vec![normal("x", &[5, 8]), normal("y", &[5, 8])])
+        .unwrap_err()
+        .to_string();
     assert!(said.contains("made float32 [5], the model file says float32 [batch, 1]"), "{said}");
 }
 
 #[test]
 fn a_module_that_writes_to_its_buffers_is_refused() {
     let yaml = "{inputs: {x: [batch, 4]}, layers: [{TorchScript: {path: NAME.pt}}]}";
-    let mut engine = Engine::build(script(yaml, "running", true)).unwrap();
+    let mut engine = script(yaml, "running").build().unwrap();
     let said = engine.forward(&train(0), vec![normal("x", &[5, 4])]).unwrap_err().to_string();
     assert!(said.contains("writes to the buffer `norm."), "{said}");
     engine.forward(&eval(), vec![normal("x", &[5, 4])]).unwrap();
 }
 
-/// Numbers in training, lists in use.
+/// Its attribute is a number in training and a list in evaluation.
 #[test]
 fn a_module_that_changes_its_attributes_is_refused() {
     let yaml = "{inputs: {x: [batch, 4]}, layers: [{TorchScript: {path: NAME.pt}}]}";
     let forward = |pass: &Pass| {
-        let mut engine = Engine::build(script(yaml, "counting", true)).unwrap();
+        let mut engine = script(yaml, "counting").build().unwrap();
         engine.forward(pass, vec![normal("x", &[5, 4])]).unwrap_err().to_string()
     };
     let said = forward(&train(0));
-    assert!(said.contains("layer 0 (TorchScript)") && said.contains("changes the attribute `inner.calls`"), "{said}");
+    assert!(
+        said.contains("layer 0 (TorchScript)")
+            && said.contains("changes the attribute `inner.calls`"),
+        "{said}"
+    );
     let said = forward(&eval());
     assert!(said.contains("changes the attribute `seen`"), "{said}");
 }
@@ -154,8 +202,11 @@ struct Weighted;
 impl CustomLayer for Weighted {
     fn forward(&self, ctx: &ForwardContext<'_>) -> Result<Vec<Tensor>, TensorError> {
         let weights = ctx.param("weights")?;
-        let terms =
-            ctx.inputs().iter().enumerate().map(|(port, input)| Ok(input.f_mul(&weights.f_select(0, port as i64)?)?));
+        let terms = ctx
+            .inputs()
+            .iter()
+            .enumerate()
+            .map(|(port, input)| Ok(input.f_mul(&weights.f_select(0, port as i64)?)?));
         let terms: Vec<Tensor> = terms.collect::<Result<_, TensorError>>()?;
         Ok(vec![Tensor::f_stack(&terms, 0)?.f_sum_dim_intlist(0, false, None)?])
     }
@@ -164,17 +215,19 @@ impl CustomLayer for Weighted {
 const CUSTOM: &str = "
 inputs: {x: [batch, 3], y: [batch, 3]}
 layers:
-  - Custom: {layer: Weighted, args: {strict: true}, params: {weights: {shape: [2], init: {uniform: [1, 2]}}}}
+  - Custom: {layer: Weighted, args: {strict: true}, params: {weights: {shape: [2], init: {uniform: \
+                      [1, 2]}}}}
     in_variables: [y]
 ";
 
 fn custom(yaml: &str, custom_layers: CustomLayers) -> Result<Engine, EngineError> {
-    Engine::build(StageConfig { custom_layers, ..whole(&graph(yaml), true) })
+    Engine::build(whole(&graph(yaml), true), &custom_layers)
 }
 
 #[test]
 fn a_layer_in_rust_goes_back_by_autograd() {
-    let custom_layers = CustomLayers::default().with("Weighted", |args| args.flag("strict").map(|_| Weighted));
+    let custom_layers =
+        CustomLayers::default().with("Weighted", |args| args.flag("strict").map(|_| Weighted));
     let mut engine = custom(CUSTOM, custom_layers).unwrap();
     let (x, y, grad) = (normal("x", &[5, 3]), normal("y", &[5, 3]), normal("g", &[5, 3]));
     let weights = engine.state().unwrap().remove(0).1;
@@ -191,10 +244,13 @@ fn a_layer_in_rust_goes_back_by_autograd() {
 fn a_layer_in_rust_that_is_missing_or_wrong_is_named() {
     let said = custom(CUSTOM, CustomLayers::default()).unwrap_err().to_string();
     assert!(
-        said.contains("layer 0 (Custom), initialisation: the own layer `Weighted`: this worker was built"),
+        said.contains(
+            "layer 0 (Custom), initialisation: the own layer `Weighted`: this worker was built"
+        ),
         "{said}"
     );
-    let custom_layers = CustomLayers::default().with("Weighted", |args| args.known(&["eps"]).map(|()| Weighted));
+    let custom_layers =
+        CustomLayers::default().with("Weighted", |args| args.known(&["eps"]).map(|()| Weighted));
     let said = custom(CUSTOM, custom_layers).unwrap_err().to_string();
     assert!(said.ends_with("unknown argument `strict`: expected one of eps"), "{said}");
 
@@ -206,11 +262,17 @@ fn a_layer_in_rust_that_is_missing_or_wrong_is_named() {
     }
     let custom_layers = CustomLayers::default().with("Weighted", |_| Ok(Panics));
     let mut engine = custom(CUSTOM, custom_layers).unwrap();
-    let said = engine.forward(&train(0), vec![normal("x", &[5, 3]), normal("y", &[5, 3])]).unwrap_err().to_string();
-    assert!(said.contains("layer 0 (Custom), forward") && said.contains("its code panicked"), "{said}");
+    let said = engine
+        .forward(&train(0), vec![normal("x", &[5, 3]), normal("y", &[5, 3])])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        said.contains("layer 0 (Custom), forward") && said.contains("its code panicked"),
+        "{said}"
+    );
 }
 
-/// Sizes that are words are those of the inputs: not of another batch, nor of another input.
+/// Named dimensions have the sizes of the inputs, not those of another batch or another input.
 #[test]
 fn what_a_layer_makes_is_held_against_the_model_file() {
     struct Makes(Vec<i64>, Kind);
@@ -219,20 +281,24 @@ fn what_a_layer_makes_is_held_against_the_model_file() {
             Ok(vec![Tensor::f_zeros(&self.0, (self.1, ctx.device()))?])
         }
     }
-    let yaml = "{inputs: {x: [batch, 3], y: [batch, seq]}, layers: [{Custom: {layer: Makes, out: [batch, seq]}, \
-                in_variables: [y], name: mine}]}";
+    let yaml = "{inputs: {x: [batch, 3], y: [batch, seq]}, layers: [{Custom: {layer: Makes, out: \
+                [batch, seq]}, in_variables: [y], name: mine}]}";
     let made = |shape: &[i64], kind| {
         let shape = shape.to_vec();
-        let custom_layers = CustomLayers::default().with("Makes", move |_| Ok(Makes(shape.clone(), kind)));
+        let custom_layers =
+            CustomLayers::default().with("Makes", move |_| Ok(Makes(shape.clone(), kind)));
         let mut engine = custom(yaml, custom_layers).unwrap();
         let outputs = engine.forward(&eval(), vec![normal("x", &[5, 3]), normal("y", &[5, 7])]);
         outputs.map(|outputs| outputs[0].size()).map_err(|error| error.to_string())
     };
     assert_eq!(made(&[5, 7], Kind::Float), Ok(vec![5, 7]));
     let said = "the model file says float32 [batch, seq], batch is 5 here, seq is 7 here";
-    for (shape, kind) in
-        [(&[4, 7][..], Kind::Float), (&[5, 3], Kind::Float), (&[5, 7, 1], Kind::Float), (&[5, 7], Kind::Double)]
-    {
+    for (shape, kind) in [
+        (&[4, 7][..], Kind::Float),
+        (&[5, 3], Kind::Float),
+        (&[5, 7, 1], Kind::Float),
+        (&[5, 7], Kind::Double),
+    ] {
         let error = made(shape, kind).unwrap_err();
         assert!(error.contains("layer mine (Custom), forward") && error.contains(said), "{error}");
     }

@@ -1,4 +1,5 @@
-//! Every kind of layer beside PyTorch, each alone: what tests/layers holds, or what tools/layer_oracle.py has just made.
+//! Compares every kind of layer with PyTorch: with the records in tests/layers, or with new ones
+//! from tools/layer_oracle.py.
 
 use super::*;
 use layerspec::{Bindings, LayerKind, Precision};
@@ -6,22 +7,23 @@ use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// The rule of tests/oracle: sums in another order differ in the last bits of their largest term, so a number near zero
-/// is compared as if it were `FLOOR`.
+/// The rule of tests/oracle: sums in another order differ in the last bits of their largest term,
+/// so a number near zero is compared as if it were `FLOOR`.
 const RTOL: f64 = 1e-5;
 const FLOOR: f64 = 1e-2;
-/// So is a number below this share of its tensor's largest: what nearly cancels out, as the gradient of keys' biases does, is
-/// as exact as what it is the sum of.
+/// A number below this share of its tensor's largest counts as this large, too. A sum that nearly
+/// cancels, such as the gradient of keys' biases, is only as exact as its terms.
 const SHARE: f64 = 0.1;
-/// As many as tools/layer_oracle.py draws.
+/// The number of samples that tools/layer_oracle.py draws.
 const DRAWS: u64 = 1000;
 
 /// Tensors as tests/layers/README.md names them.
-pub(super) type Named = BTreeMap<String, Tensor>;
+pub(crate) type Named = BTreeMap<String, Tensor>;
 
-pub(super) fn cases() -> Vec<Json> {
+pub(crate) fn cases() -> Vec<Json> {
     let path = folder().join("cases.json");
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let text = std::fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     serde_json::from_str(&text).unwrap()
 }
 
@@ -30,20 +32,24 @@ fn folder() -> PathBuf {
 }
 
 fn recorded(name: &str) -> Named {
-    let recorded = std::env::var_os("BOSSMAN_RECORDED_LAYERS").map_or(folder().join("recorded"), PathBuf::from);
+    let recorded = std::env::var_os("BOSSMAN_RECORDED_LAYERS")
+        .map_or(folder().join("recorded"), PathBuf::from);
     let path = recorded.join(format!("{name}.safetensors"));
     let read = Tensor::read_safetensors(&path);
-    read.unwrap_or_else(|error| panic!("{error}: `tools/layer_oracle.py --record` writes it")).into_iter().collect()
+    read.unwrap_or_else(|error| panic!("{error}: `tools/layer_oracle.py --record` writes it"))
+        .into_iter()
+        .collect()
 }
 
 /// The tensors of one sort, by number or name.
-pub(super) fn of<'a>(named: &'a Named, sort: &str) -> impl Iterator<Item = (&'a str, &'a Tensor)> {
+pub(crate) fn of<'a>(named: &'a Named, sort: &str) -> impl Iterator<Item = (&'a str, &'a Tensor)> {
     let sort = format!("{sort}.");
     named.iter().filter_map(move |(name, tensor)| Some((name.strip_prefix(&sort)?, tensor)))
 }
 
-/// A model of the case's layer. The outermost size of the first input, and of others that have the same, is a word.
-pub(super) fn model(case: &Json) -> LayerGraph {
+/// A model of the case's layer. The outermost size of the first input, and of others with the same
+/// size, is a named dimension.
+pub(crate) fn model(case: &Json) -> LayerGraph {
     let given = case["inputs"].as_array().unwrap();
     let shape = |input: &Json| input.get("shape").unwrap_or(input).as_array().unwrap().clone();
     let batch = shape(&given[0]).first().cloned();
@@ -66,20 +72,25 @@ pub(super) fn model(case: &Json) -> LayerGraph {
     graph(&serde_json::json!({"inputs": inputs, "layers": [layer]}).to_string())
 }
 
-/// How the backward pass is done.
+/// The variant of the backward pass.
 #[derive(Clone, Copy)]
-pub(super) struct BackwardVariant {
-    pub(super) halves: bool,
-    pub(super) recompute: Recompute,
-    pub(super) precision: Precision,
+pub(crate) struct BackwardVariant {
+    pub(crate) halves: bool,
+    pub(crate) recompute: Recompute,
+    pub(crate) precision: Precision,
 }
 
-/// Runs the layer on what is recorded, and names what comes out as the recording does.
-pub(super) fn run(graph: &LayerGraph, case: &Json, recorded: &Named, variant: BackwardVariant) -> Named {
+/// Runs the layer on the recorded tensors, and names its results as in the record.
+pub(crate) fn run(
+    graph: &LayerGraph,
+    case: &Json,
+    recorded: &Named,
+    variant: BackwardVariant,
+) -> Named {
     let mut stage = whole(graph, true);
     stage.layers[0].recompute = Some(variant.recompute);
     stage.layers[0].precision = variant.precision;
-    let mut engine = Engine::build(stage).unwrap();
+    let mut engine = build(stage).unwrap();
     let state = of(recorded, "state").map(|(name, tensor)| (format!("it.{name}"), tensor.copy()));
     engine.load_state(state.collect()).unwrap();
     let evaluates = case.get("eval") == Some(&Json::Bool(true));
@@ -105,20 +116,30 @@ pub(super) fn run(graph: &LayerGraph, case: &Json, recorded: &Named, variant: Ba
         }
     }
     let named = |sort: &str, name: &str| name.replacen("it.", &format!("{sort}."), 1);
-    found.extend(outputs.into_iter().enumerate().map(|(port, output)| (format!("output.{port}"), output)));
-    found.extend(copies(engine.gradients()).into_iter().map(|(name, grad)| (named("param_grad", &name), grad)));
-    let buffers = engine.params.all.iter().filter(|param| !param.trained);
+    found.extend(
+        outputs.into_iter().enumerate().map(|(port, output)| (format!("output.{port}"), output)),
+    );
+    found.extend(
+        copies(engine.gradients())
+            .into_iter()
+            .map(|(name, grad)| (named("param_grad", &name), grad)),
+    );
+    let buffers = engine.params.params().all.iter().filter(|param| !param.trained);
     found.extend(buffers.map(|param| (named("buffer", &param.name), param.tensor.copy())));
     found
 }
 
-/// The worst error of the tensors of one sort; none where there are none of it. Infinite where one is missing.
+/// The largest error of the tensors of one sort, or `None` without tensors. Infinite if one is
+/// missing.
 fn worst(found: &Named, recorded: &Named, sort: &str) -> Option<f64> {
     let names = |named| of(named, sort).map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
     if names(found) != names(recorded) {
         return Some(f64::INFINITY);
     }
-    of(found, sort).zip(of(recorded, sort)).map(|((_, found), (_, expected))| error(found, expected)).reduce(f64::max)
+    of(found, sort)
+        .zip(of(recorded, sort))
+        .map(|((_, found), (_, expected))| error(found, expected))
+        .reduce(f64::max)
 }
 
 fn error(found: &Tensor, expected: &Tensor) -> f64 {
@@ -140,9 +161,10 @@ fn error(found: &Tensor, expected: &Tensor) -> f64 {
 fn every_kind_has_a_case() {
     let cases = cases();
     let has = |kind: &str| cases.iter().any(|case| case["layer"].get(kind).is_some());
-    // PyTorch has no layers of our users; `own.rs` tests them.
+    // PyTorch does not have user-defined layers. `own.rs` tests them.
     let own = ["Custom", "TorchScript"];
-    let without: Vec<_> = LayerKind::NAMES.iter().filter(|kind| !has(kind) && !own.contains(kind)).collect();
+    let without: Vec<_> =
+        LayerKind::NAMES.iter().filter(|kind| !has(kind) && !own.contains(kind)).collect();
     assert!(without.is_empty(), "no case in tests/layers/cases.json for {without:?}");
 }
 
@@ -158,9 +180,15 @@ fn every_layer_computes_what_pytorch_does() {
             &graph,
             &case,
             &recorded,
-            BackwardVariant { halves: false, recompute: Recompute::None, precision: Precision::F32 },
+            BackwardVariant {
+                halves: false,
+                recompute: Recompute::None,
+                precision: Precision::F32,
+            },
         );
-        let worst = |sorts: &[&str]| sorts.iter().filter_map(|sort| worst(&found, &recorded, sort)).reduce(f64::max);
+        let worst = |sorts: &[&str]| {
+            sorts.iter().filter_map(|sort| worst(&found, &recorded, sort)).reduce(f64::max)
+        };
         let errors = [worst(&["output", "buffer"]), worst(&["input_grad"]), worst(&["param_grad"])];
         let [outputs, inputs, params] = errors.map(column);
         println!("{name:36} {outputs:>9} {inputs:>12} {params:>16}");
@@ -174,7 +202,8 @@ fn every_layer_computes_what_pytorch_does() {
 
 fn expect_foretold_shapes(graph: &LayerGraph, recorded: &Named, name: &str) {
     let mut bindings = Bindings::new();
-    let sizes = |tensor: &Tensor| tensor.size().iter().map(|size| size.cast_unsigned()).collect::<Vec<_>>();
+    let sizes =
+        |tensor: &Tensor| tensor.size().iter().map(|size| size.cast_unsigned()).collect::<Vec<_>>();
     for (value, sort) in [(graph.inputs(), "input"), (graph.outputs(), "output")] {
         assert_eq!(value.len(), of(recorded, sort).count(), "{name}: number of {sort}s");
         for (value, (_, tensor)) in value.iter().zip(of(recorded, sort)) {
@@ -199,7 +228,8 @@ fn in_halves_and_computed_again_every_layer_has_the_same_bits() {
     }
 }
 
-/// Mean, standard deviation and largest size of what fills parameters: no more than chance away from PyTorch's.
+/// Mean, standard deviation and largest absolute value of initial parameters differ from PyTorch's
+/// only by chance.
 #[test]
 fn every_layer_begins_as_in_pytorch() {
     for case in cases() {
@@ -209,9 +239,11 @@ fn every_layer_begins_as_in_pytorch() {
         let draws = if of(&recorded, "init").next().is_some() { DRAWS } else { 0 };
         let graph = model(&case);
         for seed in 0..draws {
-            let engine = Engine::build(StageConfig { seed, ..whole(&graph, false) }).unwrap();
-            for param in engine.params.all.iter().filter(|param| param.trained) {
-                all.entry(param.name.replacen("it.", "", 1)).or_default().push(param.tensor.shallow_clone());
+            let engine = build(StageConfig { seed, ..whole(&graph, false) }).unwrap();
+            for param in engine.params.params().all.iter().filter(|param| param.trained) {
+                all.entry(param.name.replacen("it.", "", 1))
+                    .or_default()
+                    .push(param.tensor.shallow_clone());
             }
         }
         for (param, drawn) in all {
@@ -222,8 +254,9 @@ fn every_layer_begins_as_in_pytorch() {
             let expected = [0, 1, 2].map(|index| expected.double_value(&[index]));
             let off = [0, 1, 2].map(|index| (found[index] - expected[index]).abs());
             let (deviation, largest) = (expected[1], expected[2]);
-            let near =
-                off[0] <= 0.12 * deviation + 1e-6 && off[1] <= 0.08 * deviation + 1e-6 && off[2] <= 0.2 * largest;
+            let near = off[0] <= 0.12 * deviation + 1e-6
+                && off[1] <= 0.08 * deviation + 1e-6
+                && off[2] <= 0.2 * largest;
             assert!(near, "{name}: {param}: {found:?}, in PyTorch {expected:?}");
         }
     }

@@ -7,7 +7,9 @@ fn steps(engine: &mut Engine, first: u32, count: u32) -> Vec<f32> {
     let step = |index| {
         let pass = train(index);
         let prediction = engine.forward(&pass, vec![normal("x", &[4, 3])]).unwrap().remove(0);
-        let loss = engine.loss(pass.key, &mse(&prediction, &normal("y", &[4, 2]), 1.0), Mode::Train).unwrap();
+        let loss = engine
+            .loss(pass.key, &mse(&prediction, &normal("y", &[4, 2]), 1.0), Mode::Train)
+            .unwrap();
         engine.backward(pass.key, vec![vec![]]).unwrap();
         optim_step(engine, 0.1).unwrap();
         loss
@@ -17,7 +19,9 @@ fn steps(engine: &mut Engine, first: u32, count: u32) -> Vec<f32> {
 
 #[test]
 fn names_are_pytorchs() {
-    let names = |yaml: &str| engine(yaml).state().unwrap().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    let names = |yaml: &str| {
+        engine(yaml).state().unwrap().into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+    };
     assert_eq!(names(CONV)[..5], ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean"]);
     assert_eq!(names(TEXT), ["embedding.weight", "2.weight", "2.bias", "5.weight", "5.bias"]);
 }
@@ -28,12 +32,15 @@ fn the_seed_and_the_names_decide_the_start() {
     assert_same(&first, &again, "two builds");
     let mut other = whole(&graph(RESIDUAL), false);
     other.seed = 12;
-    let other = Engine::build(other).unwrap().state().unwrap();
+    let other = build(other).unwrap().state().unwrap();
     assert!(first.iter().zip(&other).all(|((_, one), (_, two))| !one.equal(two)));
     assert!(!first[2].1.equal(&first[4].1), "two layers of one shape start alike");
     let bound = 1.0 / 17f64.sqrt();
     let weight = &first[2].1;
-    assert!(weight.abs().max().double_value(&[]) <= bound && weight.abs().max().double_value(&[]) > 0.8 * bound);
+    assert!(
+        weight.abs().max().double_value(&[]) <= bound
+            && weight.abs().max().double_value(&[]) > 0.8 * bound
+    );
 }
 
 #[test]
@@ -47,7 +54,11 @@ fn a_state_goes_out_and_comes_in() {
     assert_same(&fresh.state().unwrap(), &state, "loaded");
     fresh.set_optimizer(OptimizerSpec::sgd(0.1));
     assert_eq!(steps(&mut fresh, 3, 3), steps(&mut trained, 3, 3));
-    assert_same(&state, &state.iter().map(|(name, tensor)| (name.clone(), tensor.copy())).collect::<Vec<_>>(), "kept");
+    assert_same(
+        &state,
+        &state.iter().map(|(name, tensor)| (name.clone(), tensor.copy())).collect::<Vec<_>>(),
+        "kept",
+    );
 }
 
 #[test]
@@ -107,7 +118,10 @@ fn the_optimizers_state_can_be_seen() {
     steps(&mut engine, 0, 2);
     let state = whole_state(&engine);
     let names: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names[..4], ["0.weight.step", "0.weight.exp_avg", "0.weight.exp_avg_sq", "0.bias.step"]);
+    assert_eq!(
+        names[..4],
+        ["0.weight.step", "0.weight.exp_avg", "0.weight.exp_avg_sq", "0.bias.step"]
+    );
     assert_eq!(state[0].1.double_value(&[]), 2.0);
     assert_eq!(state[1].1.size(), [17, 3]);
 

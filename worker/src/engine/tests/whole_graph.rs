@@ -1,40 +1,58 @@
-//! Going back layer by layer against libtorch's own backward through the whole graph.
+//! Compares the backward pass layer by layer with libtorch's own backward pass through the whole
+//! graph.
 
 use super::models::{CONV, RESIDUAL};
 use super::*;
 use layerspec::LayerKind;
 
-/// The gradients that `loss.backward()` gives, layers joined in one graph.
-fn by_whole_graph(engine: &Engine, microbatches: &[(Tensor, Tensor)], loss: &LossSpec) -> Vec<(String, Tensor)> {
+/// The gradients of `loss.backward()`, with all layers in one graph.
+fn by_whole_graph(
+    engine: &Engine,
+    microbatches: &[(Tensor, Tensor)],
+    loss: &LossSpec,
+) -> Vec<(String, Tensor)> {
     let leaf = |param: &Tensor, trained| param.detach().set_requires_grad(trained);
-    let params: Vec<Tensor> = engine.params.all.iter().map(|param| leaf(&param.tensor, param.trained)).collect();
+    let params: Vec<Tensor> =
+        engine.params.params().all.iter().map(|param| leaf(&param.tensor, param.trained)).collect();
     let total: i64 = microbatches.iter().map(|(input, _)| input.size()[0]).sum();
     for (index, (input, target)) in microbatches.iter().enumerate() {
-        let mut values = HashMap::from([(engine.stage.inputs[0].value, input.shallow_clone())]);
-        for (place, layer) in engine.stage.layers.iter().enumerate() {
+        let mut values = HashMap::from([(engine.stage().inputs[0].value, input.shallow_clone())]);
+        for (place, layer) in engine.stage().layers.iter().enumerate() {
             let inputs: Vec<&Tensor> = layer.inputs.iter().map(|value| &values[value]).collect();
-            let bindings = engine.params.bindings[place].iter();
-            let own: HashMap<&str, &Tensor> = bindings.map(|own| (own.name, &params[own.index])).collect();
-            let mask = || Key::new(11).text("dropout").number(1).number(index as u64).text(&layer.name);
+            let bindings = engine.params.params().bindings[place].iter();
+            let own: HashMap<&str, &Tensor> =
+                bindings.map(|own| (own.name, &params[own.index])).collect();
+            let mask =
+                || Key::new(11).text("dropout").number(1).number(index as u64).text(&layer.name);
             let output = apply(&layer.kind, &inputs, &own, mask);
             values.insert(layer.outputs[0], output);
         }
-        let prediction = &values[&engine.stage.outputs[0]];
+        let prediction = &values[&engine.stage().outputs[0]];
         let loss = match loss {
             LossSpec::MSELoss => prediction.mse_loss(target, tch::Reduction::Mean),
-            LossSpec::CrossEntropyLoss { label_smoothing, .. } => {
-                prediction.cross_entropy_loss::<Tensor>(target, None, tch::Reduction::Mean, -100, *label_smoothing)
-            }
+            LossSpec::CrossEntropyLoss { label_smoothing, .. } => prediction
+                .cross_entropy_loss::<Tensor>(
+                    target,
+                    None,
+                    tch::Reduction::Mean,
+                    -100,
+                    *label_smoothing,
+                ),
             other => panic!("no case here has the loss {other}"),
         };
         (loss * (input.size()[0] as f64 / total as f64)).backward();
     }
-    let trained = engine.params.all.iter().zip(&params).filter(|(param, _)| param.trained);
+    let trained = engine.params.params().all.iter().zip(&params).filter(|(param, _)| param.trained);
     trained.map(|(param, leaf)| (param.name.clone(), leaf.grad())).collect()
 }
 
-/// What libtorch makes of a layer, by the functions that autograd knows.
-fn apply(kind: &LayerKind, inputs: &[&Tensor], own: &HashMap<&str, &Tensor>, mask: impl Fn() -> Key) -> Tensor {
+/// Computes a layer with functions that autograd knows.
+fn apply(
+    kind: &LayerKind,
+    inputs: &[&Tensor],
+    own: &HashMap<&str, &Tensor>,
+    mask: impl Fn() -> Key,
+) -> Tensor {
     let (x, weight, bias) = (inputs[0], own.get("weight").copied(), own.get("bias").copied());
     let sizes = |sizes: &[u64]| sizes.iter().map(|size| size.cast_signed()).collect::<Vec<_>>();
     match kind {
@@ -43,7 +61,9 @@ fn apply(kind: &LayerKind, inputs: &[&Tensor], own: &HashMap<&str, &Tensor>, mas
         LayerKind::Tanh(_) => x.tanh(),
         LayerKind::GELU(_) => x.gelu("none"),
         LayerKind::Add(_) => inputs[1..].iter().fold(x.shallow_clone(), |sum, other| sum + *other),
-        LayerKind::LayerNorm(layer) => x.layer_norm(sizes(&layer.normalized_shape), weight, bias, layer.eps, true),
+        LayerKind::LayerNorm(layer) => {
+            x.layer_norm(sizes(&layer.normalized_shape), weight, bias, layer.eps, true)
+        }
         LayerKind::Embedding(_) => Tensor::embedding(weight.unwrap(), x, -1, false, false),
         LayerKind::Conv2d(_) => x.conv2d(weight.unwrap(), bias, [1, 1], [1, 1], [1, 1], 1),
         LayerKind::BatchNorm2d(layer) => {
@@ -55,14 +75,22 @@ fn apply(kind: &LayerKind, inputs: &[&Tensor], own: &HashMap<&str, &Tensor>, mas
         LayerKind::Flatten(_) => x.flatten(1, -1),
         LayerKind::Dropout(layer) => {
             let keep = 1.0 - layer.p;
-            let mask = mask().stream(Device::Cpu).unwrap().bernoulli_mask(&x.size(), Kind::Float, keep).unwrap();
+            let mask = mask()
+                .stream(Device::Cpu)
+                .unwrap()
+                .bernoulli_mask(&x.size(), Kind::Float, keep)
+                .unwrap();
             x * (mask / keep)
         }
         other => panic!("{} is in none of these models; write it here", other.name()),
     }
 }
 
-fn by_layer(engine: &mut Engine, microbatches: &[(Tensor, Tensor)], loss: &LossSpec) -> Vec<(String, Tensor)> {
+fn by_layer(
+    engine: &mut Engine,
+    microbatches: &[(Tensor, Tensor)],
+    loss: &LossSpec,
+) -> Vec<(String, Tensor)> {
     let total: i64 = microbatches.iter().map(|(input, _)| input.size()[0]).sum();
     for (index, (input, target)) in microbatches.iter().enumerate() {
         let pass = train(index as u32);
@@ -76,7 +104,7 @@ fn by_layer(engine: &mut Engine, microbatches: &[(Tensor, Tensor)], loss: &LossS
 }
 
 fn same_bits(yaml: &str, microbatches: &[(Tensor, Tensor)], loss: &LossSpec) {
-    let build = || Engine::build(whole(&graph(yaml), false)).unwrap();
+    let build = || build(whole(&graph(yaml), false)).unwrap();
     let ours = by_layer(&mut build(), microbatches, loss);
     assert!(ours.iter().all(|(_, grad)| grad.abs().sum(Kind::Float).double_value(&[]) > 0.0));
     assert_same(&ours, &by_whole_graph(&build(), microbatches, loss), "gradients");
@@ -88,7 +116,9 @@ fn classes(name: &str, shape: &[i64], count: i64) -> Tensor {
 
 #[test]
 fn a_residual_model_has_the_gradients_of_the_whole_graph() {
-    let microbatch = |name: &str, size| (normal(name, &[size, 3]), normal(&format!("{name} target"), &[size, 2]));
+    let microbatch = |name: &str, size| {
+        (normal(name, &[size, 3]), normal(&format!("{name} target"), &[size, 2]))
+    };
     same_bits(RESIDUAL, &[microbatch("a", 4), microbatch("b", 3)], &LossSpec::MSELoss);
 }
 
@@ -102,7 +132,7 @@ fn a_conv_net_has_the_gradients_of_the_whole_graph() {
     );
 }
 
-/// Without strided views between the layers: there the whole graph picks other kernels.
+/// Without strided views between the layers, for which the whole graph picks other kernels.
 const TIED: &str = "
 model: tied
 inputs: {ids: {shape: [batch], dtype: int64}}
@@ -117,7 +147,8 @@ layers:
     share: embedding
 ";
 
-/// For one microbatch: over several, the engine adds up each layer's gradients first, autograd each microbatch's.
+/// Only one microbatch: over several, the engine first adds each layer's gradients, and autograd
+/// each microbatch's.
 #[test]
 fn tied_parameters_have_the_gradients_of_the_whole_graph() {
     let microbatch = (classes("a", &[40], 13), classes("a target", &[40], 13));

@@ -1,0 +1,175 @@
+"""docs/faults.md, from the results of the scripts of faults in bench/results: what checkpoints,
+losses, chaos and pools cost."""
+
+from collections import Counter
+from statistics import median
+
+from faults import NAMES
+from figures import ratio, spread
+from sections import table, wrapped
+
+INTRODUCTION = """\
+# Faults
+
+<!-- written by `bench/run.py --page` from bench/results; change bench/ instead -->
+
+The cost of checkpoints, lost workers and other faults. Each section names the script in `bench/`
+that measures it. With `--keep` the script stores its result in `bench/results/`, and this page is
+computed from there.
+"""
+PARTS = ("notice", "workers", "state", "redo")
+NOT_MEASURED = "No result is stored for this section."
+
+
+def paragraph(words):
+    """Words in lines of a page's width."""
+    return wrapped(" ".join(words.split()))
+
+
+def where(result):
+    """The command, machine, day and commit of a result."""
+    machine, loads = result["machine"], result["load"]
+    return paragraph(
+        f"`{result['command']}` on {machine['processor']}, {machine['cores']} cores, on "
+        f"{result['when']}, at commit {result['commit']}; the load before was {max(loads)}."
+    )
+
+
+def both(numbers):
+    """A median and a worst value."""
+    return f"{median(numbers):.2f}, {max(numbers):.2f}"
+
+
+def cost(result):
+    """K: the cost of checkpoints, or of peer snapshots."""
+    without, having = ([pair[key] for pair in result["pairs"]] for key in ("without", "with"))
+    low, high = spread([b / a for a, b in zip(without, having, strict=True)])
+    row = [result["what"], result["every"], len(without), f"{median(without):.2f}"]
+    row += [f"{median(having):.2f}", f"{ratio(having, without):.3f}", f"{low:.3f} to {high:.3f}"]
+    head = ["", "steps between", "pairs", "s without", "s with", "ratio", "from, to"]
+    return [table(head, [row])]
+
+
+def losses(result):
+    """R: the time that lost workers cost."""
+    by_signal = {}
+    for loss in result["losses"]:
+        by_signal.setdefault(loss["signal"], []).append(loss)
+    rows = [
+        [name, len(found), both([seconds(loss) for loss in found])]
+        + [both([loss[part] for loss in found]) for part in PARTS]
+        for name, found in (by_signal | {"all": result["losses"]}).items()
+        if found
+    ]
+    head = ["signal", "times", "seconds lost: median, worst", "notice", "workers and plan"]
+    halves = Counter(int(2 * seconds(loss)) / 2 for loss in result["losses"])
+    bars = [
+        f"{half:5.1f} to {half + 0.5:.1f}  {'#' * halves[half]} {halves[half]}"
+        for half in sorted(halves)
+    ]
+    return [
+        table([*head, "state", "repeated steps"], rows),
+        "\n".join(["```text", "seconds lost, in halves:", *bars, "```"]),
+        paragraph(
+            f"{result['steps']} steps took {result['seconds']:.0f} s with losses and "
+            f"{result['quiet_seconds']:.0f} s without. {same(result)}"
+        ),
+    ]
+
+
+def seconds(loss):
+    """The time that a loss cost, from all its parts."""
+    return sum(loss[part] for part in PARTS)
+
+
+def same(result):
+    """How many tensors are those of the quiet run."""
+    return (
+        f"{result['equal']} of {result['tensors']} tensors are equal to the bit to those of the "
+        "quiet run."
+    )
+
+
+def chaos(result):
+    """C: a row for each kind of fault and one for all."""
+    rows = []
+    for kind, name in (NAMES | {"all": "all"}).items():
+        found = [strike for strike in result["strikes"] if kind in (strike["fault"], "all")]
+        if found:
+            borne = sum(strike["recoveries"] == 0 for strike in found)
+            lost = both([strike["still"] for strike in found])
+            rows.append([name, len(found), borne, lost, "yes" if result["equal"] else "**no**"])
+    head = ["fault", "times", "without a recovery", "seconds lost: median, worst", "bits equal"]
+    return [table(head, rows)]
+
+
+def pool(result):
+    """J: a pool whose workers come and go."""
+    return [
+        paragraph(
+            f"{result['joins']} joins, {result['SIGTERM']} leaves and {result['SIGKILL']} kills, "
+            f"one every {result['every']:g} s: {result['steps']} steps took "
+            f"{result['seconds']:.0f} s, and {result['quiet_seconds']:.0f} s in the quiet run. "
+            f"{same(result)}"
+        )
+    ]
+
+
+SECTIONS = {
+    "K": (
+        "K: the cost of checkpoints and peer snapshots",
+        """\
+`bench/checkpoints.py` trains the small GPT on two workers of one machine, alternately without and
+with them. A ratio is taken within each pair, and its median is shown. No network lies between the
+workers.""",
+        cost,
+    ),
+    "R": (
+        "R: the cost of a lost worker",
+        """\
+`bench/recovery.py` trains the small GPT, or the small Transformer, on two local workers of one
+thread each, with checkpoints. It kills or stops a worker at random moments, again and again. A
+worker that is killed on another machine is silence, too, as with SIGSTOP.""",
+        losses,
+    ),
+    "C": (
+        "C: faults of every kind",
+        """\
+`make chaos` (`bench/chaos.py`) strikes workers, boss and network with faults that are drawn from a
+seed. Each is a process of its own and, with root, TUN devices and iproute2, in a network namespace
+of its own. The script starts again what has ended, as a supervisor does. It compares all weights
+and metrics with those of a quiet run. Shown are seconds without a new step. `.ci/run` strikes the
+digits example in the same way.""",
+        chaos,
+    ),
+    "J": (
+        "J: a pool whose workers come and go",
+        """\
+`bench/pool.py` trains the digits alone, and then as a pool. Workers join, are told to leave, or are
+killed all the time. The script fails if a step is lost or a bit differs.""",
+        pool,
+    ),
+}
+CHECKED = """\
+## Broken inputs
+
+`make millions` gives each reader of outside data ten million broken inputs, alone in its process. A
+test fails if an input causes a panic, takes too long, or takes too much memory. The limits are in
+`crates/testkit/src/inputs.rs`.
+
+## The simulator
+
+`BOSSMAN_SIM_SEEDS` multiplies the seeds of `cargo test -p pipeline --test simulator`: runs with
+delays, reordering and lost workers. `crates/pipeline/tests/simulator/seeds.rs` explains it.
+"""
+
+
+def text(results):
+    """The whole page."""
+    parts = [INTRODUCTION.strip("\n")]
+    for letter, (title, words, shown) in SECTIONS.items():
+        found = [result for name, result in results.items() if name.split("-")[0] == letter]
+        parts += [f"## {title}", paragraph(words)] + ([] if found else [NOT_MEASURED])
+        for result in found:
+            parts += [where(result), *shown(result)]
+    return "\n\n".join([*parts, CHECKED])

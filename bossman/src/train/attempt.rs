@@ -1,0 +1,181 @@
+//! One session of a run: from the state to resume from to the last step, or to the first failure.
+
+use super::prepared::Prepared;
+use crate::checkpoint::{RunRecord, ScoreAtStep};
+use crate::data::{Batches, Part, Prefetcher};
+use crate::recovery::peer_snapshots::PeerSnapshots;
+use crate::recovery::resume::ResumeState;
+use crate::train::checkpoint_writer::{CheckpointWriter, StepEnd};
+use crate::train::epochs::{validate_with_current_members, Epochs};
+use crate::train::metrics::Metrics;
+use crate::train::progress::Progress;
+use crate::train::validation::ValidationResult;
+use crate::{Batch, BossMan, BossManError, RecoverySource, StepReport};
+use std::time::Duration;
+
+/// A session at work.
+pub(super) struct Attempt<'a> {
+    prepared: &'a Prepared<'a>,
+    pub(super) boss: BossMan,
+    record: RunRecord,
+    batches: Prefetcher,
+    /// The next batch, if it was read to choose the schedule.
+    next: Option<Batch>,
+    /// The steps before this session.
+    pub(super) done: u64,
+    pub(super) progress: Progress,
+    metrics: Option<Metrics>,
+    /// The bytes of metrics at the resumed state.
+    metrics_before: Option<u64>,
+    pub(super) epochs: Epochs<'a>,
+    checkpoints: Option<CheckpointWriter>,
+    peer_snapshots: Option<PeerSnapshots>,
+}
+
+impl<'a> Attempt<'a> {
+    /// Gives the workers of a new session their state, and opens the data.
+    ///
+    /// # Errors
+    /// The state does not fit, a file cannot be read, or a worker failed.
+    pub(super) async fn start(
+        prepared: &'a Prepared<'a>,
+        mut boss: BossMan,
+        record: RunRecord,
+        metrics: Option<Metrics>,
+        resumed: Option<ResumeState>,
+    ) -> Result<Self, BossManError> {
+        let (file, options) = (prepared.file, prepared.options);
+        let done = resumed.as_ref().map_or(0, |found| found.counters().step);
+        if let Some(weights) = prepared.weights.as_ref().filter(|_| resumed.is_none()) {
+            weights.load(&mut boss).await?;
+        }
+        boss.send_optimizer(file.optimizer).await?;
+        // A worker that lacks a file fails now, not after the first epoch.
+        let data = &prepared.data;
+        for data in [Some(&data.train), data.validation.as_ref(), data.test.as_ref()] {
+            if let Some(data) = data.filter(|data| data.id().is_some()) {
+                boss.open_data(data).await?;
+            }
+        }
+        let seed = (!options.no_shuffle).then_some(file.seed);
+        let batches = Batches::after(data.train.clone(), file.batch_size, seed, done);
+        let best = resumed.as_ref().and_then(|found| found.run().best);
+        let best = best.map(|best| (best.step, best.score()));
+        let checkpoints = prepared.checkpoints.clone();
+        let mut attempt = Attempt {
+            boss,
+            batches: batches.grouped_by_length(file.group_by_length).prefetch()?,
+            next: None,
+            done,
+            progress: Progress::start(prepared.steps, done, options.quiet),
+            metrics,
+            metrics_before: resumed.as_ref().map(|found| found.run().metrics.unwrap_or(0)),
+            epochs: Epochs::new(file, data.validation.clone(), options.save.as_deref(), best),
+            checkpoints: checkpoints.map(|(folder, policy)| CheckpointWriter::new(folder, policy)),
+            peer_snapshots: match (file.redundancy, record.run_id) {
+                (RecoverySource::PeerSnapshot(every), Some(run)) => {
+                    let from = resumed.as_ref().and_then(ResumeState::peer_state);
+                    Some(PeerSnapshots::new(run, every, from))
+                }
+                _ => None,
+            },
+            record,
+            prepared,
+        };
+        if let Some(found) = resumed {
+            attempt.restore(&found).await?;
+        }
+        if options.pool {
+            attempt.boss.open_pool().await?;
+        }
+        Ok(attempt)
+    }
+
+    async fn restore(&mut self, found: &ResumeState) -> Result<(), BossManError> {
+        if self.done < self.prepared.steps && !self.prepared.options.pool {
+            // Stages are placed before they load the state.
+            let first = self.batches.next_batch().await?;
+            let shape = self.boss.trainer.batch_shape(&first)?;
+            self.boss.trainer.choose_schedule(&shape).await?;
+            self.next = Some(first);
+        }
+        found.restore(&mut self.boss).await?;
+        self.progress.line(&format!("resuming from {}", found.source()));
+        Ok(())
+    }
+
+    /// Trains one step.
+    pub(super) async fn train_step(&mut self) -> Result<StepReport, BossManError> {
+        let batch = match self.next.take() {
+            Some(first) => first,
+            None => self.batches.next_batch().await?,
+        };
+        let mut report = self.boss.train_step(&batch).await?;
+        // Without a named batch dimension the step cannot count samples.
+        let fixed = &self.prepared.fixed_batch;
+        report.samples = fixed.as_ref().map_or(report.samples, |fixed| fixed.samples);
+        self.progress.step(&report);
+        Ok(report)
+    }
+
+    /// Follows up a step: metrics, the end of an epoch, snapshots and checkpoints.
+    pub(super) async fn after_step(&mut self, report: &StepReport) -> Result<(), BossManError> {
+        let (step, steps) = (report.step, self.prepared.steps);
+        if let Some(metrics) = &mut self.metrics {
+            metrics.write(report)?;
+        }
+        let per_epoch = self.prepared.steps_per_epoch();
+        if step.is_multiple_of(per_epoch) || step == steps {
+            let (epoch, metrics) = (step.div_ceil(per_epoch), self.metrics.as_mut());
+            self.epochs.end_epoch(&mut self.boss, step, epoch, &self.progress, metrics).await?;
+        }
+        if self.checkpoints.is_none() && self.peer_snapshots.is_none() {
+            return Ok(());
+        }
+        let record = self.record();
+        if let Some(snapshots) = self.peer_snapshots.as_mut().filter(|_| step < steps) {
+            snapshots.after_step(&mut self.boss, step, &record, &self.progress).await;
+        }
+        if let Some(writer) = &mut self.checkpoints {
+            let was_validated = self.epochs.last.is_some_and(|(of, _)| of == step);
+            let end = StepEnd { step, is_last: step == steps, was_validated, record };
+            let metrics = self.metrics.as_ref();
+            writer.after_step(&mut self.boss, end, metrics, &self.progress).await;
+        }
+        Ok(())
+    }
+
+    /// The record of the run as it is now.
+    fn record(&self) -> RunRecord {
+        let best = self.epochs.best.as_ref();
+        RunRecord {
+            metrics: self.metrics.as_ref().map(Metrics::bytes).or(self.metrics_before),
+            best: best.map(|(step, validation)| ScoreAtStep::of(*step, &validation.score)),
+            validation: self.epochs.last.as_ref().map(|(step, of)| ScoreAtStep::of(*step, of)),
+            ..self.record.clone()
+        }
+    }
+
+    /// All steps are done: waits for the last checkpoint. Returns the time of the session.
+    pub(super) async fn end(&mut self) -> Duration {
+        if let Some(writer) = &mut self.checkpoints {
+            writer.wait_for_pending(&self.progress).await;
+        }
+        self.progress.end()
+    }
+
+    /// A step failed. A checkpoint in progress is completed, because the run resumes from it.
+    pub(super) async fn abandon(&mut self) -> Duration {
+        if let Some(writer) = self.checkpoints.take() {
+            writer.end(&self.progress).await;
+        }
+        self.progress.abandon()
+    }
+
+    /// Scores the final weights on the test data, if there is any.
+    pub(super) async fn test(&mut self) -> Result<Option<ValidationResult>, BossManError> {
+        let Some(test) = &self.prepared.data.test else { return Ok(None) };
+        let file = self.prepared.file;
+        validate_with_current_members(&mut self.boss, file, Part::Test, test).await.map(Some)
+    }
+}

@@ -1,0 +1,159 @@
+//! The checkpoints of a run, made when they are due and written while training continues.
+
+use crate::checkpoint::{begin_snapshot, Checkpoints, DueTimer, Policy, RunRecord};
+use crate::train::metrics::Metrics;
+use crate::train::progress::Progress;
+use crate::{output, BossMan, BossManError};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tracing::info;
+
+/// The time that a failed run waits for its last checkpoint.
+const FINAL_WAIT: Duration = Duration::from_secs(60);
+/// The time to delete the files of a checkpoint that was not written by then.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A completed step.
+pub(crate) struct StepEnd {
+    pub(crate) step: u64,
+    /// Whether it is the last step of the run.
+    pub(crate) is_last: bool,
+    /// Whether the model was validated after it.
+    pub(crate) was_validated: bool,
+    pub(crate) record: RunRecord,
+}
+
+/// The checkpoints of a run.
+pub(crate) struct CheckpointWriter {
+    checkpoints: Checkpoints,
+    policy: Policy,
+    due: DueTimer,
+    /// Whether one is due that could not be made yet.
+    overdue: bool,
+    /// The checkpoint that is being written, and its step.
+    pending: Option<(u64, JoinHandle<Result<(), BossManError>>)>,
+    /// Whether the user was told that training waits for checkpoints.
+    warned: bool,
+}
+
+impl CheckpointWriter {
+    pub(crate) fn new(checkpoints: Checkpoints, policy: Policy) -> Self {
+        let due = DueTimer::start(policy.every);
+        CheckpointWriter { checkpoints, policy, due, overdue: false, pending: None, warned: false }
+    }
+
+    /// Makes a checkpoint after a step if one is due. Reports errors, and training continues.
+    pub(crate) async fn after_step(
+        &mut self,
+        boss: &mut BossMan,
+        end: StepEnd,
+        metrics: Option<&Metrics>,
+        progress: &Progress,
+    ) {
+        let StepEnd { step, is_last, was_validated, record } = end;
+        let written = self.pending.as_ref().is_some_and(|(_, writing)| writing.is_finished());
+        if written {
+            self.wait_for_pending(progress).await;
+        }
+        self.overdue |=
+            self.due.is_due(step) || is_last || (was_validated && self.policy.keep_best.is_some());
+        if !self.overdue || !boss.trainer.position.is_between_updates() {
+            return;
+        }
+        // One is written at a time, so that no more than one is in memory.
+        let waits = self.pending.as_ref().filter(|(_, writing)| !writing.is_finished() && !is_last);
+        if let Some((before, _)) = waits.filter(|_| !self.warned) {
+            output::warn(&format!(
+                "warning: a checkpoint of step {step} is due while that of step {before} is still \
+                 being written, for which training waits; make them less often"
+            ));
+            self.warned = true;
+        }
+        self.wait_for_pending(progress).await;
+        self.overdue = false;
+        self.begin(boss, step, record, metrics).await;
+    }
+
+    async fn begin(
+        &mut self,
+        boss: &mut BossMan,
+        step: u64,
+        run: RunRecord,
+        metrics: Option<&Metrics>,
+    ) {
+        info!(step, "checkpoint begins");
+        let flush = metrics.map(Metrics::flush).transpose();
+        let begun = match flush {
+            Ok(flush) => begin_snapshot(&mut boss.trainer).await.map(|snapshot| (snapshot, flush)),
+            Err(error) => Err(error),
+        };
+        let (snapshot, flush) = match begun {
+            Ok(begun) => begun,
+            Err(error) => {
+                return output::warn(&format!("warning: no checkpoint of step {step}: {error}"))
+            }
+        };
+        let (checkpoints, policy) = (self.checkpoints.clone(), self.policy.clone());
+        let write = async move {
+            let state = snapshot.finish().await?;
+            // The disk must keep the metrics that the checkpoint counts.
+            if let Some(flush) = flush {
+                let flushed = tokio::task::spawn_blocking(flush).await;
+                flushed
+                    .map_err(|e| BossManError::Usage(format!("flushing the metrics: {e}")))??;
+            }
+            checkpoints.write(state, run).await?;
+            if let Err(error) = checkpoints.prune(&policy, step).await {
+                output::warn(&format!(
+                    "warning: older checkpoints are not deleted after step {step}: {error}"
+                ));
+            }
+            Ok(())
+        };
+        self.pending = Some((step, tokio::spawn(write)));
+    }
+
+    /// Waits for the checkpoint that is being written.
+    pub(crate) async fn wait_for_pending(&mut self, progress: &Progress) {
+        let Some((step, writing)) = &mut self.pending else { return };
+        let step = *step;
+        let problem = match writing.await {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        self.pending = None;
+        info!(step, problem, "checkpoint ends");
+        match problem {
+            None => progress.line(&format!("checkpoint of step {step} written")),
+            Some(problem) => {
+                output::warn(&format!("warning: no checkpoint of step {step}: {problem}"))
+            }
+        }
+    }
+
+    /// Waits for it, but only for a short time, because the caller waits for the end of the run.
+    pub(crate) async fn end(mut self, progress: &Progress) {
+        if tokio::time::timeout(FINAL_WAIT, self.wait_for_pending(progress)).await.is_ok() {
+            return;
+        }
+        let Some((step, writing)) = self.pending else { return };
+        writing.abort();
+        // Until then it may write.
+        writing.await.ok();
+        let late = format!("was not written within {} s", FINAL_WAIT.as_secs());
+        let cleared = tokio::time::timeout(CLEANUP_TIMEOUT, self.checkpoints.clear(step)).await;
+        match cleared {
+            Ok(Ok(false)) => progress.line(&format!("checkpoint of step {step} written")),
+            Ok(Ok(true)) => {
+                output::warn(&format!("warning: no checkpoint of step {step}: it {late}"))
+            }
+            Ok(Err(error)) => {
+                output::warn(&format!("warning: no checkpoint of step {step}: it {late}; {error}"))
+            }
+            Err(_) => output::warn(&format!(
+                "warning: no checkpoint of step {step}: it {late}, and its files are left"
+            )),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Everything about a run that does not need workers, read and checked before any joins.
+
+use crate::checkpoint::{Checkpoints, Policy, RunRecord};
+use crate::data::fixed_batch::FixedBatch;
+use crate::data::Part;
+use crate::inference::load_model::InitialWeights;
+use crate::inference::translate::Translator;
+use crate::output;
+use crate::recovery::peer_snapshots::random_id;
+use crate::recovery::resume::{self, ResumeState};
+use crate::run_file::data_parts::Parts;
+use crate::run_file::{Length, RunFile};
+use crate::settings::conflicts::{self, PoolFacts, RunFacts};
+use crate::train::epochs::best_path;
+use crate::train::settings::TrainOptions;
+use crate::train::trace::Trace;
+use crate::{BossManError, Builder, Collective, Model, RecoverySource, Replicas, StateDict};
+
+/// The default number of microbatches in a pool, which is also the most workers that can share a
+/// batch.
+const POOL_MICROBATCHES: u32 = 8;
+
+/// A checked run. It never changes.
+pub(super) struct Prepared<'a> {
+    pub(super) file: &'a RunFile,
+    pub(super) options: &'a TrainOptions,
+    model: Model,
+    pub(super) data: Parts,
+    pub(super) steps: u64,
+    pub(super) fixed_batch: Option<FixedBatch>,
+    pub(super) checkpoints: Option<(Checkpoints, Policy)>,
+    /// The weights to start from.
+    pub(super) weights: Option<InitialWeights>,
+    /// The initial number of workers.
+    pub(super) workers: usize,
+    /// Whether the run resumes a run of an earlier process.
+    pub(super) is_resumed: bool,
+}
+
+/// The record and the state with which a prepared run starts.
+pub(super) struct Start {
+    pub(super) record: RunRecord,
+    pub(super) state: Option<ResumeState>,
+}
+
+/// Reads and checks everything that does not need workers.
+pub(super) async fn prepare<'a>(
+    file: &'a RunFile,
+    options: &'a TrainOptions,
+) -> Result<(Prepared<'a>, Start), BossManError> {
+    let workers = match options.pool {
+        true => options.fleet.initial_worker_count(file),
+        false => options.fleet.worker_count(file)?,
+    };
+    resume::check_weights_or_resume(options)?;
+    let model = Model::from_file(&file.model)?;
+    for warning in model.graph().warnings() {
+        output::warn(&format!("warning: {}: {warning}", file.model.display()));
+    }
+    let data = file.parts(&model)?;
+    let steps = steps(file, data.train.samples());
+    let fixed_batch = FixedBatch::of(model.graph());
+    if let Some(fixed) = &fixed_batch {
+        check_fixed_batch(fixed, file, options, &data)?;
+    }
+    let mut record = record(file, options, &data);
+    let (checkpoints, state) = resume::open_checkpoints(file, options, &record).await?;
+    if let (Some(_), Some(texts)) = (&file.translate, file.pairs(Part::Train)) {
+        Translator::new(&model, texts)?;
+    }
+    let weights = match &state {
+        // Weights are checked against the model before the run waits for workers.
+        Some(ResumeState::Checkpoint(state, _)) => {
+            state.weights.fit_to(model.graph()).map(|_| None)?
+        }
+        _ => file.initial_weights(options.weights.as_deref(), &model)?,
+    };
+    let before = state.as_ref().map(ResumeState::run);
+    if let RecoverySource::PeerSnapshot(_) = file.redundancy {
+        record.run_id = before.and_then(|run| run.run_id).or_else(|| Some(random_id()));
+    }
+    record.microbatches = before.map_or(record.microbatches, |run| run.microbatches);
+    let is_resumed = state.is_some();
+    let prepared = Prepared {
+        file,
+        options,
+        model,
+        data,
+        steps,
+        fixed_batch,
+        checkpoints,
+        weights,
+        workers,
+        is_resumed,
+    };
+    prepared.check(&record)?;
+    Ok((prepared, Start { record, state }))
+}
+
+impl Prepared<'_> {
+    /// The settings of a session with this number of microbatches, or with the default for 0.
+    pub(super) fn builder(&self, microbatches: u32) -> Builder {
+        let (file, pool) = (self.file, self.options.pool);
+        let mut builder = file.builder(self.model.clone());
+        if pool {
+            builder = builder.collective(Collective::Quic);
+            builder = builder
+                .replicas(file.replicas.clone().unwrap_or(Replicas::Of(vec![self.workers as u16])));
+        }
+        match microbatches {
+            0 if pool => builder.microbatches(POOL_MICROBATCHES),
+            microbatches => builder.microbatches(microbatches),
+        }
+    }
+
+    /// The steps of an epoch.
+    pub(super) fn steps_per_epoch(&self) -> u64 {
+        self.data.train.samples().div_ceil(self.file.batch_size)
+    }
+
+    /// Checks what would otherwise fail after workers have joined, or at the end.
+    fn check(&self, record: &RunRecord) -> Result<(), BossManError> {
+        let (file, options, steps) = (self.file, self.options, self.steps);
+        let builder = self.builder(record.microbatches);
+        let plan = builder.plan(self.workers)?;
+        let mut facts = builder.settings().facts();
+        facts.collective = file.collective;
+        facts.run = RunFacts {
+            peer_snapshots: matches!(file.redundancy, RecoverySource::PeerSnapshot(_)),
+            workers: Some(self.workers),
+            has_local_workers: options.fleet.local > 0,
+            ..RunFacts::default()
+        };
+        if options.pool {
+            facts.pool = PoolFacts::of(&plan);
+        }
+        conflicts::check(&facts)?;
+        if let Some(path) = &options.save {
+            StateDict::can_save(path)?;
+            StateDict::can_save(&best_path(path))?;
+        }
+        options.trace.as_deref().map_or(Ok(()), Trace::can_save)?;
+        let (accumulate, left) = (file.accumulate, steps % u64::from(file.accumulate));
+        if left > 0 {
+            output::warn(&format!(
+                "warning: {steps} steps are no multiple of accumulate: {accumulate}; the last \
+                 {left} change nothing"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Checks that every batch has the one size that the model takes.
+fn check_fixed_batch(
+    fixed: &FixedBatch,
+    file: &RunFile,
+    options: &TrainOptions,
+    data: &Parts,
+) -> Result<(), BossManError> {
+    let samples = data.train.samples();
+    fixed.check_run(file, samples, steps(file, samples))?;
+    if options.pool {
+        fixed.check_pool()?;
+    }
+    for (what, part) in [("the validation data", &data.validation), ("the test data", &data.test)] {
+        part.as_ref().map_or(Ok(()), |part| fixed.check_divisible(what, part.samples()))?;
+    }
+    Ok(())
+}
+
+/// The record of a new run.
+fn record(file: &RunFile, options: &TrainOptions, data: &Parts) -> RunRecord {
+    RunRecord {
+        seed: file.seed,
+        optimizer: file.optimizer.name().into(),
+        shuffled: !options.no_shuffle,
+        group_by_length: file.group_by_length,
+        batch_size: file.batch_size,
+        microbatches: file.microbatches,
+        accumulate: file.accumulate,
+        samples: data.train.samples(),
+        ..RunRecord::default()
+    }
+}
+
+fn steps(file: &RunFile, samples: u64) -> u64 {
+    match file.length {
+        Length::Steps(steps) => steps,
+        Length::Epochs(epochs) => epochs.saturating_mul(samples.div_ceil(file.batch_size)),
+    }
+}

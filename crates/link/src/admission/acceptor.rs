@@ -1,0 +1,236 @@
+//! Accepts callers. Each TLS and BossMan handshake runs in a task of its own, so that a slow or
+//! silent caller delays nobody.
+
+use crate::admission::handshake::{self, Handshake, HandshakeReply};
+use crate::connection::EstablishedConnection;
+use crate::error::LinkError;
+use crate::quic::endpoint::AcceptPolicy;
+use parking_lot::Mutex;
+use quinn::{Connecting, ConnectionError, Endpoint, Incoming};
+use std::collections::hash_map::Entry;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, Semaphore};
+use tracing::{debug, info, Instrument};
+
+/// The most handshakes at a time. Further callers wait.
+const MAX_HANDSHAKES: usize = 64;
+/// The most handshakes with one address at a time. Further callers are ignored, and call again. A
+/// crowd at one address then delays nobody at another.
+const MAX_HANDSHAKES_PER_ADDRESS: usize = 48;
+/// A caller that has not sent its handshake after this long is rejected.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A caller that has proven that it holds the ticket, and has sent its handshake.
+pub struct Caller {
+    /// The connection to it.
+    pub connection: EstablishedConnection,
+    /// Its handshake.
+    pub handshake: Handshake,
+}
+
+/// The result of accepting one caller.
+pub enum Accept {
+    /// The caller may be admitted.
+    Authenticated(Caller),
+    /// The caller was rejected.
+    Rejected {
+        /// Its address.
+        address: SocketAddr,
+        /// Why it was rejected.
+        reason: String,
+    },
+}
+
+impl Caller {
+    /// Its address.
+    pub fn address(&self) -> SocketAddr {
+        self.connection.quic.remote_address()
+    }
+
+    /// Refuses a worker for which the run has no place now.
+    pub fn refuse_full(self, places: usize) {
+        self.refuse_until_later(format!("the run has all its {places} workers"));
+    }
+
+    /// Answers a caller that asked for the status of the run.
+    pub fn send_status(self, status: String) {
+        self.reply_and_close(HandshakeReply::Status(status));
+    }
+
+    /// Refuses a caller that must not call again. The connection ends once the caller has read the
+    /// reason.
+    pub fn refuse(self, reason: String) {
+        info!(address = %self.address(), reason, "caller refused");
+        self.reply_and_close(HandshakeReply::Refused { reason, retry: false });
+    }
+
+    /// Refuses a caller that may call again later.
+    pub fn refuse_until_later(self, reason: String) {
+        info!(address = %self.address(), reason, "caller refused for now");
+        self.reply_and_close(HandshakeReply::Refused { reason, retry: true });
+    }
+
+    fn reply_and_close(self, reply: HandshakeReply) {
+        let EstablishedConnection { quic, mut send, .. } = self.connection;
+        tokio::spawn(async move {
+            if handshake::write(&mut send, &reply).await.is_ok() {
+                send.finish().ok();
+                // The caller closes the connection when it has read the answer.
+                tokio::time::timeout(HANDSHAKE_TIMEOUT, quic.closed()).await.ok();
+            }
+        });
+    }
+}
+
+/// Accepts the callers of an endpoint until it is dropped.
+pub struct Acceptor {
+    accepted: mpsc::Receiver<Accept>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Acceptor {
+    /// Starts to accept callers.
+    pub fn open(endpoint: Endpoint, policy: AcceptPolicy) -> Self {
+        let (sender, accepted) = mpsc::channel(MAX_HANDSHAKES);
+        let task = tokio::spawn(accept_callers(endpoint, policy, sender).in_current_span());
+        Acceptor { accepted, task }
+    }
+
+    /// The next caller. Cancel safe.
+    pub async fn next(&mut self) -> Option<Accept> {
+        self.accepted.recv().await
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept_callers(endpoint: Endpoint, policy: AcceptPolicy, sender: mpsc::Sender<Accept>) {
+    let permits = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+    let by_address = HandshakesByAddress::default();
+    while let Some(incoming) = endpoint.accept().await {
+        // A caller with a false address never receives the retry, and so takes no permit.
+        if !incoming.remote_address_validated() {
+            incoming.retry().ok();
+            continue;
+        }
+        let address = incoming.remote_address();
+        let Some(of_address) = AddressPermit::acquire(&by_address, address.ip()) else {
+            debug!(%address, "caller ignored: too many handshakes with its address");
+            incoming.ignore();
+            continue;
+        };
+        let Ok(permit) = permits.clone().acquire_owned().await else { return };
+        let (sender, config) = (sender.clone(), policy.config(address));
+        let accepting = async move {
+            sender.send(accept(incoming, config).await).await.ok();
+            drop((permit, of_address));
+        };
+        tokio::spawn(accepting.in_current_span());
+    }
+}
+
+async fn accept(incoming: Incoming, config: Arc<quinn::ServerConfig>) -> Accept {
+    let address = incoming.remote_address();
+    let authenticated = authenticate(incoming.accept_with(config));
+    let reason = match tokio::time::timeout(HANDSHAKE_TIMEOUT, authenticated).await {
+        Ok(Ok(caller)) => {
+            debug!(%address, kind = caller.handshake.kind(), "caller accepted");
+            return Accept::Authenticated(caller);
+        }
+        Ok(Err(e)) => e.to_string(),
+        Err(_) => "it sent no handshake within 5 seconds".into(),
+    };
+    info!(%address, reason, "caller rejected");
+    Accept::Rejected { address, reason }
+}
+
+async fn authenticate(
+    connecting: Result<Connecting, ConnectionError>,
+) -> Result<Caller, LinkError> {
+    let rejected = |e: ConnectionError| LinkError::Refused {
+        reason: format!("it has no valid ticket, or does not speak BossMan ({e})"),
+        retry: false,
+    };
+    let quic = connecting.map_err(rejected)?.await.map_err(rejected)?;
+    let (mut send, mut recv) = quic.accept_bi().await.map_err(rejected)?;
+    match handshake::read(&mut recv).await {
+        Ok(handshake) => {
+            let connection = EstablishedConnection { quic, send, recv };
+            Ok(Caller { connection, handshake })
+        }
+        Err(e) => {
+            // The reply starts with our version, so a caller of another version can name both.
+            let reply = HandshakeReply::Refused { reason: e.to_string(), retry: false };
+            handshake::write(&mut send, &reply).await.ok();
+            send.finish().ok();
+            quic.closed().await;
+            Err(e)
+        }
+    }
+}
+
+/// The number of handshakes with each address.
+type HandshakesByAddress = Arc<Mutex<HashMap<IpAddr, usize>>>;
+
+/// Counts as one handshake with an address until it is dropped.
+struct AddressPermit {
+    counts: HandshakesByAddress,
+    address: IpAddr,
+}
+
+impl AddressPermit {
+    /// Returns `None` if the address has the most handshakes that it may have.
+    fn acquire(counts: &HandshakesByAddress, address: IpAddr) -> Option<Self> {
+        let mut locked = counts.lock();
+        let count = locked.entry(address).or_default();
+        if *count == MAX_HANDSHAKES_PER_ADDRESS {
+            return None;
+        }
+        *count += 1;
+        Some(AddressPermit { counts: counts.clone(), address })
+    }
+}
+
+impl Drop for AddressPermit {
+    fn drop(&mut self) {
+        let mut counts = self.counts.lock();
+        if let Entry::Occupied(mut count) = counts.entry(self.address) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crowd_of_one_address_leaves_places_for_others() {
+        let (all, crowd, other) = (
+            HandshakesByAddress::default(),
+            IpAddr::from([10, 0, 0, 1]),
+            IpAddr::from([10, 0, 0, 2]),
+        );
+        let mut here: Vec<_> =
+            (0..MAX_HANDSHAKES).map_while(|_| AddressPermit::acquire(&all, crowd)).collect();
+        assert_eq!(here.len(), MAX_HANDSHAKES_PER_ADDRESS);
+        assert!(
+            MAX_HANDSHAKES_PER_ADDRESS < MAX_HANDSHAKES
+                && AddressPermit::acquire(&all, other).is_some()
+        );
+        here.pop();
+        assert!(AddressPermit::acquire(&all, crowd).is_some());
+        here.clear();
+        assert!(all.lock().is_empty());
+    }
+}

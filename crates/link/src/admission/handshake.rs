@@ -1,0 +1,178 @@
+//! The first messages on a connection: the caller states its version and what it wants, and the
+//! callee accepts or refuses.
+//!
+//! ```text
+//! caller -> | "BOSSMAN\n" | version: u32 LE | length: u32 LE | MessagePack of Handshake |
+//! callee -> | "BOSSMAN\n" | version: u32 LE | length: u32 LE | MessagePack of HandshakeReply |
+//! ```
+//!
+//! The first twelve bytes have the same meaning in every version. So two programs can report that
+//! their versions differ.
+
+use crate::error::LinkError;
+use crate::memory::shared::Transport;
+use crate::nccl::Nccl;
+use pipeline::ids::WorkerId;
+use pipeline::message::PROTOCOL_VERSION;
+use quinn::{RecvStream, SendStream};
+use serde::{de::DeserializeOwned, Deserialize, Serialize};
+
+const MAGIC: &[u8; 8] = b"BOSSMAN\n";
+const MAX_BYTES: usize = 64 << 10;
+
+/// The first message of a caller.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Handshake {
+    /// From a worker to the boss: it wants a place in the run.
+    Join(WorkerInfo),
+    /// From a worker to another worker of the same run.
+    Peer {
+        /// The caller's number.
+        worker: WorkerId,
+        /// The number of the run, from [`HandshakeReply::Welcome`].
+        run: u64,
+    },
+    /// Asks for the status of the run.
+    Status,
+}
+
+impl Handshake {
+    /// Names it in the log.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Handshake::Join(_) => "join",
+            Handshake::Peer { .. } => "peer",
+            Handshake::Status => "status",
+        }
+    }
+}
+
+/// A worker's description of its machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerInfo {
+    /// The device that it computes on, such as `cpu` or `cuda:0`.
+    pub device: String,
+    /// The number of compute threads.
+    pub threads: u32,
+    /// The memory of the device in bytes, if known.
+    pub memory_bytes: Option<u64>,
+    /// The version of the program.
+    pub version: String,
+    /// Whether other workers may connect to it directly.
+    pub direct: bool,
+    /// The name of the machine.
+    pub host: String,
+    /// The process id on that machine.
+    pub process: u32,
+    /// Whether it can sum gradients with NCCL.
+    pub nccl: Nccl,
+}
+
+/// A worker with one CPU thread, on a machine without a name, that others may connect to.
+impl Default for WorkerInfo {
+    fn default() -> Self {
+        WorkerInfo {
+            device: "cpu".into(),
+            threads: 1,
+            memory_bytes: None,
+            version: env!("CARGO_PKG_VERSION").into(),
+            direct: true,
+            host: String::new(),
+            process: 0,
+            nccl: Nccl::Missing("it computes on a CPU".into()),
+        }
+    }
+}
+
+/// The callee's answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum HandshakeReply {
+    /// To a worker: it has a place in the run.
+    Welcome {
+        /// The worker's number.
+        worker: WorkerId,
+        /// The number of the run, which other workers check.
+        run: u64,
+        /// The transport of the run's connections.
+        transport: Transport,
+    },
+    /// To another worker: frames may follow.
+    Accepted,
+    /// The status of the run, as JSON.
+    Status(String),
+    /// The caller is refused.
+    Refused {
+        /// The reason, in words for the other end's user.
+        reason: String,
+        /// Whether the caller may be accepted later.
+        retry: bool,
+    },
+}
+
+impl HandshakeReply {
+    /// Names it in the log.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            HandshakeReply::Welcome { .. } => "welcome",
+            HandshakeReply::Accepted => "accepted",
+            HandshakeReply::Status(_) => "status",
+            HandshakeReply::Refused { .. } => "refused",
+        }
+    }
+}
+
+/// Encodes a message of the handshake.
+///
+/// # Errors
+/// The message has no encoding.
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, LinkError> {
+    let body = rmp_serde::to_vec(message).map_err(|e| broken(e.to_string()))?;
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(PROTOCOL_VERSION.to_le_bytes());
+    bytes.extend((body.len() as u32).to_le_bytes());
+    bytes.extend(body);
+    Ok(bytes)
+}
+
+/// Sends a message of the handshake.
+///
+/// # Errors
+/// The connection is lost.
+pub async fn write<T: Serialize>(send: &mut SendStream, message: &T) -> Result<(), LinkError> {
+    send.write_all(&encode(message)?).await.map_err(|e| lost(&e.to_string()))
+}
+
+/// Receives a message of the handshake, of at most 64 KiB.
+///
+/// # Errors
+/// The connection is lost, or the other end has another protocol or version.
+pub async fn read<T: DeserializeOwned>(recv: &mut RecvStream) -> Result<T, LinkError> {
+    let mut start = [0u8; 12];
+    recv.read_exact(&mut start).await.map_err(|e| lost(&e.to_string()))?;
+    let (magic, version) = start.split_at(8);
+    if magic != MAGIC {
+        return Err(broken("it does not speak BossMan".into()));
+    }
+    let theirs = u32::from_le_bytes([version[0], version[1], version[2], version[3]]);
+    if theirs != PROTOCOL_VERSION {
+        return Err(LinkError::Version { ours: PROTOCOL_VERSION, theirs });
+    }
+    let mut len = [0u8; 4];
+    recv.read_exact(&mut len).await.map_err(|e| lost(&e.to_string()))?;
+    let len = u32::from_le_bytes(len) as usize;
+    if len > MAX_BYTES {
+        return Err(broken(format!("a handshake of {len} bytes; at most {MAX_BYTES} are allowed")));
+    }
+    let mut body = vec![0; len];
+    recv.read_exact(&mut body).await.map_err(|e| lost(&e.to_string()))?;
+    rmp_serde::from_slice(&body)
+        .map_err(|e| broken(format!("a handshake that cannot be read: {e}")))
+}
+
+fn broken(reason: String) -> LinkError {
+    LinkError::Protocol { peer: "the other end".into(), reason }
+}
+
+fn lost(reason: &str) -> LinkError {
+    LinkError::Lost { peer: "the other end".into(), reason: reason.to_string() }
+}

@@ -1,0 +1,108 @@
+//! The arrival of a worker, its preparation during the steps of the others, and its end.
+
+use super::{Decision, Member, MemberState, Membership, Process};
+use crate::ids::{StageId, WorkerId};
+use crate::message::Failure;
+
+/// The number of updates after which an evicted worker is tried again.
+const READMIT_AFTER_UPDATES: u64 = 200;
+
+impl Membership {
+    /// A worker joined from `origin`. A process that was disconnected before waits first.
+    pub fn on_joined(&mut self, worker: WorkerId, process: Process, origin: &str) {
+        self.notice(format!("{worker} joined from {origin}"));
+        let removed = self.removed.remove(&process);
+        self.members.insert(worker, Member { process, ..Member::default() });
+        if let Some(reason) = removed {
+            self.evict(worker, format!("it was here before: {reason}"));
+        }
+    }
+
+    /// A worker left, for this reason.
+    pub fn on_left(&mut self, worker: WorkerId, reason: &str) {
+        if self.state(worker).is_some_and(|state| !state.has_left()) {
+            self.leave(worker, reason);
+            self.notice(format!("{worker} left ({reason})"));
+        }
+    }
+
+    /// The preparation of a worker ended.
+    pub fn on_prepared(&mut self, worker: WorkerId, result: Result<(), Failure>) {
+        let Some(state) = self.state(worker).filter(|state| !state.has_left()) else { return };
+        match (result, state) {
+            (Ok(()), MemberState::Preparing(stage)) => {
+                self.set_state(worker, MemberState::Ready(*stage));
+            }
+            (Ok(()), _) => {}
+            (Err(failure), _) => {
+                self.notice(format!("{worker} cannot take part: {failure}"));
+                self.disconnect(worker, &failure.message);
+                self.on_left(worker, &failure.message);
+            }
+        }
+    }
+
+    /// Begins to prepare the workers that have joined.
+    pub(super) fn prepare_joined(&mut self) {
+        let joined = self.members().filter(|(_, member)| member.state == MemberState::Joined);
+        for worker in joined.map(|(worker, _)| worker).collect::<Vec<_>>() {
+            let Some(stage) = self.smallest_stage() else { return };
+            let Some(like) = self.placement.first(stage) else { return };
+            let placement = self.placement.joined_by([(&worker, &like)]);
+            self.set_state(worker, MemberState::Preparing(stage));
+            self.decide(Decision::Prepare { worker, placement });
+        }
+    }
+
+    /// The first stage of the place that has the fewest workers. Workers on their way there count.
+    fn smallest_stage(&self) -> Option<StageId> {
+        let on_their_way = |stage: StageId| {
+            let goes_there = |member: &&Member| match member.state {
+                MemberState::Preparing(place) | MemberState::Ready(place) => {
+                    self.placement.of(place) == self.placement.of(stage)
+                }
+                MemberState::CatchingUp(guide) => self.placement.has(stage, guide),
+                _ => false,
+            };
+            self.members.values().filter(goes_there).count()
+        };
+        let places = self.placement.iter().filter(|(_, workers)| !workers.is_empty());
+        places
+            .min_by_key(|(stage, workers)| workers.len() + on_their_way(*stage))
+            .map(|(stage, _)| stage)
+    }
+
+    /// Disconnects a worker, and remembers its process.
+    pub(super) fn disconnect(&mut self, worker: WorkerId, reason: &str) {
+        if let Some(member) = self.members.get(&worker) {
+            self.removed.insert(member.process.clone(), reason.to_string());
+        }
+        self.decide(Decision::Disconnect { worker, reason: reason.to_string() });
+    }
+
+    pub(super) fn leave(&mut self, worker: WorkerId, reason: &str) {
+        self.commands_behind.remove(&worker);
+        if let Some(member) = self.members.get_mut(&worker) {
+            member.retire(MemberState::Left { reason: reason.to_string() });
+        }
+    }
+
+    pub(super) fn evict(&mut self, worker: WorkerId, reason: String) {
+        self.notice(format!("{worker} is put aside: {reason}"));
+        let until = self.position.updates + READMIT_AFTER_UPDATES;
+        if let Some(member) = self.members.get_mut(&worker) {
+            member.retire(MemberState::Evicted { reason, until });
+        }
+    }
+
+    /// Tries the workers again that were evicted long ago.
+    pub(super) fn readmit_evicted(&mut self) {
+        let now = self.position.updates;
+        for (worker, member) in &mut self.members {
+            if matches!(member.state, MemberState::Evicted { until, .. } if until <= now) {
+                member.state = MemberState::Joined;
+                self.decisions.push_back(Decision::ForgetTimes(*worker));
+            }
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! The boss's session under impossible requests and invalid answers.
+
+use layerspec::LayerGraph;
+use pipeline::boss::{
+    Answer, BossSession, Instruction, IntoRequest, Measure, ReportLinks, Request, RoundResults,
+    RunRequest, SendState, Setup,
+};
+use pipeline::effect::{BossEffect, Frame, Micros};
+use pipeline::frame::Route;
+use pipeline::ids::{MicrobatchKey, Slot, StageId, WorkerId};
+use pipeline::message::{
+    Failure, LinkReport, Mode, Reduction, RoundLoss, RoundUpdate, Span, TensorHead, ToBoss,
+    ToWorker,
+};
+use pipeline::replicas::BucketBytes;
+use pipeline::schedule::{Action, Ending, Placement};
+use pipeline::{Cuts, LossSpec, Plan};
+
+fn graph() -> LayerGraph {
+    let text =
+        "inputs: {x: [batch, 4]}\nlayers:\n  - Linear: {in_features: 4, out_features: 4}\n  - \
+         Linear: {in_features: 4, out_features: 4}\n";
+    LayerGraph::from_yaml(text, "model.yaml").expect("a good model")
+}
+
+fn plan(workers: usize) -> Plan {
+    Plan::new(&graph(), &Cuts::Auto, workers, Placement::Plain).expect("a good cut")
+}
+
+struct Boss {
+    session: BossSession,
+    effects: Vec<BossEffect>,
+    requests: u64,
+    command: u64,
+    now: u64,
+}
+
+/// A message or a tensor head from a worker to the boss.
+enum Said {
+    Message(ToBoss),
+    Tensors(TensorHead),
+}
+
+impl From<ToBoss> for Said {
+    fn from(message: ToBoss) -> Self {
+        Said::Message(message)
+    }
+}
+
+impl From<TensorHead> for Said {
+    fn from(head: TensorHead) -> Self {
+        Said::Tensors(head)
+    }
+}
+
+impl Boss {
+    /// Two workers, at most two batches waiting, the model distributed.
+    fn ready() -> Self {
+        let setup = Setup {
+            plan: plan(2),
+            seed: 1,
+            buckets: BucketBytes::default(),
+            addresses: Vec::new(),
+            max_pending_batches: 2,
+        };
+        let session = BossSession::new(setup);
+        let mut boss = Boss { session, effects: Vec::new(), requests: 0, command: 0, now: 0 };
+        boss.ask(Instruction::Distribute);
+        boss.both_done();
+        boss.reply().expect("it is carried out");
+        boss
+    }
+
+    fn ask(&mut self, request: impl IntoRequest) {
+        let request = request.into_request();
+        self.requests += 1;
+        self.session.on_request(Micros(self.now), self.requests, request);
+        self.drain();
+    }
+
+    fn hear(&mut self, worker: u16, said: impl Into<Said>, slots: &[u64]) {
+        let (now, from) = (Micros(self.now), WorkerId(worker));
+        match said.into() {
+            Said::Message(message) => self.session.on_message(now, from, message),
+            Said::Tensors(head) => {
+                let slots = slots.iter().map(|s| Slot(*s)).collect();
+                self.session.on_frame(now, from, Frame { route: None, head, slots });
+            }
+        }
+        self.drain();
+    }
+
+    fn done(&mut self, worker: u16, sent: u32) {
+        let (losses, received, answered) = (Vec::new(), Micros(0), Micros(0));
+        let head =
+            ToBoss::Done { id: self.command, losses, sent, received, answered, spans: Vec::new() };
+        self.hear(worker, head, &[]);
+    }
+
+    fn both_done(&mut self) {
+        self.done(0, 0);
+        self.done(1, 0);
+    }
+
+    fn drain(&mut self) {
+        while let Some(effect) = self.session.poll_effect() {
+            if let BossEffect::Tell(to) = &effect {
+                if let Some(ToWorker::Command { id, .. }) = to.first().map(|to| &to.body) {
+                    self.command = *id;
+                }
+            }
+            self.effects.push(effect);
+        }
+    }
+
+    /// The reply to the last request, if there is one.
+    fn answered(&mut self) -> Option<Result<Answer, Failure>> {
+        let is_reply = |e: &BossEffect| {
+            matches!(
+                e,
+                BossEffect::Reply { request, .. } if *request == self.requests
+            )
+        };
+        let at = self.effects.iter().position(is_reply)?;
+        match self.effects.remove(at) {
+            BossEffect::Reply { result, .. } => Some(result),
+            _ => None,
+        }
+    }
+
+    fn reply(&mut self) -> Result<Answer, Failure> {
+        self.answered().expect("a reply")
+    }
+
+    fn results(&mut self) -> RoundResults {
+        let answer = self.reply().expect("it is carried out");
+        *Box::<RunRequest>::read(answer).expect("the results of a round")
+    }
+
+    fn refusal(&mut self, request: impl IntoRequest) -> String {
+        self.ask(request);
+        self.reply().expect_err("it cannot be").to_string()
+    }
+
+    /// The reason why it disconnected this worker. The driver then reports the worker as lost.
+    fn hangup(&mut self, worker: u16) -> String {
+        let mut reasons = self.effects.drain(..).filter_map(|e| match e {
+            BossEffect::Hangup { worker: of, reason } if of == WorkerId(worker) => Some(reason),
+            _ => None,
+        });
+        let reason = reasons.next().expect("a hangup");
+        drop(reasons);
+        self.session.on_lost(Micros(self.now), WorkerId(worker), &reason);
+        self.drain();
+        self.reply().expect_err("the worker is lost");
+        reason
+    }
+}
+
+fn run(actions: Vec<Vec<Action>>) -> RunRequest {
+    RunRequest { step: 1, mode: Mode::Train, ..RunRequest::of(1, actions, Reduction::default()) }
+}
+
+fn each_stage(action: impl Fn(StageId) -> Action) -> Vec<Vec<Action>> {
+    vec![vec![action(StageId(0))], vec![action(StageId(1))]]
+}
+
+fn forward(batch: u64) -> RunRequest {
+    let actions = each_stage(|stage| Action::Forward { stage, microbatch: 0 });
+    RunRequest {
+        batch,
+        outputs: true,
+        inputs: vec![(0, graph().inputs()[0], Slot(1))],
+        ..run(actions)
+    }
+}
+
+fn backward(batch: u64) -> RunRequest {
+    let actions = each_stage(|stage| Action::Backward { stage, microbatch: 0 });
+    RunRequest {
+        batch,
+        grads: Some(vec![(0, graph().outputs()[0], vec![Slot(2)])]),
+        ..run(actions)
+    }
+}
+
+fn output() -> TensorHead {
+    TensorHead::Output { key: MicrobatchKey { batch: 1, index: 0 }, value: graph().outputs()[0] }
+}
+
+fn request(run: RunRequest) -> Request {
+    Request::Run(Box::new(run))
+}
+
+#[test]
+fn a_round_that_lacks_something_is_refused_rather_than_waited_for() {
+    let mut boss = Boss::ready();
+    let x = graph().inputs()[0];
+    let loss = || Some(RoundLoss { spec: LossSpec::MSELoss, weights: vec![1.0] });
+    let update =
+        |max_norm| Some(RoundUpdate { lr: 0.1, scale: 1.0, max_norm, skip_infinite: false });
+    let layout = plan(2).layout();
+    let cases = [
+        ("an input is missing", RunRequest { inputs: Vec::new(), ..forward(1) }),
+        (
+            "an input is given twice",
+            RunRequest { inputs: vec![(0, x, Slot(1)), (0, x, Slot(2))], ..forward(1) },
+        ),
+        (
+            "for a microbatch that does not take it",
+            RunRequest { inputs: vec![(1, x, Slot(1))], ..forward(1) },
+        ),
+        ("a target is missing", RunRequest { loss: loss(), ..forward(1) }),
+        ("a target is given twice, or", RunRequest { targets: vec![(0, Slot(3))], ..forward(1) }),
+        ("a gradient is missing", RunRequest { grads: Some(Vec::new()), ..backward(1) }),
+        (
+            "the forward of stage 1 is not worker 0's",
+            RunRequest {
+                actions: vec![vec![Action::Forward { stage: StageId(1), microbatch: 0 }]],
+                ..forward(1)
+            },
+        ),
+        ("without a learning rate", run(layout.ending(Ending::Step))),
+        (
+            "a limit for the norm",
+            RunRequest { update: update(Some(1.0)), ..run(layout.ending(Ending::Step)) },
+        ),
+        (
+            "a limit for the norm",
+            RunRequest { update: update(None), ..run(layout.ending(Ending::ClippedStep)) },
+        ),
+        ("no forward pass of this batch waits", backward(7)),
+    ];
+    for (what, run) in cases {
+        let error = boss.refusal(request(run));
+        assert!(error.contains(what), "expected `{what}`, got `{error}`");
+    }
+}
+
+#[test]
+fn a_worker_that_sends_too_much_is_hung_up_on() {
+    let first = |boss: &mut Boss| {
+        boss.ask(request(forward(1)));
+        boss.hear(1, output(), &[10]);
+    };
+    let mut boss = Boss::ready();
+    first(&mut boss);
+    boss.hear(1, output(), &[11]);
+    assert!(boss.hangup(1).contains("sent an output of microbatch 0 twice"));
+
+    let mut boss = Boss::ready();
+    boss.ask(request(forward(1)));
+    boss.hear(0, output(), &[10]);
+    assert!(boss.hangup(0).contains("or one that it does not make"), "worker 1 makes it");
+
+    let mut boss = Boss::ready();
+    first(&mut boss);
+    boss.done(1, 2);
+    assert!(boss.hangup(1).contains("sent more tensors than it says, or fewer than it can"));
+
+    let mut boss = Boss::ready();
+    boss.ask(SendState { stage: None, optimizer: false });
+    let state = |boss: &Boss| TensorHead::State { id: boss.command, name: "0.weight".into() };
+    let head = state(&boss);
+    boss.hear(0, head.clone(), &[10]);
+    boss.hear(1, head, &[11]);
+    assert!(boss.hangup(1).contains("sent the parameter `0.weight` twice"));
+
+    let mut boss = Boss::ready();
+    boss.ask(Measure(Vec::new()));
+    boss.done(0, 0);
+    assert!(boss.hangup(0).contains("answered without what it was asked for"));
+}
+
+#[test]
+fn batches_wait_for_their_backward_pass_but_not_without_end() {
+    let mut boss = Boss::ready();
+    for batch in [1, 2] {
+        boss.ask(request(RunRequest { outputs: false, ..forward(batch) }));
+        boss.both_done();
+        boss.reply().expect("it is carried out");
+    }
+    let error = boss.refusal(request(forward(3)));
+    assert!(
+        error.starts_with("2 batches wait for their backward pass, which is as many as may"),
+        "{error}"
+    );
+    // Evaluation stores nothing.
+    boss.ask(request(RunRequest { outputs: false, mode: Mode::Eval, ..forward(3) }));
+    boss.both_done();
+    boss.reply().expect("it is carried out");
+    for freed in [request(backward(1)), Instruction::Discard { batch: 2 }.into_request()] {
+        boss.ask(freed);
+        boss.both_done();
+        boss.reply().expect("it is carried out");
+        boss.ask(request(RunRequest { outputs: false, ..forward(4 + boss.requests) }));
+        boss.both_done();
+        boss.reply().expect("one has gone");
+    }
+    boss.ask(Instruction::Distribute);
+    boss.both_done();
+    boss.reply().expect("it is carried out");
+    let error = boss.refusal(request(backward(4)));
+    assert!(error.contains("no forward pass of this batch waits"), "{error}");
+}
+
+#[test]
+fn the_norm_is_that_of_all_stages_and_reaches_all_workers() {
+    let mut boss = Boss::ready();
+    let update = RoundUpdate { lr: 0.1, scale: 0.5, max_norm: Some(1.0), skip_infinite: false };
+    let actions = plan(2).layout().ending(Ending::ClippedStep);
+    boss.ask(request(RunRequest { update: Some(update), ..run(actions) }));
+    let norms = |id, layer, square| ToBoss::Norms {
+        id,
+        squares: vec![pipeline::norm::Square {
+            layer: layerspec::LayerId(layer),
+            number: 0,
+            blocks: 1,
+            node: pipeline::replicas::Node::leaf(0),
+            sum: square,
+        }],
+        losses: Vec::new(),
+    };
+    let id = boss.command;
+    boss.hear(1, norms(id, 1, 64.0), &[]);
+    boss.hear(0, norms(id, 0, 36.0), &[]);
+    let told = boss.effects.iter().find_map(|e| match e {
+        BossEffect::Tell(to) => {
+            to.iter().any(|to| matches!(to.body, ToWorker::TotalNorm { .. })).then(|| to.clone())
+        }
+        _ => None,
+    });
+    let told = told.expect("the norm");
+    assert!(
+        told.len() == 2 && told.iter().all(|to| to.body == ToWorker::TotalNorm { id, norm: 5.0 }),
+        "{told:?}"
+    );
+    assert!(
+        (update.clip(5.0) - 0.2).abs() < 1e-6
+            && update.clip(0.5) == 1.0
+            && update.clip(f64::NAN).is_nan()
+    );
+    boss.both_done();
+    assert_eq!(boss.results().grad_norm, Some(5.0));
+}
+
+#[test]
+fn spans_are_placed_on_the_boss_s_clock() {
+    let mut boss = Boss::ready();
+    boss.now = 1000;
+    boss.ask(request(RunRequest { outputs: false, ..forward(1) }));
+    // The worker's clock is a million ahead, a message takes 50, and the work takes 100.
+    let action = Action::Forward { stage: StageId(0), microbatch: 0 };
+    let span = Span { action, start: Micros(1_001_060), end: Micros(1_001_140) };
+    let (received, answered) = (Micros(1_001_050), Micros(1_001_150));
+    boss.now = 1200;
+    let head = ToBoss::Done {
+        id: boss.command,
+        losses: Vec::new(),
+        sent: 0,
+        received,
+        answered,
+        spans: vec![span],
+    };
+    boss.hear(0, head, &[]);
+    boss.done(1, 0);
+    let spans = boss.results().spans;
+    assert_eq!(
+        (spans[0].worker, spans[0].start, spans[0].end),
+        (WorkerId(0), Micros(1060), Micros(1140))
+    );
+}
+
+#[test]
+fn links_are_kept_and_a_plan_for_other_workers_is_refused() {
+    let mut boss = Boss::ready();
+    let report = |rtt| LinkReport {
+        rtt: Micros(rtt),
+        bytes_per_second: 1 << 30,
+        packet_bytes: 65_000,
+        shared_memory: false,
+        same_machine: true,
+    };
+    for rtt in [90, u64::MAX, 80] {
+        boss.hear(0, ToBoss::LinkReport { peer: Some(WorkerId(1)), report: report(rtt) }, &[]);
+    }
+    boss.ask(ReportLinks);
+    let links = ReportLinks::read(boss.reply().expect("it is known")).expect("links");
+    assert_eq!(links, [(WorkerId(0), Some(WorkerId(1)), report(80))]);
+
+    assert_eq!(
+        boss.refusal(Instruction::Use(Box::new(plan(1)))),
+        "a plan for 1 workers; there are 2"
+    );
+    boss.ask(Instruction::Use(Box::new(plan(2))));
+    boss.reply().expect("as many workers");
+    let error = boss.refusal(request(forward(1)));
+    assert!(error.contains("call distribute_model() first"), "{error}");
+}
+
+/// A worker without stages, which has joined a pool.
+#[test]
+fn who_takes_no_part_cannot_end_spoil_or_flood_what_others_do() {
+    let joined = || {
+        let mut boss = Boss::ready();
+        boss.session.open();
+        assert_eq!(boss.session.on_joined(None), WorkerId(2));
+        boss
+    };
+    let failed =
+        |boss: &Boss| ToBoss::Failed { id: boss.command, failure: Failure::new("out of spite") };
+
+    // The boss ignores its messages about a round, whether the round continues or was given up.
+    let mut boss = joined();
+    boss.ask(request(forward(1)));
+    let head = failed(&boss);
+    boss.hear(2, head, &[]);
+    boss.hear(2, output(), &[10]);
+    boss.hear(
+        2,
+        ToBoss::LinkFailed { peer: WorkerId(0), reason: "broken".into(), was_up: true },
+        &[],
+    );
+    assert!(boss.answered().is_none(), "the round goes on");
+    let head = ToBoss::Failed { id: boss.command, failure: Failure::new("out of memory") };
+    boss.hear(1, head, &[]);
+    assert_eq!(boss.reply().expect_err("it failed").worker, Some(WorkerId(1)));
+    let id = boss.command;
+    boss.hear(2, ToBoss::Aborted { id, stepped: true }, &[]);
+    boss.hear(0, ToBoss::Aborted { id, stepped: false }, &[]);
+    boss.hear(1, ToBoss::Aborted { id, stepped: false }, &[]);
+    boss.ask(request(forward(2)));
+    assert!(boss.answered().is_none(), "no stage is taken for a step ahead");
+
+    // Its weights are not taken for another worker's.
+    let mut boss = joined();
+    boss.ask(SendState { stage: None, optimizer: false });
+    let head = TensorHead::State { id: boss.command, name: "0.weight".into() };
+    boss.hear(2, head.clone(), &[11]);
+    let unasked = |e: &BossEffect| {
+        matches!(
+            e,
+            BossEffect::Hangup { worker: WorkerId(2), reason } if reason.contains("unasked")
+        )
+    };
+    assert!(boss.effects.iter().any(unasked), "{:?}", boss.effects);
+    boss.hear(0, head, &[12]);
+    let honest = |e: &BossEffect| matches!(e, BossEffect::Hangup { worker: WorkerId(0), .. });
+    assert!(!boss.effects.iter().any(honest), "{:?}", boss.effects);
+
+    // The boss relays nothing to workers that do not wait for it: neither to others, nor to itself.
+    let mut boss = joined();
+    for to in [0, 2] {
+        boss.hear(
+            2,
+            ToBoss::LinkFailed { peer: WorkerId(to), reason: "none".into(), was_up: false },
+            &[],
+        );
+        let route = Some(Route { from: WorkerId(2), to: WorkerId(to) });
+        let head = TensorHead::Value {
+            key: MicrobatchKey { batch: 1, index: 0 },
+            value: graph().outputs()[0],
+            to: StageId(0),
+        };
+        boss.effects.clear();
+        boss.session.on_frame(Micros(0), WorkerId(2), Frame { route, head, slots: vec![Slot(13)] });
+        boss.drain();
+        assert_eq!(boss.effects, [BossEffect::Drop(vec![Slot(13)])]);
+    }
+}

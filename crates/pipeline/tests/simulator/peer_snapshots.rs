@@ -1,0 +1,73 @@
+//! The snapshots that workers store beyond the life of a world.
+
+use super::*;
+use pipeline::peer_snapshot::{SnapshotId, SnapshotNote};
+
+/// A worker's snapshots, which its process stores beyond a run.
+#[derive(Clone, Default)]
+pub struct Kept(BTreeMap<SnapshotId, (SnapshotNote, Parts)>);
+
+type Parts = BTreeMap<u32, BTreeMap<String, Fake>>;
+
+impl Kept {
+    pub fn put(
+        &mut self,
+        snapshot: SnapshotId,
+        note: SnapshotNote,
+        part: u32,
+        tensors: BTreeMap<String, Fake>,
+    ) {
+        let (_, parts) = self.0.entry(snapshot).or_insert_with(|| (note, Parts::new()));
+        assert!(parts.insert(part, tensors).is_none(), "part {part} of {snapshot:?} is kept twice");
+        assert!(self.0.len() <= 2, "more snapshots are kept than the last and the next");
+    }
+
+    pub fn get(&self, snapshot: SnapshotId, part: u32, name: &str) -> Fake {
+        self.0[&snapshot].1[&part][name]
+    }
+
+    pub fn keep_only(&mut self, wanted: &[SnapshotId]) {
+        self.0.retain(|snapshot, _| wanted.contains(snapshot));
+    }
+
+    fn list(&self) -> Vec<PeerSnapshot> {
+        let names = |(part, tensors): (&u32, &BTreeMap<String, Fake>)| {
+            (*part, tensors.keys().cloned().collect())
+        };
+        let listed = self.0.iter().map(|(snapshot, (note, parts))| PeerSnapshot {
+            snapshot: *snapshot,
+            note: note.clone(),
+            parts: parts.iter().map(names).collect(),
+        });
+        listed.collect()
+    }
+}
+
+impl World {
+    /// Gives its first workers these snapshots of earlier runs.
+    pub fn bring(&mut self, kept: Vec<Kept>) {
+        for (worker, kept) in self.workers.iter_mut().zip(kept) {
+            worker.session = StageSession::with_snapshots(kept.list());
+            worker.kept = kept;
+        }
+    }
+
+    /// The snapshots of workers that are alive, or only silent.
+    pub fn left(&mut self) -> Vec<Kept> {
+        let (here, away) = self.left_here_and_away();
+        here.into_iter().chain(away).collect()
+    }
+
+    /// The same, and separately the snapshots of workers that cannot be reached yet.
+    pub fn left_here_and_away(&mut self) -> (Vec<Kept>, Vec<Kept>) {
+        let there = |worker: &&mut Worker| {
+            worker.alive || worker.finished || worker.rejoins || worker.asleep > 0
+        };
+        let (mut here, mut away) = (Vec::new(), Vec::new());
+        for worker in self.workers.iter_mut().filter(there) {
+            let of = if worker.far { &mut away } else { &mut here };
+            of.push(std::mem::take(&mut worker.kept));
+        }
+        (here, away)
+    }
+}

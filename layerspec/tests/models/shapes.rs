@@ -1,0 +1,522 @@
+//! Shape and parameter arithmetic against values worked out by hand or known from PyTorch.
+
+use crate::support::{model, refused};
+use layerspec::{Bindings, Dim, Init, LayerGraph, Role, Shape};
+
+/// The output type of a model of one layer, as text.
+fn output(input: &str, layer: &str) -> String {
+    let graph = one(input, layer);
+    graph.value(graph.outputs()[0]).ty.to_string()
+}
+
+fn one(input: &str, layer: &str) -> LayerGraph {
+    model(&format!("inputs: {{x: {input}}}\nlayers:\n  - {layer}\n"))
+}
+
+#[test]
+fn convolution_sizes() {
+    let conv = |size: u32, rest: &str| {
+        let layer = format!("Conv2d: {{in_channels: 1, out_channels: 2, kernel_size: {rest}}}");
+        output(&format!("[batch, 1, {size}, {size}]"), &layer)
+    };
+    assert_eq!(conv(28, "5"), "[batch, 2, 24, 24]");
+    assert_eq!(conv(28, "3, padding: 1, stride: 2"), "[batch, 2, 14, 14]");
+    assert_eq!(conv(224, "7, padding: 3, stride: 2"), "[batch, 2, 112, 112]");
+    assert_eq!(conv(10, "[3, 1], stride: [2, 3], padding: [0, 1]"), "[batch, 2, 4, 4]");
+    assert_eq!(conv(10, "3, dilation: 4"), "[batch, 2, 2, 2]");
+    assert_eq!(conv(10, "4, padding: same, dilation: 2"), "[batch, 2, 10, 10]");
+    assert_eq!(conv(10, "4, padding: valid"), "[batch, 2, 7, 7]");
+}
+
+#[test]
+fn convolutions_of_other_dimensions() {
+    let conv = "in_channels: 2, out_channels: 4, kernel_size";
+    assert_eq!(
+        output("[batch, 2, 10]", &format!("Conv1d: {{{conv}: 3, stride: 2}}")),
+        "[batch, 4, 4]"
+    );
+    assert_eq!(
+        output("[batch, 2, seq]", &format!("Conv1d: {{{conv}: 3, padding: 1}}")),
+        "[batch, 4, seq]"
+    );
+    assert_eq!(
+        output("[batch, 2, 9, 9, 9]", &format!("Conv3d: {{{conv}: [1, 3, 5], stride: [2, 1, 1]}}")),
+        "[batch, 4, 5, 7, 5]"
+    );
+    let up = format!("{conv}: 3, stride: 2, padding: 1, output_padding: 1");
+    assert_eq!(
+        output("[batch, 2, seq]", &format!("ConvTranspose1d: {{{up}}}")),
+        "[batch, 4, seq*2]"
+    );
+    assert_eq!(
+        output("[batch, 2, 7, h]", &format!("ConvTranspose2d: {{{up}}}")),
+        "[batch, 4, 14, h*2]"
+    );
+    assert_eq!(
+        output("[batch, 2, 5, 5, 5]", &format!("ConvTranspose3d: {{{conv}: 2}}")),
+        "[batch, 4, 6, 6, 6]"
+    );
+}
+
+#[test]
+fn images_change_their_size() {
+    assert_eq!(output("[batch, 3, h, 8]", "Upsample: {scale_factor: 2}"), "[batch, 3, h*2, 16]");
+    assert_eq!(
+        output("[batch, 3, 5, 8]", "Upsample: {scale_factor: [1.5, 0.3]}"),
+        "[batch, 3, 7, 2]"
+    );
+    assert_eq!(
+        output("[batch, 3, h, w]", "Upsample: {size: [4, 6], mode: bicubic}"),
+        "[batch, 3, 4, 6]"
+    );
+    assert_eq!(
+        output("[batch, 12, h, 3]", "PixelShuffle: {upscale_factor: 2}"),
+        "[batch, 3, h*2, 6]"
+    );
+    assert_eq!(
+        output("[batch, 3, 4, 6]", "PixelUnshuffle: {downscale_factor: 2}"),
+        "[batch, 12, 2, 3]"
+    );
+    assert_eq!(output("[batch, seq, 4]", "Pad: {pad: [1, 2, 3, -1]}"), "[batch, seq + 2, 7]");
+}
+
+#[test]
+fn parts_of_symbolic_sizes() {
+    let slice = |rest: &str| output("[batch, seq]", &format!("Slice: {{dim: 1, {rest}}}"));
+    assert_eq!(slice("start: 1"), "[batch, seq - 1]");
+    assert_eq!(slice("start: -3"), "[batch, 3]");
+    assert_eq!(slice("end: -1"), "[batch, seq - 1]");
+    assert_eq!(slice("start: 2, end: 7, step: 2"), "[batch, 3]");
+    assert_eq!(slice("start: -4, end: -1"), "[batch, 3]");
+    assert_eq!(slice("step: 2"), "[batch, ((seq + 1)//2)]");
+    assert_eq!(output("[batch, seq, 4]", "Select: {dim: 1, index: -1}"), "[batch, 4]");
+    assert_eq!(output("[batch, seq, 4]", "Mean: {dim: [1, -1]}"), "[batch]");
+    assert_eq!(output("[batch, seq, 4]", "Sum: {dim: 1, keepdim: true}"), "[batch, 1, 4]");
+    assert_eq!(output("[batch, seq, 4]", "Permute: {dims: [1, -1, 0]}"), "[seq, 4, batch]");
+    assert_eq!(
+        output("[batch, 12]", "Unflatten: {dim: 1, unflattened_size: [3, -1]}"),
+        "[batch, 3, 4]"
+    );
+    assert_eq!(output("[batch, seq]", "Unsqueeze: {dim: -1}"), "[batch, seq, 1]");
+    assert_eq!(output("[batch, 1, seq]", "Squeeze: {dim: 1}"), "[batch, seq]");
+}
+
+#[test]
+fn layers_with_several_outputs() {
+    let outputs = |input: &str, layer: &str| {
+        let graph = one(input, layer);
+        let outputs = graph.outputs().iter().map(|value| graph.value(*value));
+        outputs.map(|value| format!("{} {}", value.name, value.ty)).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        outputs("[batch, 7]", "Split: {split_size_or_sections: 3, dim: 1}"),
+        ["0 [batch, 3]", "0.1 [batch, 3]", "0.2 [batch, 1]"]
+    );
+    assert_eq!(outputs("[batch, 6]", "Chunk: {chunks: 4, dim: 1}").len(), 3, "as in PyTorch");
+    let gates = "inputs: {x: [batch, 4]}\nlayers:\n  - Linear: {in_features: 4, out_features: \
+                 8}\n  - Chunk: {chunks: 2, dim: 1}\n    out_variables: [a, b]\n  - Mul:\n    \
+                 in_variables: b\n";
+    let graph = model(gates);
+    assert_eq!(graph.value(graph.outputs()[0]).ty.to_string(), "[batch, 4]");
+    assert!(graph.warnings().is_empty(), "{:?}", graph.warnings());
+}
+
+#[test]
+fn joins_of_two() {
+    let join = |inputs: &str, layer: &str| {
+        let graph = model(&format!("inputs: {inputs}\nlayers:\n  - {layer}\n    in_variables: y"));
+        graph.value(graph.outputs()[0]).ty.to_string()
+    };
+    assert_eq!(join("{x: [batch, seq, 4], y: [batch, 4, seq]}", "MatMul:"), "[batch, seq, seq]");
+    assert_eq!(join("{x: [batch, h, seq, 4], y: [4, 2]}", "MatMul:"), "[batch, h, seq, 2]");
+    assert_eq!(join("{x: [batch, 4], y: [4]}", "Sub:"), "[batch, 4]");
+    assert_eq!(join("{x: [batch, 4], y: [batch, 4]}", "Stack: {dim: 1}"), "[batch, 2, 4]");
+    let masked =
+        join("{x: [batch, 2, seq], y: {shape: [seq], dtype: bool}}", "MaskedFill: {value: -.inf}");
+    assert_eq!(masked, "[batch, 2, seq]");
+    let bilinear = "Bilinear: {in1_features: 3, in2_features: 4, out_features: 5}";
+    assert_eq!(join("{x: [batch, 3], y: [batch, 4]}", bilinear), "[batch, 5]");
+}
+
+/// PyTorch's rule: rounded up, but the last window must start inside the image or its left padding.
+#[test]
+fn pool_sizes_rounded_up() {
+    let pool = |size: u32, rest: &str| {
+        let layer = format!("MaxPool2d: {{ceil_mode: true, kernel_size: {rest}}}");
+        output(&format!("[batch, 1, {size}, {size}]"), &layer)
+    };
+    assert_eq!(pool(5, "2"), "[batch, 1, 3, 3]");
+    assert_eq!(pool(6, "2"), "[batch, 1, 3, 3]");
+    assert_eq!(pool(4, "1, stride: 3"), "[batch, 1, 2, 2]");
+    // ceil(4 / 3) + 1 = 3, but the third window would start at 6.
+    assert_eq!(pool(5, "1, stride: 3"), "[batch, 1, 2, 2]");
+    // The third window would start at 6 = 4 + 1 + 1.
+    assert_eq!(pool(4, "2, stride: 3, padding: 1"), "[batch, 1, 2, 2]");
+    assert_eq!(pool(112, "3, stride: 2, padding: 1"), "[batch, 1, 57, 57]");
+    assert_eq!(output("[batch, 3, 5, 7]", "AvgPool2d: {kernel_size: [2, 3]}"), "[batch, 3, 2, 2]");
+}
+
+/// The formula for symbols has the value of the formula for numbers, for every size and either
+/// rounding.
+#[test]
+fn formulas_agree_with_numbers() {
+    for ceil in ["false", "true"] {
+        for (kernel, stride, padding) in
+            [(1, 1, 0), (1, 3, 0), (2, 2, 1), (3, 2, 1), (5, 3, 2), (3, 7, 0)]
+        {
+            let layer = format!(
+                "MaxPool2d: {{kernel_size: {kernel}, stride: {stride}, padding: {padding}, \
+                 ceil_mode: {ceil}}}"
+            );
+            let symbolic = one("[batch, 1, height, 9]", &layer);
+            let formula = &symbolic.value(symbolic.outputs()[0]).ty.dims()[2];
+            for height in kernel..kernel + 12 {
+                let fixed = one(&format!("[batch, 1, {height}, 9]"), &layer);
+                let expected = fixed.value(fixed.outputs()[0]).ty.dims()[2].as_fixed();
+                let found = formula.eval(&Bindings::new().with("height", height));
+                assert_eq!(found, expected, "{layer}, height {height}, {formula}");
+                assert_eq!(
+                    expected,
+                    Some(windows(height, kernel, stride, padding, ceil == "true"))
+                );
+            }
+        }
+    }
+}
+
+/// PyTorch's `pooling_output_shape`, word for word.
+fn windows(size: u64, kernel: u64, stride: u64, padding: u64, ceil: bool) -> u64 {
+    let span = size + 2 * padding - kernel + if ceil { stride - 1 } else { 0 };
+    let windows = span / stride + 1;
+    if ceil && (windows - 1) * stride >= size + padding {
+        return windows - 1;
+    }
+    windows
+}
+
+#[test]
+fn symbols_in_shapes() {
+    assert_eq!(output("[batch, seq, 512]", "Flatten"), "[batch, seq*512]");
+    assert_eq!(output("[batch, 8, 64]", "Flatten: {start_dim: 0}"), "[batch*512]");
+    assert_eq!(output("[batch, seq, 512]", "Reshape: {shape: [-1, 512]}"), "[batch*seq, 512]");
+    assert_eq!(output("[batch, seq, 512]", "Reshape: {shape: [-1, 8, 64]}"), "[batch*seq, 8, 64]");
+    assert_eq!(output("[batch, 64]", "Reshape: {shape: [-1, 1, 8, 8]}"), "[batch, 1, 8, 8]");
+    assert_eq!(output("[batch, seq, 4]", "Transpose: {dim0: 1, dim1: -1}"), "[batch, 4, seq]");
+    assert_eq!(
+        output(
+            "[batch, 1, h, 8]",
+            "Conv2d: {in_channels: 1, out_channels: 1, kernel_size: 3, stride: 2}"
+        ),
+        "[batch, 1, ((h + 1)//2) - 1, 3]"
+    );
+    assert_eq!(
+        output("[batch, 1, h, w]", "AdaptiveAvgPool2d: {output_size: 4}"),
+        "[batch, 1, 4, 4]"
+    );
+}
+
+#[test]
+fn joins_of_symbolic_sizes() {
+    let join = |inputs: &str, layer: &str| {
+        let graph = model(&format!("inputs: {inputs}\nlayers:\n  - {layer}:\n    in_variables: y"));
+        graph.value(graph.outputs()[0]).ty.to_string()
+    };
+    assert_eq!(join("{x: [batch, seq, 4], y: [1, seq, 4]}", "Add"), "[batch, seq, 4]");
+    assert_eq!(join("{x: [batch, seq, 4], y: [4]}", "Mul"), "[batch, seq, 4]");
+    assert_eq!(join("{x: [batch, 1, 4], y: [batch, seq, 1]}", "Mul"), "[batch, seq, 4]");
+    let concat = "merge: concat\n    dim: 1\n    in_variables: y";
+    let graph = model(&format!(
+        "inputs: {{x: [batch, a, 4], y: [batch, b, 4]}}\nlayers:\n  - ReLU:\n    {concat}"
+    ));
+    assert_eq!(graph.value(graph.outputs()[0]).ty.to_string(), "[batch, a + b, 4]");
+}
+
+#[test]
+fn dtypes_flow() {
+    let embedding = "Embedding: {num_embeddings: 9, embedding_dim: 4}";
+    assert_eq!(output("{shape: [batch, seq], dtype: int64}", embedding), "[batch, seq, 4]");
+    assert_eq!(output("{shape: [batch, 2], dtype: float64}", "Tanh"), "float64 [batch, 2]");
+    assert_eq!(output("{shape: [batch, 2], dtype: bool}", "Identity"), "bool [batch, 2]");
+    assert!(refused(
+        "inputs: {x: [batch]}\nlayers:\n  - Embedding: {num_embeddings: 9, embedding_dim: 4}"
+    )
+    .ends_with("expected an int64 or int32 input, found float32"));
+}
+
+#[test]
+fn encoder_layers_keep_their_inputs_type() {
+    let encoder = "TransformerEncoderLayer: {d_model: 8, nhead: 2";
+    assert_eq!(
+        output("[batch, seq, 8]", &format!("{encoder}, batch_first: true}}")),
+        "[batch, seq, 8]"
+    );
+    assert_eq!(output("[seq, 3, 8]", &format!("{encoder}}}")), "[seq, 3, 8]");
+    let refused =
+        |input: &str| refused(&format!("inputs: {{x: {input}}}\nlayers:\n  - {encoder}}}\n"));
+    assert!(refused("[seq, 8]")
+        .ends_with("expected an input [seq, batch, 8] (d_model), found [seq, 8]"));
+    assert!(refused("[seq, batch, 9]").ends_with("found [seq, batch, 9]"));
+}
+
+#[test]
+fn attention_keeps_its_querys_type() {
+    let graph = |masks: &str, others: &str| {
+        let inputs = "x: [batch, seq, 8], m: [batch, mem, 6], a: {shape: [seq, mem], dtype: \
+                      bool}, p: {shape: [batch, mem], dtype: bool}";
+        let layer = format!(
+            "MultiheadAttention: {{embed_dim: 8, num_heads: 2, kdim: 6, vdim: 6, batch_first: \
+             true{masks}}}"
+        );
+        model(&format!(
+            "inputs: {{{inputs}}}\nlayers:\n  - {layer}\n    in_variables: [{others}]\n"
+        ))
+    };
+    for (masks, others) in [
+        ("", "m, m"),
+        (", attn_mask: true", "m, m, a"),
+        (", attn_mask: true, key_padding_mask: true", "m, m, a, p"),
+    ] {
+        let graph = graph(masks, others);
+        assert_eq!(graph.value(graph.outputs()[0]).ty.to_string(), "[batch, seq, 8]");
+    }
+    assert_eq!(
+        output("[batch, seq, 8]", "LlamaAttention: {hidden_size: 8, num_attention_heads: 2}"),
+        "[batch, seq, 8]"
+    );
+    assert_eq!(
+        output("[batch, 2, seq, 4]", "RotaryEmbedding: {head_dim: 4}"),
+        "[batch, 2, seq, 4]"
+    );
+    assert_eq!(
+        output("[batch, seq, 8]", "RotaryEmbedding: {head_dim: 4, num_heads: 2}"),
+        "[batch, seq, 8]"
+    );
+    assert_eq!(output("[seq, batch, 8]", "PositionalEncoding: {d_model: 8}"), "[seq, batch, 8]");
+    assert_eq!(
+        output("[batch, 4, 6]", "LlamaMLP: {hidden_size: 6, intermediate_size: 9}"),
+        "[batch, 4, 6]"
+    );
+}
+
+#[test]
+fn recurrent_layers_give_their_states() {
+    let outputs = |input: &str, layer: &str| {
+        let graph = one(input, layer);
+        let types = graph.outputs().iter().map(|output| graph.value(*output).ty.to_string());
+        types.collect::<Vec<_>>().join(" ")
+    };
+    let sizes = "input_size: 3, hidden_size: 4";
+    assert_eq!(
+        outputs("[seq, batch, 3]", &format!("RNN: {{{sizes}}}")),
+        "[seq, batch, 4] [1, batch, 4]"
+    );
+    assert_eq!(
+        outputs(
+            "[batch, seq, 3]",
+            &format!("GRU: {{{sizes}, num_layers: 3, bidirectional: true, batch_first: true}}")
+        ),
+        "[batch, seq, 8] [6, batch, 4]"
+    );
+    assert_eq!(
+        outputs("[batch, 7, 3]", &format!("LSTM: {{{sizes}, batch_first: true}}")),
+        "[batch, 7, 4] [1, batch, 4] [1, batch, 4]"
+    );
+    assert_eq!(
+        params(
+            "[seq, b, 3]",
+            &format!("LSTM: {{{sizes}, num_layers: 2, bias: false, bidirectional: true}}")
+        ),
+        "weight_ih_l0 [16, 3], weight_hh_l0 [16, 4], weight_ih_l0_reverse [16, 3], \
+         weight_hh_l0_reverse [16, 4], weight_ih_l1 [16, 8], weight_hh_l1 [16, 4], \
+         weight_ih_l1_reverse [16, 8], weight_hh_l1_reverse [16, 4]"
+    );
+    assert_eq!(
+        params("[seq, b, 3]", &format!("GRU: {{{sizes}}}")),
+        "weight_ih_l0 [12, 3], weight_hh_l0 [12, 4], bias_ih_l0 [12], bias_hh_l0 [12]"
+    );
+}
+
+/// Name, shape and role of a layer's parameters and buffers.
+fn params(input: &str, layer: &str) -> String {
+    let graph = one(input, layer);
+    let show = |param: &layerspec::ParamSpec| {
+        let buffer = if param.role == Role::Buffer { " buffer" } else { "" };
+        format!("{} {:?}{buffer}", param.name, param.shape)
+    };
+    graph.layers()[0].kind.params().iter().map(show).collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn parameters_are_pytorchs() {
+    assert_eq!(
+        params("[b, 4]", "Linear: {in_features: 4, out_features: 2}"),
+        "weight [2, 4], bias [2]"
+    );
+    assert_eq!(
+        params("[b, 4]", "Linear: {in_features: 4, out_features: 2, bias: false}"),
+        "weight [2, 4]"
+    );
+    let conv = "Conv2d: {in_channels: 4, out_channels: 6, kernel_size: [3, 5], groups: 2}";
+    assert_eq!(params("[b, 4, 9, 9]", conv), "weight [6, 2, 3, 5], bias [6]");
+    assert_eq!(
+        params("[b, 3, 4]", "LayerNorm: {normalized_shape: [3, 4]}"),
+        "weight [3, 4], bias [3, 4]"
+    );
+    assert_eq!(params("[b, 4]", "LayerNorm: {normalized_shape: 4, bias: false}"), "weight [4]");
+    assert_eq!(params("[b, 4]", "LayerNorm: {normalized_shape: 4, elementwise_affine: false}"), "");
+    assert_eq!(
+        params("[b, 4, 9, 9]", "BatchNorm2d: {num_features: 4}"),
+        "weight [4], bias [4], running_mean [4] buffer, running_var [4] buffer, \
+         num_batches_tracked [] buffer"
+    );
+    assert_eq!(
+        params(
+            "[b, 4, 9, 9]",
+            "BatchNorm2d: {num_features: 4, affine: false, track_running_stats: false}"
+        ),
+        ""
+    );
+    let transposed =
+        "ConvTranspose2d: {in_channels: 4, out_channels: 6, kernel_size: [3, 5], groups: 2}";
+    assert_eq!(params("[b, 4, 9, 9]", transposed), "weight [4, 3, 3, 5], bias [6]");
+    assert_eq!(params("[b, 3, 4]", "PReLU: {num_parameters: 3}"), "weight [3]");
+    assert_eq!(params("[b, 3, 4]", "RMSNorm: {normalized_shape: [3, 4]}"), "weight [3, 4]");
+    assert_eq!(params("[b, 3, 4, 4]", "InstanceNorm2d: {num_features: 3}"), "");
+    let encoder = "TransformerEncoderLayer: {d_model: 4, nhead: 2, dim_feedforward: 6";
+    assert_eq!(
+        params("[s, b, 4]", &format!("{encoder}}}")),
+        "self_attn.in_proj_weight [12, 4], self_attn.in_proj_bias [12], self_attn.out_proj.weight \
+         [4, 4], self_attn.out_proj.bias [4], linear1.weight [6, 4], linear1.bias [6], \
+         linear2.weight [4, 6], linear2.bias [4], norm1.weight [4], norm1.bias [4], norm2.weight \
+         [4], norm2.bias [4]"
+    );
+    assert_eq!(
+        params("[s, b, 4]", &format!("{encoder}, bias: false}}")),
+        "self_attn.in_proj_weight [12, 4], self_attn.out_proj.weight [4, 4], linear1.weight [6, \
+         4], linear2.weight [4, 6], norm1.weight [4], norm2.weight [4]"
+    );
+}
+
+#[test]
+fn initialisation_is_pytorchs() {
+    let first = |input: &str, layer: &str| one(input, layer).layers()[0].kind.params()[0].init;
+    let bound = 1.0 / 4f64.sqrt();
+    assert_eq!(
+        first("[b, 4]", "Linear: {in_features: 4, out_features: 2}"),
+        Init::Uniform { low: -bound, high: bound }
+    );
+    let bound = 1.0 / (2.0 * 3.0 * 5.0f64).sqrt();
+    assert_eq!(
+        first(
+            "[b, 4, 9, 9]",
+            "Conv2d: {in_channels: 4, out_channels: 6, kernel_size: [3, 5], groups: 2}"
+        ),
+        Init::Uniform { low: -bound, high: bound }
+    );
+    let tokens = "{shape: [b], dtype: int64}";
+    assert_eq!(
+        first(tokens, "Embedding: {num_embeddings: 9, embedding_dim: 4, padding_idx: -2}"),
+        Init::NormalZeroRow { mean: 0.0, std: 1.0, zero_row: 7 }
+    );
+    assert_eq!(first("[b, 4]", "LayerNorm: {normalized_shape: 4}"), Init::Ones);
+    let uniform = |bound: f64| Init::Uniform { low: -bound, high: bound };
+    let encoder =
+        one("[s, b, 4]", "TransformerEncoderLayer: {d_model: 4, nhead: 2, dim_feedforward: 9}");
+    let inits: Vec<Init> =
+        encoder.layers()[0].kind.params().iter().map(|param| param.init).collect();
+    let (in_proj, linear1, linear2) =
+        (uniform((6.0 / 16f64).sqrt()), uniform(0.5), uniform(1.0 / 3.0));
+    let norms = [Init::Ones, Init::Zeros, Init::Ones, Init::Zeros];
+    let attention = [in_proj, Init::Zeros, uniform(0.5), Init::Zeros];
+    assert_eq!(inits, [attention, [linear1, linear1, linear2, linear2], norms].concat());
+}
+
+#[test]
+fn costs_of_known_layers() {
+    let cost = |input: &str, layer: &str| {
+        let graph = one(input, layer);
+        graph.cost(graph.layers()[0].id, &Bindings::new().with("batch", 2)).unwrap()
+    };
+    let linear = cost("[batch, 3, 4]", "Linear: {in_features: 4, out_features: 5}");
+    assert_eq!(
+        (linear.params, linear.flops, linear.activation_bytes),
+        (25, 2 * 2 * 3 * 4 * 5, 2 * 3 * 5 * 4)
+    );
+    // ResNet's first layer: 118 million multiply-adds a sample.
+    let conv = cost(
+        "[batch, 3, 224, 224]",
+        "Conv2d: {in_channels: 3, out_channels: 64, kernel_size: 7, stride: 2, padding: 3, bias: \
+         false}",
+    );
+    assert_eq!((conv.params, conv.flops), (9408, 2 * 2 * 118_013_952));
+    let up = "ConvTranspose2d: {in_channels: 4, out_channels: 6, kernel_size: 2, stride: 2, \
+              groups: 2, bias: false}";
+    let up = cost("[batch, 4, 5, 5]", up);
+    assert_eq!((up.params, up.flops), (4 * 3 * 4, 2 * (2 * 4 * 25) * (3 * 4)));
+    // 12 weights of d_model * d_model are 24 FLOPs a position (1.8 GFLOPs a layer of BERT-base at
+    // 128 positions), attention 4 * seq * d_model (0.05); the rest is less than a hundredth.
+    let encoder = "TransformerEncoderLayer: {d_model: 768, nhead: 12, dim_feedforward: 3072, \
+                   batch_first: true}";
+    let encoder = cost("[batch, 128, 768]", encoder);
+    let products = 2 * 128 * (24 * 768 * 768 + 4 * 128 * 768);
+    assert_eq!(encoder.params, 7_087_872);
+    assert!(
+        (products..products / 100 * 101).contains(&encoder.flops),
+        "{} for {products}",
+        encoder.flops
+    );
+    // Four projections of grouped heads, scores and values, three linear layers: of Llama's size
+    // the rest is little.
+    let grouped =
+        "LlamaAttention: {hidden_size: 4096, num_attention_heads: 32, num_key_value_heads: 8}";
+    let grouped = cost("[batch, 128, 4096]", grouped);
+    assert_eq!(grouped.params, 2 * 4096 * (4096 + 1024));
+    let products = 2 * 128 * (4 * 4096 * (4096 + 1024) + 4 * 128 * 4096);
+    assert!(
+        (products..products / 100 * 101).contains(&grouped.flops),
+        "{} for {products}",
+        grouped.flops
+    );
+    let mlp = cost("[batch, 128, 4096]", "LlamaMLP: {hidden_size: 4096, intermediate_size: 11008}");
+    assert_eq!(mlp.params, 3 * 4096 * 11008);
+    let products = 2 * 128 * 6 * 4096 * 11008;
+    assert!((products..products / 100 * 101).contains(&mlp.flops), "{} for {products}", mlp.flops);
+    let lstm = cost(
+        "[batch, 10, 256]",
+        "LSTM: {input_size: 256, hidden_size: 256, num_layers: 2, batch_first: true}",
+    );
+    assert_eq!(lstm.params, 2 * 4 * 256 * (256 + 256 + 2));
+    let products = 2 * 10 * 2 * 2 * 4 * 256 * (256 + 256);
+    assert!(
+        (products..products / 100 * 101).contains(&lstm.flops),
+        "{} for {products}",
+        lstm.flops
+    );
+    let attention = cost(
+        "[batch, 128, 768]",
+        "MultiheadAttention: {embed_dim: 768, num_heads: 12, batch_first: true}",
+    );
+    assert_eq!(attention.params, 4 * 768 * 768 + 4 * 768);
+    let graph = one("[batch, seq, 4]", "ReLU");
+    assert_eq!(
+        graph.cost(graph.layers()[0].id, &Bindings::new().with("batch", 2)),
+        None,
+        "seq is not bound"
+    );
+}
+
+#[test]
+fn real_sizes_bind_symbols() {
+    let shape = Shape::new(vec![Dim::symbol("batch"), Dim::symbol("seq"), Dim::Fixed(4)]);
+    let mut bindings = Bindings::new().with("seq", 7);
+    assert_eq!(shape.match_sizes(&[32, 7, 4], &mut bindings), Ok(()));
+    assert_eq!(bindings.get("batch"), Some(32));
+    assert_eq!(
+        shape.match_sizes(&[32, 8, 4], &mut bindings).unwrap_err(),
+        "expected shape [batch, seq, 4], found [32, 8, 4]: seq is 7 here, not 8"
+    );
+    assert!(shape
+        .match_sizes(&[32, 7], &mut bindings)
+        .unwrap_err()
+        .ends_with("2 dimensions instead of 3"));
+}

@@ -1,0 +1,91 @@
+//! Builds the stages of a run.
+
+use crate::compute::payloads::engine_failure;
+use crate::compute::stage_compute::StageCompute;
+use crate::compute::task_args::BuildArgs;
+use crate::engine::{Engine, StageConfig, StageInput};
+use layerspec::Precision;
+use link::PoolSize;
+use pipeline::message::Failure;
+use pipeline::plan::StageSpec;
+use pipeline::replicas::Sharding;
+use tch::Device;
+use tracing::debug;
+
+impl StageCompute {
+    /// Frees the old stages, and builds new ones.
+    pub(super) fn build(&mut self, stages: Vec<StageSpec>, run: &BuildArgs) -> Result<(), Failure> {
+        self.release(run.sharding);
+        stages.into_iter().try_for_each(|spec| self.build_stage(spec, run))
+    }
+
+    /// libtorch has some kernels for float16 on CPUs, but they are not faster.
+    fn check_precision(&self, spec: &StageSpec) -> Result<(), Failure> {
+        let halves = spec.layers.iter().any(|layer| layer.precision == Precision::Fp16);
+        if !halves || matches!(self.device, Device::Cuda(_)) {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "`precision: fp16` needs a CUDA GPU, and this worker computes on {}; take `precision: \
+             bf16`, or start the worker with --device cuda:0",
+            tensor::device::name(self.device)
+        )))
+    }
+
+    /// Frees the old stages before new ones are built.
+    fn release(&mut self, sharding: Option<Sharding>) {
+        self.stages.clear();
+        self.communicators.clear();
+        // A run that shards state is short of memory. In other runs time counts more.
+        match sharding {
+            Some(_) => {
+                tensor::memory::return_freed_memory();
+                link::set_pool_size(PoolSize::Small);
+            }
+            None => {
+                tensor::memory::keep_freed_memory();
+                link::set_pool_size(PoolSize::Usual);
+            }
+        }
+    }
+
+    fn build_stage(&mut self, spec: StageSpec, run: &BuildArgs) -> Result<(), Failure> {
+        let shard_id = run.shard_ids.get(&spec.stage).copied();
+        // A stage without replicas is not sharded.
+        let sharding = run.sharding.filter(|_| shard_id.is_some());
+        let stage = spec.stage;
+        self.check_precision(&spec)?;
+        let model = StageConfig {
+            buckets: pipeline::replicas::buckets(&spec, run.buckets, sharding),
+            shard_id,
+            shards_gradients: sharding.is_some_and(Sharding::shards_gradients),
+            shards_parameters: sharding.is_some_and(Sharding::shards_parameters),
+            ..stage_config(spec, run.seed, self.device)
+        };
+        let engine = Engine::build(model, &self.custom_layers).map_err(engine_failure)?;
+        self.stages.insert(stage, engine);
+        debug!(stage = stage.0, "stage built");
+        Ok(())
+    }
+}
+
+fn stage_config(spec: StageSpec, seed: u64, device: Device) -> StageConfig {
+    let inputs = spec.inputs.iter().map(|input| StageInput {
+        value: input.value,
+        needs_grad: input.needs_grad,
+        sum_here: input.sum_here,
+    });
+    StageConfig {
+        buckets: Vec::new(),
+        shard_id: None,
+        shards_gradients: false,
+        shards_parameters: false,
+        inputs: inputs.collect(),
+        outputs: spec.outputs.iter().map(|output| output.value).collect(),
+        tied_copies: spec.tied_copies,
+        tied_owners: spec.tied_owners,
+        layers: spec.layers,
+        seed,
+        device,
+    }
+}

@@ -1,0 +1,169 @@
+//! Measures a layer on this machine. It runs alone.
+
+use crate::engine::{
+    sizes, CustomLayers, Engine, EngineError, HealthCheck, Mode, Pass, StageConfig, StageInput,
+};
+use layerspec::{DType, Layer};
+use pipeline::ids::MicrobatchKey;
+use pipeline::optimizer::OptimizerSpec;
+use pipeline::task::{LayerProbe, LayerTimes, Update};
+use std::time::{Duration, Instant};
+use tch::{Device, Tensor};
+use tensor::{kind_of, TensorError};
+
+/// The least number of repetitions, enough for a median.
+const MIN_REPETITIONS: usize = 3;
+/// The approximate time of all repetitions of a layer, unless the least number takes longer.
+const TARGET_TIME: Duration = Duration::from_millis(40);
+/// The most repetitions, for layers that take hardly any time.
+const MAX_REPETITIONS: usize = 100;
+
+/// Runs a layer with its own parameters, and returns the median times of its parts.
+pub(crate) fn measure(
+    probe: &LayerProbe,
+    device: Device,
+    custom_layers: &CustomLayers,
+) -> Result<LayerTimes, EngineError> {
+    let mut bench = LayerBench::new(probe, device, custom_layers)?;
+    // A first run, because memory is not yet allocated and code not yet loaded.
+    bench.time_full_backward()?;
+    bench.time_split_backward()?;
+    let begin = Instant::now();
+    let mut rounds: Vec<LayerTimes> = Vec::new();
+    while rounds.len() < MIN_REPETITIONS
+        || (begin.elapsed() < TARGET_TIME && rounds.len() < MAX_REPETITIONS)
+    {
+        let (whole, halves) = (bench.time_full_backward()?, bench.time_split_backward()?);
+        rounds.push(LayerTimes { forward: whole.forward, backward: whole.backward, ..halves });
+    }
+    let median = |of: fn(&LayerTimes) -> u64| {
+        let mut all: Vec<u64> = rounds.iter().map(of).collect();
+        all.sort_unstable();
+        all[all.len() / 2]
+    };
+    Ok(LayerTimes {
+        forward: median(|times| times.forward),
+        backward: median(|times| times.backward),
+        backward_input: median(|times| times.backward_input),
+        backward_weight: median(|times| times.backward_weight),
+        optim_step: median(|times| times.optim_step),
+        saved_bytes: median(|times| times.saved_bytes),
+        saved_bytes_between: median(|times| times.saved_bytes_between),
+    })
+}
+
+/// One layer as a stage.
+struct LayerBench {
+    engine: Engine,
+    inputs: Vec<Tensor>,
+}
+
+const KEY: MicrobatchKey = MicrobatchKey { batch: 0, index: 0 };
+
+impl LayerBench {
+    fn new(
+        probe: &LayerProbe,
+        device: Device,
+        custom_layers: &CustomLayers,
+    ) -> Result<Self, EngineError> {
+        // Tied parameters are made for this layer alone.
+        let layer = Layer { share: None, ..probe.layer.clone() };
+        let inputs = layer.inputs.iter().zip(&probe.inputs).map(|(value, meta)| StageInput {
+            value: *value,
+            needs_grad: probe.input_grads && meta.dtype.is_floating(),
+            sum_here: true,
+        });
+        let model = StageConfig {
+            inputs: inputs.collect(),
+            outputs: layer.outputs.clone(),
+            tied_copies: Vec::new(),
+            tied_owners: Vec::new(),
+            buckets: Vec::new(),
+            shard_id: None,
+            shards_gradients: false,
+            shards_parameters: false,
+            layers: vec![layer],
+            seed: 0,
+            device,
+        };
+        let mut engine = Engine::build(model, custom_layers)?;
+        engine.set_optimizer(OptimizerSpec::adam(0.0));
+        let inputs = probe.inputs.iter().map(|meta| filled(meta.dtype, &meta.shape, device));
+        Ok(LayerBench { engine, inputs: inputs.collect::<Result<_, _>>()? })
+    }
+
+    /// Forward and backward.
+    fn time_full_backward(&mut self) -> Result<LayerTimes, EngineError> {
+        let (forward, outputs) = self.forward()?;
+        let grads = grads_like(&outputs)?;
+        let (backward, done) = timed(|| self.engine.backward(KEY, grads));
+        done?;
+        Ok(LayerTimes { forward, backward, ..LayerTimes::default() })
+    }
+
+    /// Forward, backward in halves, and a step.
+    fn time_split_backward(&mut self) -> Result<LayerTimes, EngineError> {
+        let (forward, outputs) = self.forward()?;
+        let grads = grads_like(&outputs)?;
+        let held = self.engine.saved_bytes().forward;
+        let (backward_input, done) = timed(|| self.engine.backward_input(KEY, grads));
+        drop((done?, outputs));
+        let held_between = self.engine.saved_bytes().between;
+        let (backward_weight, done) = timed(|| self.engine.backward_weight(KEY));
+        done?;
+        let update = Update { lr: 0.0, scale: 1.0, clip: 1.0, skip: false };
+        let (optim_step, done) =
+            timed(|| self.engine.optim_step(&update, Vec::new(), HealthCheck::Off));
+        done?;
+        Ok(LayerTimes {
+            forward,
+            backward_input,
+            backward_weight,
+            optim_step,
+            saved_bytes: held,
+            saved_bytes_between: held_between,
+            ..LayerTimes::default()
+        })
+    }
+
+    fn forward(&mut self) -> Result<(u64, Vec<Tensor>), EngineError> {
+        let pass = Pass {
+            key: KEY,
+            step: 0,
+            mode: Mode::Train,
+            defer_statistics: false,
+            check_finite: false,
+        };
+        let inputs = self.inputs.iter().map(Tensor::shallow_clone).collect();
+        let (time, outputs) = timed(|| self.engine.forward(&pass, inputs));
+        Ok((time, outputs?))
+    }
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (u64, T) {
+    let begin = Instant::now();
+    let result = work();
+    (u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX), result)
+}
+
+/// Inputs that any layer accepts: small numbers, and row 0 for indices.
+fn filled(dtype: DType, shape: &[u64], device: Device) -> Result<Tensor, TensorError> {
+    let kind = kind_of(dtype);
+    let shape = sizes(shape)?;
+    if !dtype.is_floating() {
+        return Ok(Tensor::f_zeros(shape, (kind, device))?);
+    }
+    let count = shape.iter().try_fold(1i64, |product, size| product.checked_mul(*size));
+    let count = count.ok_or_else(|| {
+        TensorError::invalid("measuring", format!("the shape {shape:?} is too large"))
+    })?;
+    Ok(Tensor::f_arange(count, (kind, device))?
+        .f_remainder(17)?
+        .f_div_scalar(17.0)?
+        .f_sub_scalar(0.5)?
+        .f_reshape(shape)?)
+}
+
+fn grads_like(outputs: &[Tensor]) -> Result<Vec<Vec<Tensor>>, TensorError> {
+    outputs.iter().map(|output| Ok(vec![output.f_ones_like()?])).collect()
+}

@@ -1,0 +1,24 @@
+//! The work of the compute thread.
+//!
+//! ```text
+//!     runtime -> stage_compute.rs (StageCompute: each task calls one of these)
+//!                  |  building.rs  passes.rs  updates.rs  state.rs -> engine/, one for each stage
+//!                  |-> task_args.rs                    their arguments
+//!                  |-> task_location.rs                where a task failed
+//!                  |-> payloads.rs                     tensors as bytes, and back
+//!                  |-> collective.rs                   sums over replicas by NCCL
+//!                  |-> measure.rs                      the time and memory of a layer
+//!     runtime's reader thread -> samples.rs            samples from files of this worker
+//! ```
+
+mod building;
+mod collective;
+pub(crate) mod measure;
+mod passes;
+pub(crate) mod payloads;
+pub(crate) mod samples;
+pub(crate) mod stage_compute;
+mod state;
+mod task_args;
+mod task_location;
+mod updates;

@@ -1,0 +1,126 @@
+//! The passes of a microbatch: tensors as bytes in, the engine at work, tensors as bytes out.
+
+use crate::compute::payloads::{
+    engine_failure, tensor_failure, to_payload, to_payload_output, to_payloads, to_tensor,
+    to_tensors,
+};
+use crate::compute::stage_compute::StageCompute;
+use crate::compute::task_args::{ForwardArgs, GradientRoute};
+use crate::engine::{LossInputs, Pass, TreeTarget};
+use link::Payload;
+use pipeline::ids::{MicrobatchKey, StageId};
+use pipeline::message::{Failure, FailureKind};
+use pipeline::task::Outcome;
+use pipeline::watch::FiniteCheck;
+use tch::Tensor;
+
+impl StageCompute {
+    pub(super) fn forward(
+        &mut self,
+        stage: StageId,
+        pass: &Pass,
+        args: ForwardArgs,
+    ) -> Result<Outcome<Payload>, Failure> {
+        let inputs = to_tensors(&args.inputs)?;
+        let engine = self.stage(stage)?;
+        let outputs = engine.forward(pass, inputs).map_err(engine_failure)?;
+        let loss = match args.loss {
+            Some(task) => {
+                let prediction = outputs
+                    .get(task.output)
+                    .ok_or_else(|| Failure::new("the loss names no output"))?;
+                let target = to_tensor(&task.target).map_err(tensor_failure)?;
+                let inputs = LossInputs {
+                    output: task.output,
+                    prediction,
+                    target: &target,
+                    loss: &task.spec,
+                    weight: task.weight,
+                };
+                let loss = engine.loss(pass.key, &inputs, pass.mode).map_err(engine_failure)?;
+                check_loss(loss, args.finite, &inputs)?;
+                Some(loss)
+            }
+            None => None,
+        };
+        let exported = args.export.iter().filter_map(|index| outputs.get(*index));
+        let outputs = exported.map(to_payload).collect::<Result<_, _>>().map_err(tensor_failure)?;
+        Ok(Outcome::Forward { outputs, loss })
+    }
+
+    /// Both halves of the backward pass.
+    pub(super) fn backward(
+        &mut self,
+        stage: StageId,
+        key: MicrobatchKey,
+        grads: &[Vec<Payload>],
+        route: GradientRoute<'_>,
+    ) -> Result<Outcome<Payload>, Failure> {
+        let grads = grads.iter().map(|list| to_tensors(list)).collect::<Result<_, _>>()?;
+        let engine = self.stage(stage)?;
+        let grads = match route.branch {
+            None => engine.backward(key, grads),
+            Some(branch) => {
+                let emit = &mut |sums| to_payload_output(sums).map(&mut *route.emit);
+                engine.backward_into_tree(key, grads, TreeTarget { stage, branch, emit })
+            }
+        };
+        input_grads(&grads.map_err(engine_failure)?)
+    }
+
+    /// The first half of the backward pass.
+    pub(super) fn backward_input(
+        &mut self,
+        stage: StageId,
+        key: MicrobatchKey,
+        grads: &[Vec<Payload>],
+    ) -> Result<Outcome<Payload>, Failure> {
+        let grads = grads.iter().map(|list| to_tensors(list)).collect::<Result<_, _>>()?;
+        let grads = self.stage(stage)?.backward_input(key, grads);
+        input_grads(&grads.map_err(engine_failure)?)
+    }
+
+    /// The second half of the backward pass.
+    pub(super) fn backward_weight(
+        &mut self,
+        stage: StageId,
+        key: MicrobatchKey,
+        route: GradientRoute<'_>,
+    ) -> Result<(), Failure> {
+        let engine = self.stage(stage)?;
+        let done = match route.branch {
+            None => engine.backward_weight(key),
+            Some(branch) => {
+                let emit = &mut |sums| to_payload_output(sums).map(&mut *route.emit);
+                engine.backward_weight_into_tree(key, TreeTarget { stage, branch, emit })
+            }
+        };
+        done.map_err(engine_failure)
+    }
+}
+
+fn input_grads(grads: &[Vec<Tensor>]) -> Result<Outcome<Payload>, Failure> {
+    let grads = grads.iter().map(|list| to_payloads(list)).collect::<Result<_, _>>()?;
+    Ok(Outcome::Backward { grads })
+}
+
+/// Refuses a loss that is not finite, before a parameter changes.
+fn check_loss(loss: f32, finite: FiniteCheck, task: &LossInputs<'_>) -> Result<(), Failure> {
+    if loss.is_finite() || finite == FiniteCheck::Off {
+        return Ok(());
+    }
+    let is_finite = |tensor: &Tensor| -> Result<bool, Failure> {
+        let all = || tensor.f_detach()?.f_isfinite()?.f_all()?.f_int64_value(&[]);
+        all().map(|all| all != 0).map_err(|e| Failure::new(e.to_string()))
+    };
+    let why = match finite {
+        FiniteCheck::Off | FiniteCheck::Loss => "",
+        FiniteCheck::All if !is_finite(task.target)? => {
+            ": the target has numbers that are not finite"
+        }
+        FiniteCheck::All if !is_finite(task.prediction)? => ": the model's output has infinities",
+        FiniteCheck::All => ", but the output and the target are finite",
+    };
+    let problem = format!("the loss is {loss}{why}");
+    Err(Failure { kind: FailureKind::NotFinite, ..Failure::new(problem) })
+}

@@ -1,0 +1,189 @@
+//! The stages of a worker: tasks in, libtorch at work, outcomes out.
+
+use crate::compute::collective::Communicators;
+use crate::compute::measure::measure;
+use crate::compute::payloads::engine_failure;
+use crate::compute::task_args::{BuildArgs, EmitPayload, ForwardArgs, GradientRoute, StepArgs};
+use crate::compute::task_location::TaskLocation;
+use crate::engine::{CustomLayers, Engine, HealthCheck, Mode, Pass};
+use link::Payload;
+use pipeline::ids::StageId;
+use pipeline::message::{self, Failure};
+use pipeline::task::{EarlyOutput, LayerProbe, Outcome, Task, TaskError};
+use pipeline::watch::FiniteCheck;
+use runtime::{Compute, Interrupt};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tch::Device;
+use tensor::nccl::Nccl;
+
+/// The stages of one worker, on one device.
+pub struct StageCompute {
+    pub(super) device: Device,
+    pub(super) stages: BTreeMap<StageId, Engine>,
+    pub(super) custom_layers: CustomLayers,
+    pub(super) communicators: Communicators,
+    /// Whether a task failed, and no `Discard` has come since.
+    failed: bool,
+}
+
+impl StageCompute {
+    /// A worker without stages, with the layers that every worker has.
+    pub fn new(device: Device) -> Self {
+        Self::with_custom_layers(device, CustomLayers::default())
+    }
+
+    /// A worker without stages, with further layers. Must be made on the thread that computes.
+    pub fn with_custom_layers(device: Device, custom_layers: CustomLayers) -> Self {
+        tensor::threads::apply_to_this_thread();
+        StageCompute {
+            device,
+            stages: BTreeMap::new(),
+            custom_layers,
+            communicators: Communicators::default(),
+            failed: false,
+        }
+    }
+
+    /// Sets the library that sums gradients over replicas. `interrupt` ends its waits for other
+    /// replicas.
+    #[must_use]
+    pub fn with_nccl(self, nccl: Option<Arc<Nccl>>, interrupt: Interrupt) -> Self {
+        StageCompute { communicators: Communicators::new(nccl, interrupt), ..self }
+    }
+
+    pub(super) fn stage(&mut self, stage: StageId) -> Result<&mut Engine, Failure> {
+        self.stages
+            .get_mut(&stage)
+            .ok_or_else(|| Failure::new(format!("{stage} is not on this worker")))
+    }
+}
+
+impl Compute for StageCompute {
+    fn run(
+        &mut self,
+        task: Task<Payload>,
+        emit: &mut dyn FnMut(EarlyOutput<Payload>),
+    ) -> Result<Outcome<Payload>, TaskError> {
+        let location = TaskLocation::of(&task);
+        let before = self.updated_version(&task);
+        let result = match &task {
+            Task::OptimStep { .. } | Task::AllGather { .. } | Task::AllReduce { .. }
+                if self.failed =>
+            {
+                Err(Failure::new("an earlier task of this step failed"))
+            }
+            _ => {
+                if let Task::Discard { gradients, .. } = task {
+                    self.failed = false;
+                    self.communicators.clear_interrupt();
+                    // Other replicas may have left a sum in which this one took part.
+                    if gradients {
+                        self.communicators.clear();
+                    }
+                }
+                self.execute(task, emit)
+            }
+        };
+        self.failed |= result.is_err();
+        let updated = before.is_some_and(|(stage, version)| self.version(stage) != Some(version));
+        result.map_err(|failure| TaskError { failure: location.annotate(failure), updated })
+    }
+}
+
+impl StageCompute {
+    /// The stage whose parameters a task updates, and their version before it.
+    fn updated_version(&self, task: &Task<Payload>) -> Option<(StageId, u64)> {
+        let Task::OptimStep { stage, .. } = task else { return None };
+        Some((*stage, self.version(*stage)?))
+    }
+
+    fn version(&self, stage: StageId) -> Option<u64> {
+        self.stages.get(&stage).map(Engine::version)
+    }
+
+    fn execute(
+        &mut self,
+        task: Task<Payload>,
+        emit: EmitPayload<'_>,
+    ) -> Result<Outcome<Payload>, Failure> {
+        match task {
+            Task::Build { stages, buckets, sharding, shard_ids, seed } => {
+                self.build(stages, &BuildArgs { buckets, sharding, shard_ids, seed })?;
+            }
+            Task::SetOptimizer(spec) => {
+                self.stages.values_mut().for_each(|engine| engine.set_optimizer(spec));
+            }
+            Task::Files { files } => self.set_files(files)?,
+            Task::Forward {
+                stage,
+                key,
+                step,
+                mode,
+                kv_cache,
+                inputs,
+                export,
+                loss,
+                defer_statistics,
+                finite,
+            } => {
+                let mode = match mode {
+                    message::Mode::Train => Mode::Train,
+                    message::Mode::Eval => Mode::Eval,
+                };
+                let cached = kv_cache.as_ref();
+                self.stage(stage)?.begin_cached_pass(cached).map_err(engine_failure)?;
+                // A pass that checks every number changes no running statistics.
+                let check_finite = finite == FiniteCheck::All;
+                let defer_statistics = defer_statistics || check_finite;
+                let pass = Pass { key, step, mode, defer_statistics, check_finite };
+                return self.forward(stage, &pass, ForwardArgs { inputs, export, loss, finite });
+            }
+            Task::Backward { stage, key, grads, input_only: true, .. } => {
+                return self.backward_input(stage, key, &grads);
+            }
+            Task::Backward { stage, key, grads, leaf: branch, .. } => {
+                return self.backward(stage, key, &grads, GradientRoute { branch, emit });
+            }
+            Task::BackwardWeight { stage, key, leaf: branch } => {
+                self.backward_weight(stage, key, GradientRoute { branch, emit })?;
+            }
+            Task::Reduce { stage, batch, buckets, statistics } => {
+                self.reduce(stage, batch, &buckets, &statistics)?;
+            }
+            Task::AllReduce { stage, batch, statistics } => {
+                self.all_reduce(stage, batch, &statistics)?;
+            }
+            Task::MakeIds { stages } => {
+                return Ok(Outcome::UniqueIds { ids: self.communicators.unique_ids(&stages)? });
+            }
+            Task::Communicate { stages } => self.communicators.connect(&stages, self.device)?,
+            Task::TiedGrads { stage } => return self.tied_grads(stage),
+            Task::GradNorm { stage, tied } => return self.grad_norm(stage, &tied),
+            Task::OptimStep { stage, update, tied, health } => {
+                let check = if health { HealthCheck::On } else { HealthCheck::Off };
+                return self.optim_step(stage, &StepArgs { update, tied, check }, emit);
+            }
+            Task::UpdateTied { stage, tied } => self.update_tied(stage, &tied)?,
+            Task::AllGather { stage, buckets } => self.all_gather(stage, &buckets)?,
+            Task::EmitShard { stage } => self.emit_shard(stage, emit)?,
+            Task::Reshard { stage } => self.stage(stage)?.reshard().map_err(engine_failure)?,
+            Task::Measure { probes } => return self.measure(&probes),
+            Task::Discard { batch, gradients: true } => self.discard_step(batch)?,
+            Task::Discard { batch, gradients: false } => self.discard_microbatches(batch)?,
+            Task::Snapshot { parameters, optimizer } => {
+                return self.snapshot(&parameters, &optimizer);
+            }
+            Task::Digest => return self.digests(),
+            Task::Load { tensors, optimizer: false } => self.load(&tensors)?,
+            Task::Load { tensors, optimizer: true } => self.load_with_optimizer(tensors)?,
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn measure(&self, probes: &[LayerProbe]) -> Result<Outcome<Payload>, Failure> {
+        let times = probes.iter().map(|probe| measure(probe, self.device, &self.custom_layers));
+        let times = times.collect::<Result<_, _>>().map_err(engine_failure)?;
+        Ok(Outcome::Measured { times })
+    }
+}

@@ -1,0 +1,176 @@
+//! Exports and loads weights and optimizer state by name.
+
+use crate::compute::payloads::{engine_failure, tensor_failure, to_payload, to_tensor};
+use crate::compute::stage_compute::StageCompute;
+use crate::engine::{Engine, OptimizerStateScope, OptimizerTensor};
+use bytes::Bytes;
+use link::Payload;
+use pipeline::ids::StageId;
+use pipeline::message::Failure;
+use pipeline::task::Outcome;
+use pipeline::StateName;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use tch::Tensor;
+use tensor::parts::concat_shards;
+use tracing::debug;
+
+impl StageCompute {
+    pub(super) fn load(&mut self, tensors: &[(String, Payload)]) -> Result<(), Failure> {
+        debug!(tensors = tensors.len(), "parameters arrived");
+        let mut by_stage: BTreeMap<StageId, Vec<(String, Tensor)>> = BTreeMap::new();
+        for (name, payload) in tensors {
+            let mut stages = self.stages_with_tensor(name);
+            if stages.is_empty() {
+                return Err(Failure::new(format!("no layer on this worker has a tensor `{name}`")));
+            }
+            for stage in stages.drain(..) {
+                by_stage
+                    .entry(stage)
+                    .or_default()
+                    .push((name.clone(), to_tensor(payload).map_err(tensor_failure)?));
+            }
+        }
+        for (stage, tensors) in by_stage {
+            self.stage(stage)?.load_state(tensors).map_err(engine_failure)?;
+        }
+        Ok(())
+    }
+
+    /// Loads parameters, buffers and optimizer state.
+    pub(super) fn load_with_optimizer(
+        &mut self,
+        tensors: Vec<(String, Payload)>,
+    ) -> Result<(), Failure> {
+        debug!(tensors = tensors.len(), "parameters and optimizer state arrived");
+        let (optimizer_tensors, state): (Vec<_>, Vec<_>) =
+            tensors.into_iter().partition(|(name, _)| StateName::parse(name).optimizer);
+        self.load(&state)?;
+        let mut by_stage: BTreeMap<StageId, Vec<(String, Tensor)>> = BTreeMap::new();
+        let mut parts: BTreeMap<(StageId, &str), BTreeMap<u64, Tensor>> = BTreeMap::new();
+        for (name, payload) in &optimizer_tensors {
+            let StateName { name, start, .. } = StateName::parse(name);
+            let of_param = name.rsplit_once('.').map_or("", |(param, _)| param);
+            let owner = self
+                .stages
+                .iter()
+                .find(|(_, engine)| engine.trained_params().any(|(own, _)| own == of_param));
+            let Some((stage, _)) = owner else {
+                return Err(Failure::new(format!(
+                    "optimizer state of `{of_param}`, which is not trained here"
+                )));
+            };
+            let tensor = to_tensor(payload).map_err(tensor_failure)?;
+            match start {
+                None => by_stage.entry(*stage).or_default().push((name.to_string(), tensor)),
+                // Each replica has its shard of a sharded parameter.
+                Some(start) => drop(parts.entry((*stage, name)).or_default().insert(start, tensor)),
+            }
+        }
+        for ((stage, name), parts) in parts {
+            let of_param = name.rsplit_once('.').map_or("", |(param, _)| param);
+            let trained = self.stages.get(&stage).into_iter().flat_map(Engine::trained_params);
+            let sizes = trained
+                .into_iter()
+                .find(|(own, _)| *own == of_param)
+                .map(|(_, param)| param.size());
+            let whole = concat_shards(parts, &sizes.unwrap_or_default());
+            let whole = whole
+                .map_err(|problem| Failure::new(format!("optimizer state `{name}`: {problem}")))?;
+            by_stage.entry(stage).or_default().push((name.to_string(), whole));
+        }
+        for (stage, engine) in &mut self.stages {
+            engine
+                .load_optimizer_state(by_stage.remove(stage).unwrap_or_default())
+                .map_err(engine_failure)?;
+        }
+        Ok(())
+    }
+
+    /// The stages that use a parameter or buffer of this name. If no stage does, the stage whose
+    /// layer begins the name. It then reports the name as unknown.
+    fn stages_with_tensor(&self, name: &str) -> Vec<StageId> {
+        let having = self.stages.iter().filter(|(_, engine)| engine.has_tensor(name));
+        let having: Vec<StageId> = having.map(|(stage, _)| *stage).collect();
+        let of_layer = |layer: &layerspec::Layer| {
+            name.strip_prefix(&layer.name).is_some_and(|rest| rest.starts_with('.'))
+        };
+        let mut owners =
+            self.stages.iter().filter(|(_, engine)| engine.stage().layers.iter().any(of_layer));
+        if having.is_empty() {
+            owners.next().map(|(stage, _)| *stage).into_iter().collect()
+        } else {
+            having
+        }
+    }
+
+    pub(super) fn snapshot(
+        &self,
+        parameters: &[StageId],
+        optimizer: &[StageId],
+    ) -> Result<Outcome<Payload>, Failure> {
+        let mut tensors = Vec::new();
+        for (stage, engine) in &self.stages {
+            let all = parameters.contains(stage);
+            if all {
+                tensors.extend(engine.state().map_err(engine_failure)?);
+            }
+            if optimizer.contains(stage) {
+                let scope = match all {
+                    true => OptimizerStateScope::All,
+                    false => OptimizerStateScope::Shards,
+                };
+                let state = engine.optimizer_state(scope).map_err(engine_failure)?;
+                tensors.extend(state.into_iter().map(|OptimizerTensor { name, start, tensor }| {
+                    (StateName::of_optimizer(&name, start).to_string(), tensor)
+                }));
+            }
+        }
+        let payload = |(name, value): (String, Tensor)| {
+            Ok((name, to_payload(&value).map_err(tensor_failure)?))
+        };
+        Ok(Outcome::State { tensors: tensors.into_iter().map(payload).collect::<Result<_, _>>()? })
+    }
+
+    pub(super) fn digests(&self) -> Result<Outcome<Payload>, Failure> {
+        let mut digests = Vec::new();
+        for (stage, engine) in &self.stages {
+            for (name, value) in engine.replicated_trained_params() {
+                digests.push((*stage, name.to_string(), digest(value)?));
+            }
+        }
+        Ok(Outcome::Digests { digests })
+    }
+
+    /// Replaces the TorchScript files of the run.
+    pub(super) fn set_files(&mut self, files: Vec<(String, Payload)>) -> Result<(), Failure> {
+        self.custom_layers.set_torchscript_files(verify_sha256(files)?);
+        Ok(())
+    }
+}
+
+/// A SHA-256 of a trained parameter that every replica has.
+fn digest(value: &Tensor) -> Result<[u8; 32], Failure> {
+    let payload = to_payload(value).map_err(tensor_failure)?;
+    let mut hash = Sha256::new();
+    hash.update(format!("{}\n", payload.meta));
+    hash.update(&payload.bytes);
+    Ok(hash.finalize().into())
+}
+
+/// Checks that files have the SHA-256 that names them.
+fn verify_sha256(files: Vec<(String, Payload)>) -> Result<BTreeMap<String, Bytes>, Failure> {
+    let file = |(hash, payload): (String, Payload)| {
+        let found = Sha256::digest(&payload.bytes)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>();
+        match found == hash {
+            true => Ok((hash, payload.bytes)),
+            false => {
+                Err(Failure::new(format!("a file came with the SHA-256 {found} instead of {hash}")))
+            }
+        }
+    };
+    files.into_iter().map(file).collect()
+}

@@ -1,0 +1,45 @@
+//! The arguments of tasks that several files carry out.
+
+use crate::engine::HealthCheck;
+use link::Payload;
+use pipeline::ids::StageId;
+use pipeline::replicas::{BucketBytes, ShardId, Sharding};
+use pipeline::task::{EarlyOutput, LossTask, TreeLeaf, Update};
+use pipeline::watch::FiniteCheck;
+use std::collections::BTreeMap;
+
+/// Receives the early outputs of a task.
+pub(super) type EmitPayload<'a> = &'a mut dyn FnMut(EarlyOutput<Payload>);
+
+/// The arguments that all stages of a run share.
+pub(super) struct BuildArgs {
+    pub(super) buckets: BucketBytes,
+    pub(super) sharding: Option<Sharding>,
+    /// This replica of each stage with replicas.
+    pub(super) shard_ids: BTreeMap<StageId, ShardId>,
+    pub(super) seed: u64,
+}
+
+/// The arguments of a forward pass.
+pub(super) struct ForwardArgs {
+    pub(super) inputs: Vec<Payload>,
+    /// The outputs that other stages use, by position.
+    pub(super) export: Vec<usize>,
+    pub(super) loss: Option<LossTask<Payload>>,
+    pub(super) finite: FiniteCheck,
+}
+
+/// The destination of the gradients of parameters: a tree if there is a branch, otherwise the sums
+/// so far.
+pub(super) struct GradientRoute<'a> {
+    pub(super) branch: Option<TreeLeaf>,
+    pub(super) emit: EmitPayload<'a>,
+}
+
+/// One step of the optimizer.
+pub(super) struct StepArgs {
+    pub(super) update: Update,
+    /// The gradients of tied parameters from other stages.
+    pub(super) tied: Vec<(StageId, Vec<Payload>)>,
+    pub(super) check: HealthCheck,
+}

@@ -1,0 +1,18 @@
+//! Attention, the layers made of it, and positions.
+//!
+//! ```text
+//!     lower.rs -> multihead_attention.rs  transformer.rs  llama.rs   (layers as lists of ops)
+//!                                \             |             /
+//!                                 +------> heads.rs <-------+        (the attention op)
+//!                                              |
+//!                                           mask.rs
+//!     lower.rs -> positions.rs  rotary.rs                            (encodings of positions)
+//! ```
+
+pub(crate) mod heads;
+pub(crate) mod llama;
+pub(crate) mod mask;
+pub(crate) mod multihead_attention;
+pub(crate) mod positions;
+pub(crate) mod rotary;
+pub(crate) mod transformer;

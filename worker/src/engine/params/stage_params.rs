@@ -1,0 +1,224 @@
+//! The parameters and buffers of a stage: their values, names and uses.
+
+use crate::engine::config::StageConfig;
+use crate::engine::error::{in_layer, EngineError, LayerPhase, PlanError};
+use crate::engine::layout::{canonical_layout, deep_copy};
+use crate::engine::script_files::ScriptFiles;
+use crate::engine::sizes::sizes;
+use layerspec::{Init, Layer, LayerId, ParamSpec, Role};
+use pipeline::ids::StageId;
+use pipeline::plan::TiedCopy;
+use std::collections::BTreeMap;
+use tch::{Device, Tensor};
+use tensor::random::Key;
+use tensor::{kind_of, TensorError};
+
+/// One parameter or buffer.
+#[derive(Debug)]
+pub(crate) struct Param {
+    /// `<layer>.<name>` of the layer that owns it.
+    pub(crate) name: String,
+    /// The names under which other layers use it.
+    pub(crate) aliases: Vec<String>,
+    pub(crate) tensor: Tensor,
+    /// Whether it has gradients: a parameter whose owner is not frozen.
+    pub(crate) trained: bool,
+    /// The layer that owns it.
+    pub(crate) owner: LayerId,
+    /// Its place among the parameters and buffers of that layer.
+    pub(crate) number: u32,
+    /// The stage that owns it, if this one holds a copy.
+    pub(crate) owner_stage: Option<StageId>,
+    /// Its uses by layers of the stage, ascending.
+    pub(crate) uses: Vec<ParamUse>,
+}
+
+/// The use of a parameter by a layer of the stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ParamUse {
+    /// The layer's place in the stage.
+    pub(crate) layer: usize,
+    /// The parameter's place among the layer's.
+    pub(crate) number: usize,
+}
+
+/// A layer's own name for one of the stage's parameters.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Binding {
+    pub(crate) name: &'static str,
+    pub(crate) index: usize,
+}
+
+/// All parameters and buffers, in the order of the layers that own them. Those of other stages come
+/// first.
+#[derive(Debug)]
+pub(crate) struct Params {
+    pub(crate) all: Vec<Param>,
+    /// By layer of the stage.
+    pub(crate) bindings: Vec<Vec<Binding>>,
+}
+
+impl Params {
+    /// Makes the parameters and buffers of the layers. Initial values depend on the seed and on
+    /// names, not on the other layers, so that the cut does not show.
+    pub(crate) fn new(stage: &StageConfig, scripts: &ScriptFiles) -> Result<Self, EngineError> {
+        let StageConfig { layers, tied_copies, seed, device, .. } = stage;
+        let begin = |layer: &Layer| {
+            let file = scripts
+                .initial_params(layer)
+                .map_err(in_layer(layer, LayerPhase::Initialisation))?;
+            Ok::<_, EngineError>(InitSource { seed: *seed, device: *device, file })
+        };
+        let mut params = Params { all: Vec::new(), bindings: Vec::with_capacity(layers.len()) };
+        for TiedCopy { owner, from, users } in tied_copies {
+            let users = || layers.iter().filter(|layer| users.contains(&layer.id));
+            let begin = begin(owner)?;
+            for (number, spec) in shared_params(owner, users()) {
+                let param = make_param(owner, number, &spec, &begin)
+                    .map_err(in_layer(owner, LayerPhase::Initialisation))?;
+                params.all.push(Param { owner_stage: Some(*from), ..param });
+            }
+        }
+        for (place, layer) in layers.iter().enumerate() {
+            let shared = params.shared(layer, layers, place, tied_copies)?;
+            let mut own = Vec::new();
+            let begin = begin(layer)?;
+            for (number, spec) in (0..).zip(layer.kind.params()) {
+                let index = match shared.iter().find(|binding| binding.name == spec.name) {
+                    Some(binding) => {
+                        params.all[binding.index].aliases.push(full_name(layer, &spec));
+                        binding.index
+                    }
+                    None => {
+                        let made = make_param(layer, number, &spec, &begin);
+                        params.all.push(made.map_err(in_layer(layer, LayerPhase::Initialisation))?);
+                        params.all.len() - 1
+                    }
+                };
+                params.all[index].uses.push(ParamUse { layer: place, number: own.len() });
+                own.push(Binding { name: spec.name, index });
+            }
+            params.bindings.push(own);
+        }
+        Ok(params)
+    }
+
+    /// The parameters of another layer that this one uses: of a layer above it in this stage, or
+    /// tied copies.
+    fn shared(
+        &self,
+        layer: &Layer,
+        layers: &[Layer],
+        place: usize,
+        tied_copies: &[TiedCopy],
+    ) -> Result<Vec<Binding>, EngineError> {
+        let Some(owner) = layer.share else { return Ok(Vec::new()) };
+        if let Some(above) = layers[..place].iter().position(|other| other.id == owner) {
+            let tied = layer.kind.tied_params(&layers[above].kind);
+            let bindings = self.bindings[above].iter();
+            return Ok(bindings.filter(|binding| tied.contains(&binding.name)).copied().collect());
+        }
+        let Some(tied_copy) = tied_copies
+            .iter()
+            .find(|tied_copy| tied_copy.owner.id == owner && tied_copy.users.contains(&layer.id))
+        else {
+            return Err(PlanError::UnknownOwner { layer: layer.name.clone(), owner }.into());
+        };
+        let binding = |name: &'static str| {
+            let full = format!("{}.{name}", tied_copy.owner.name);
+            let index = self
+                .all
+                .iter()
+                .position(|param| param.owner_stage.is_some() && param.name == full)?;
+            Some(Binding { name, index })
+        };
+        Ok(layer.kind.tied_params(&tied_copy.owner.kind).into_iter().filter_map(binding).collect())
+    }
+
+    /// The parameter that a layer of the stage uses under this number.
+    pub(crate) fn of_use(&self, used: ParamUse) -> &Tensor {
+        &self.all[self.bindings[used.layer][used.number].index].tensor
+    }
+
+    /// The same, to replace it.
+    pub(crate) fn of_use_mut(&mut self, used: ParamUse) -> &mut Tensor {
+        &mut self.all[self.bindings[used.layer][used.number].index].tensor
+    }
+
+    /// The parameter that a layer owns under this name.
+    pub(crate) fn index_of(&self, owner: LayerId, number: u32) -> Option<usize> {
+        self.all.iter().position(|param| param.owner == owner && param.number == number)
+    }
+}
+
+/// The parameters of `owner` that any of `users` shares, with their places among all of the
+/// owner's.
+pub(crate) fn shared_params<'a>(
+    owner: &Layer,
+    users: impl Iterator<Item = &'a Layer>,
+) -> impl Iterator<Item = (u32, ParamSpec)> {
+    let tied: Vec<&str> = users.flat_map(|user| user.kind.tied_params(&owner.kind)).collect();
+    (0..).zip(owner.kind.params()).filter(move |(_, spec)| tied.contains(&spec.name))
+}
+
+/// The source of initial parameters.
+struct InitSource {
+    seed: u64,
+    device: Device,
+    /// The parameters from a file, by the layer's names.
+    file: BTreeMap<String, Tensor>,
+}
+
+fn make_param(
+    layer: &Layer,
+    number: u32,
+    spec: &ParamSpec,
+    begin: &InitSource,
+) -> Result<Param, TensorError> {
+    let key = Key::new(begin.seed).text("init").text(&layer.name).text(spec.name);
+    Ok(Param {
+        name: full_name(layer, spec),
+        aliases: Vec::new(),
+        // Always drawn on the CPU, so that the device does not show, either.
+        tensor: filled(spec, &key, &begin.file)?.f_to_device(begin.device)?,
+        trained: spec.role == Role::Parameter && !layer.frozen,
+        owner: layer.id,
+        number,
+        owner_stage: None,
+        uses: Vec::new(),
+    })
+}
+
+fn full_name(layer: &Layer, spec: &ParamSpec) -> String {
+    format!("{}.{}", layer.name, spec.name)
+}
+
+fn filled(
+    spec: &ParamSpec,
+    key: &Key,
+    file: &BTreeMap<String, Tensor>,
+) -> Result<Tensor, TensorError> {
+    let kind = kind_of(spec.dtype);
+    let shape = sizes(&spec.shape)?;
+    let draw = || key.stream(Device::Cpu);
+    match spec.init {
+        Init::Zeros => Ok(Tensor::f_zeros(shape, (kind, Device::Cpu))?),
+        Init::Ones => Ok(Tensor::f_ones(shape, (kind, Device::Cpu))?),
+        Init::Constant { value } => Ok(Tensor::f_full(shape, value, (kind, Device::Cpu))?),
+        Init::Uniform { low, high } => draw()?.uniform(&shape, kind, low, high),
+        Init::Normal { mean, std } => draw()?.normal(&shape, kind, mean, std),
+        Init::File => match file.get(spec.name) {
+            // A tensor of a file may have another memory layout.
+            Some(tensor) => canonical_layout(deep_copy(tensor)?),
+            None => {
+                Err(TensorError::invalid("the layer's file", format!("has no `{}`", spec.name)))
+            }
+        },
+        Init::NormalZeroRow { mean, std, zero_row } => {
+            let tensor = draw()?.normal(&shape, kind, mean, std)?;
+            let row = i64::try_from(zero_row).unwrap_or(i64::MAX);
+            let _row = tensor.f_select(0, row)?.f_zero_()?;
+            Ok(tensor)
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Exports and loads the parameters and buffers of a stage by name.
+
+use crate::engine::error::EngineError;
+use crate::engine::layout::deep_copy;
+use crate::engine::params::param_store::ParamStore;
+use crate::engine::params::shards::slice_of;
+use std::collections::HashMap;
+use tch::Tensor;
+use tensor::TensorError;
+
+impl ParamStore {
+    /// Copies of all parameters and buffers, which must be here, named `<layer>.<name>` as in
+    /// PyTorch. A shared tensor appears once, under its owner's name. Tensors that another stage
+    /// owns do not appear.
+    pub(crate) fn state(&self) -> Result<Vec<(String, Tensor)>, EngineError> {
+        self.check_gathered()?;
+        let params = self.params.all.iter().filter(|param| param.owner_stage.is_none());
+        params.map(|param| Ok((param.name.clone(), deep_copy(&param.tensor)?))).collect()
+    }
+
+    /// The trained parameters that the stage owns, by name.
+    pub(crate) fn trained_params(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        let own =
+            self.params.all.iter().filter(|param| param.trained && param.owner_stage.is_none());
+        own.map(|param| (param.name.as_str(), &param.tensor))
+    }
+
+    /// Those of which every replica of the stage keeps all.
+    pub(crate) fn replicated_trained_params(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        let all = self
+            .params
+            .all
+            .iter()
+            .enumerate()
+            .filter(|(_, param)| param.trained && param.owner_stage.is_none());
+        let of_all = all.filter(|(index, _)| self.shards.own_shard(&self.params, *index).is_none());
+        of_all.map(|(_, param)| (param.name.as_str(), &param.tensor))
+    }
+
+    /// Sets all parameters and buffers to the tensors that [`ParamStore::match_state`] returned.
+    pub(crate) fn set_state(&mut self, fitting: &[Tensor]) -> Result<(), EngineError> {
+        self.bump_version();
+        self.reshard()?;
+        tch::no_grad(|| {
+            for (index, (param, new)) in self.params.all.iter().zip(fitting).enumerate() {
+                let own_shard = self.shards.own_shard(&self.params, index);
+                match own_shard.zip(self.shards.shard_range(&self.params, index)) {
+                    Some((shard, range)) => {
+                        shard.shallow_clone().f_copy_(&slice_of(&new.f_contiguous()?, &range)?)?
+                    }
+                    None => param.tensor.shallow_clone().f_copy_(new)?,
+                }
+            }
+            Ok::<_, TensorError>(())
+        })?;
+        Ok(())
+    }
+
+    /// Whether a parameter or buffer has this name, here or in the stage that owns it.
+    pub(crate) fn has_tensor(&self, name: &str) -> bool {
+        self.params
+            .all
+            .iter()
+            .any(|param| param.name == name || param.aliases.iter().any(|alias| alias == name))
+    }
+
+    /// Finds the tensor for each parameter, in the stage's order.
+    ///
+    /// # Errors
+    /// Tensors are missing, unexpected, or of another shape or dtype. Each of them is listed.
+    pub(crate) fn match_state(
+        &self,
+        state: Vec<(String, Tensor)>,
+    ) -> Result<Vec<Tensor>, EngineError> {
+        let mut given: HashMap<String, Tensor> = HashMap::new();
+        let mut problems = Vec::new();
+        for (name, tensor) in state {
+            if given.contains_key(&name) {
+                problems.push(format!("{name}: given twice"));
+            }
+            given.insert(name, tensor);
+        }
+        let mut fitting = Vec::new();
+        for param in &self.params.all {
+            let names = std::iter::once(&param.name).chain(&param.aliases);
+            let found: Vec<_> = names.filter_map(|name| given.remove_entry(name)).collect();
+            for (name, tensor) in &found {
+                problems.extend(
+                    difference(&param.tensor, tensor)?.map(|problem| format!("{name}: {problem}")),
+                );
+            }
+            if let [(first, tensor), others @ ..] = &found[..] {
+                for (other, same) in others {
+                    if !same.f_equal(tensor).unwrap_or(false) {
+                        problems.push(format!(
+                            "{other}: differs from {first}, with which it is shared"
+                        ));
+                    }
+                }
+            }
+            match found.into_iter().next() {
+                Some((_, tensor)) => fitting.push(tensor),
+                None => problems.push(format!("{}: missing", param.name)),
+            }
+        }
+        let mut unexpected: Vec<String> = given.into_keys().collect();
+        unexpected.sort();
+        problems.extend(
+            unexpected
+                .into_iter()
+                .map(|name| format!("{name}: unexpected, the stage has no such tensor")),
+        );
+        if problems.is_empty() {
+            Ok(fitting)
+        } else {
+            Err(EngineError::StateMismatch { problems })
+        }
+    }
+}
+
+/// The difference of a tensor from the expected type, if any.
+fn difference(expected: &Tensor, got: &Tensor) -> Result<Option<String>, TensorError> {
+    let describe = |tensor: &Tensor| {
+        Ok::<_, TensorError>(format!("{} {:?}", tensor::dtype_of(tensor)?, tensor.size()))
+    };
+    let (expected, got) = (describe(expected)?, describe(got)?);
+    Ok((expected != got).then(|| format!("expected {expected}, got {got}")))
+}

@@ -1,0 +1,147 @@
+//! The loss of one microbatch, and its gradient.
+
+use crate::engine::config::LossInputs;
+use crate::engine::error::EngineError;
+use crate::engine::layout::canonical_layout;
+use pipeline::loss::LossSpec;
+use tch::{Kind, Reduction, Tensor};
+use tensor::{Attempt, TensorError};
+
+/// The microbatch's mean loss times its weight. Nothing is saved.
+pub(crate) fn evaluate(inputs: &LossInputs<'_>) -> Result<f32, EngineError> {
+    let loss = tch::no_grad(|| weighted(inputs.prediction, inputs).and_then(|loss| scalar(&loss)));
+    loss.map_err(failed(inputs))
+}
+
+/// The same loss, and the gradient of the prediction.
+pub(crate) fn differentiate(inputs: &LossInputs<'_>) -> Result<LossAndGrad, EngineError> {
+    with_grad(inputs).map_err(failed(inputs))
+}
+
+/// A loss, and the gradient of the output that it is about.
+pub(crate) struct LossAndGrad {
+    pub(crate) loss: f32,
+    pub(crate) grad: Tensor,
+}
+
+fn failed(inputs: &LossInputs<'_>) -> impl FnOnce(TensorError) -> EngineError {
+    let loss = inputs.loss.name();
+    move |source| EngineError::Loss { loss, source }
+}
+
+fn with_grad(task: &LossInputs<'_>) -> Result<LossAndGrad, TensorError> {
+    let leaf = task
+        .prediction
+        .f_detach()?
+        .f_set_requires_grad(true)
+        .attempt("asking for the output's gradient")?;
+    let loss = tch::with_grad(|| weighted(&leaf, task))?;
+    let one = loss.f_ones_like()?;
+    match tensor::grad::backward(&[&loss], &[&one], &[&leaf])?.as_slice() {
+        [Some(grad)] => {
+            let grad = canonical_layout(grad.shallow_clone())?;
+            Ok(LossAndGrad { loss: scalar(&loss)?, grad })
+        }
+        _ => Err(TensorError::invalid("the loss", "does not depend on the output")),
+    }
+}
+
+fn weighted(prediction: &Tensor, task: &LossInputs<'_>) -> Result<Tensor, TensorError> {
+    let target =
+        task.target.f_to_device(prediction.device()).attempt("moving the target to the device")?;
+    // The mean over nothing is NaN. The sum is 0, and so are its gradients.
+    let reduction = if task.weight == 0.0 { Reduction::Sum } else { Reduction::Mean };
+    Ok(reduced(prediction, &target, task.loss, reduction)?.f_mul_scalar(task.weight)?)
+}
+
+fn reduced(
+    output: &Tensor,
+    target: &Tensor,
+    loss: &LossSpec,
+    reduction: Reduction,
+) -> Result<Tensor, TensorError> {
+    match loss {
+        LossSpec::CrossEntropyLoss { .. } => are_classes(output, target, "logits")?,
+        LossSpec::NLLLoss { .. } => are_classes(output, target, "logarithms of probabilities")?,
+        _ => are_alike(output, target)?,
+    }
+    let none: Option<Tensor> = None;
+    Ok(match loss {
+        LossSpec::MSELoss => output.f_mse_loss(target, reduction)?,
+        LossSpec::L1Loss => output.f_l1_loss(target, reduction)?,
+        LossSpec::SmoothL1Loss { beta } => output.f_smooth_l1_loss(target, reduction, *beta)?,
+        LossSpec::HuberLoss { delta } => output.f_huber_loss(target, reduction, *delta)?,
+        LossSpec::CrossEntropyLoss { classes, label_smoothing } => {
+            let weight = row(&classes.weight, output)?;
+            output.f_cross_entropy_loss(
+                target,
+                weight,
+                reduction,
+                classes.ignore_index,
+                *label_smoothing,
+            )?
+        }
+        LossSpec::NLLLoss { classes } => output.f_nll_loss_nd(
+            target,
+            row(&classes.weight, output)?,
+            reduction,
+            classes.ignore_index,
+        )?,
+        LossSpec::BCELoss => output.f_binary_cross_entropy(target, none, reduction)?,
+        LossSpec::BCEWithLogitsLoss { pos_weight } => output.f_binary_cross_entropy_with_logits(
+            target,
+            none,
+            row(pos_weight, output)?,
+            reduction,
+        )?,
+        LossSpec::KLDivLoss { log_target, batchmean: false } => {
+            output.f_kl_div(target, reduction, *log_target)?
+        }
+        LossSpec::KLDivLoss { log_target, batchmean: true } => {
+            let samples = output.size().first().copied().unwrap_or(1).max(1);
+            output.f_kl_div(target, Reduction::Sum, *log_target)?.f_div_scalar(samples)?
+        }
+    })
+}
+
+/// Weights as a tensor of the output's kind; `None` for an empty list.
+fn row(weights: &[f64], output: &Tensor) -> Result<Option<Tensor>, TensorError> {
+    let tensor = |weights| {
+        Tensor::f_from_slice(weights)?.f_to_device(output.device())?.f_to_kind(output.f_kind()?)
+    };
+    Ok(if weights.is_empty() { None } else { Some(tensor(weights)?) })
+}
+
+fn are_alike(output: &Tensor, target: &Tensor) -> Result<(), TensorError> {
+    // PyTorch would broadcast and warn. The loss would then probably be wrong.
+    if output.size() != target.size() || output.f_kind()? != target.f_kind()? {
+        return Err(mismatch("a target like the output", output, target));
+    }
+    Ok(())
+}
+
+fn are_classes(output: &Tensor, target: &Tensor, what: &str) -> Result<(), TensorError> {
+    let size = output.size();
+    let fits = match &size[..] {
+        [samples, _classes, rest @ ..] => target.size().split_first() == Some((samples, rest)),
+        _ => false,
+    };
+    if !fits || target.f_kind()? != Kind::Int64 {
+        let expected = format!("{what} [N, C, ...] and a target [N, ...] of int64 class numbers");
+        return Err(mismatch(&expected, output, target));
+    }
+    Ok(())
+}
+
+fn mismatch(expected: &str, output: &Tensor, target: &Tensor) -> TensorError {
+    let describe = |tensor: &Tensor| match tensor::dtype_of(tensor) {
+        Ok(dtype) => format!("{dtype} {:?}", tensor.size()),
+        Err(error) => error.to_string(),
+    };
+    let problem = format!("the output is {}, the target {}", describe(output), describe(target));
+    TensorError::invalid(format!("expected {expected}"), problem)
+}
+
+fn scalar(loss: &Tensor) -> Result<f32, TensorError> {
+    Ok(loss.f_double_value(&[])? as f32)
+}

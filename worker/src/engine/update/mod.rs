@@ -1,0 +1,12 @@
+//! The optimizer step.
+//!
+//! ```text
+//!     step.rs -> optimizer.rs   new values of the parameters
+//!             -> health.rs      whether the layers learn
+//!     optimizer_state.rs -> optimizer.rs   state by name, out and in
+//! ```
+
+pub(crate) mod health;
+pub(crate) mod optimizer;
+pub(crate) mod optimizer_state;
+pub(crate) mod step;

@@ -1,0 +1,15 @@
+//! The `worker` program.
+//!
+//! ```text
+//!     worker.rs -> run.rs -> options.rs     flags and environment
+//!                   |-> every_gpu.rs        one process for each GPU
+//!                   |-> nccl.rs             the report about NCCL for the boss
+//!                   |-> output.rs           lines for the user
+//!                   |-> compute/            the stages
+//! ```
+
+pub(crate) mod every_gpu;
+pub(crate) mod nccl;
+pub(crate) mod options;
+pub(crate) mod output;
+pub(crate) mod run;

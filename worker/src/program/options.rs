@@ -1,0 +1,98 @@
+//! The flags and environment variables of the `worker` program.
+
+use crate::engine::TorchScriptPolicy;
+use clap::Parser;
+use std::path::PathBuf;
+
+/// Works for a BossMan boss: receives a part of its model, trains it, and ends when the boss ends
+/// the run.
+///
+/// On the boss's own machine no setting is needed. On another one, paste the line that the boss
+/// prints: MODEL_HOST=.. MODEL_PORT=.. MODEL_TICKET=.. worker
+#[derive(Parser, Debug, Clone)]
+#[command(name = "worker", version, after_help = EXAMPLES)]
+pub struct Options {
+    /// Name or address of the boss's machine; --host for short.
+    #[arg(
+        long,
+        visible_alias = "host",
+        env = "MODEL_HOST",
+        default_value = "127.0.0.1",
+        value_name = "HOST"
+    )]
+    pub model_host: String,
+    /// UDP port of the boss; --port for short.
+    #[arg(
+        long,
+        visible_alias = "port",
+        env = "MODEL_PORT",
+        default_value_t = 1024,
+        value_name = "PORT"
+    )]
+    pub model_port: u16,
+    /// Join ticket that the boss prints; found automatically on the boss's machine. Also --ticket,
+    /// but the environment variable is safer: other users of the machine can read arguments.
+    #[arg(
+        long,
+        visible_alias = "ticket",
+        env = "MODEL_TICKET",
+        hide_env_values = true,
+        value_name = "TICKET"
+    )]
+    pub model_ticket: Option<String>,
+    /// The compute device: cpu, cuda:N, mps, or all for one worker on every GPU [default: the first
+    /// GPU, else cpu]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// Compute threads [default: one for each core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Neither accept nor make direct connections to other workers; the boss relays.
+    #[arg(long)]
+    pub relay: bool,
+    /// How tensors travel to processes on this machine: `auto` through shared memory, `quic` by the
+    /// network path.
+    #[arg(long, value_name = "WAY", default_value = "auto")]
+    pub transport: link::Transport,
+    /// A folder with data. If the run file says `on: workers`, samples are read from its files, by
+    /// their paths relative to the run file. The boss cannot read other files.
+    #[arg(long, env = "MODEL_DATA", value_name = "FOLDER")]
+    pub data: Option<PathBuf>,
+    /// The NCCL library, with which replicas sum gradients among GPUs, if the loader does not find
+    /// the right libnccl.so.2.
+    #[arg(long, env = "BOSSMAN_NCCL", value_name = "FILE")]
+    pub nccl: Option<PathBuf>,
+    /// End if the boss was lost and no boss answers for this number of seconds [default: wait for
+    /// ever]
+    #[arg(long, value_name = "SECONDS")]
+    pub orphan_timeout: Option<u64>,
+    /// End if one task, for example a pass, takes longer than this number of seconds: the device or
+    /// its driver hangs. Others then take this worker's place.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub task_timeout: u64,
+    /// Run the TorchScript layers of the model. They are programs that can read and write this
+    /// user's files, so use it only for a boss whose user is trusted.
+    #[arg(long)]
+    pub allow_torchscript: bool,
+    /// End when standard input ends; a boss starts its local workers so.
+    #[arg(long, hide = true)]
+    pub end_with_stdin: bool,
+}
+
+impl Options {
+    /// Whether TorchScript layers run.
+    pub(crate) fn torchscript_policy(&self) -> TorchScriptPolicy {
+        match self.allow_torchscript {
+            true => TorchScriptPolicy::Allowed,
+            false => TorchScriptPolicy::Refused,
+        }
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  worker                                      a boss on this machine
+  MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --device cuda:0
+  MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --device all
+  MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --data examples/mnist-resnet";

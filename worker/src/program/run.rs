@@ -1,0 +1,344 @@
+//! The `worker` program: join a boss, work, and join again after the boss was lost.
+
+use crate::compute::samples::LocalSamples;
+use crate::compute::stage_compute::StageCompute;
+use crate::engine::CustomLayers;
+use crate::program::nccl::NcclNetwork;
+use crate::program::options::Options;
+use crate::program::{every_gpu, nccl, output};
+use anyhow::{bail, Context, Result};
+use clap::Parser;
+use link::{EndpointCloser, LinkError, Ticket, WorkerInfo};
+use parking_lot::Mutex;
+use runtime::{ComputeThread, SnapshotStore};
+use std::io::Write;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tch::Device;
+use tensor::nccl::Nccl;
+
+/// Waits between attempts to reach the boss grow from the first to the second.
+const MIN_WAIT: Duration = Duration::from_millis(250);
+const MAX_WAIT: Duration = Duration::from_secs(5);
+/// The wait after a boss without a free place: the place of a lost worker is free for little longer
+/// than this.
+const REFUSED_WAIT: Duration = Duration::from_secs(1);
+
+const SUCCESS: i32 = 0;
+const FAILURE: i32 = 1;
+/// Exit code after Ctrl-C, as shells have it.
+const INTERRUPTED: i32 = 130;
+
+/// Closes the connections to the boss and the other workers, while there are some.
+type SharedCloser = Mutex<Option<EndpointCloser>>;
+
+/// The program with its arguments.
+pub(crate) fn main(custom_layers: CustomLayers) -> ! {
+    let options = Options::parse();
+    if let Err(e) = runtime::start_log() {
+        output::warn(&format!("worker: {e}"));
+        exit_now(FAILURE);
+    }
+    if let Err(e) = runtime::start_log() {
+        output::warn(&format!("worker: {e}"));
+        exit_now(FAILURE);
+    }
+    // Before other threads start.
+    let network = NcclNetwork::restrict();
+    // Before libtorch first looks for GPUs, because it remembers the answer.
+    tensor::cuda::load();
+    if options.end_with_stdin {
+        exit_on_stdin_eof();
+    }
+    let result = match options.device.as_deref() {
+        Some("all") => every_gpu::run(),
+        _ => run_until_signal(
+            &options,
+            custom_layers.with_torchscript(options.torchscript_policy()),
+            network,
+        ),
+    };
+    match result {
+        Ok(()) => exit_now(SUCCESS),
+        Err(e) => {
+            output::warn(&format!("worker: {e:#}"));
+            exit_now(FAILURE)
+        }
+    }
+}
+
+fn run_until_signal(
+    options: &Options,
+    custom_layers: CustomLayers,
+    network: NcclNetwork,
+) -> Result<()> {
+    // One thread for the network: the cores are for the compute thread.
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let closer = SharedCloser::default();
+    runtime.block_on(async {
+        tokio::select! {
+            result = serve_runs(options, custom_layers, network, &closer) => result,
+            () = interrupted() => {
+                // The others need not wait for a silent worker.
+                let closer = closer.lock().take();
+                if let Some(closer) = closer {
+                    closer.close("the worker was told to leave").await;
+                }
+                exit_now(INTERRUPTED)
+            }
+        }
+    })
+}
+
+/// Ends the process at once, also while the compute thread works, because its result is not needed.
+/// A normal exit runs libtorch's clean-up, which crashes while a thread is at work.
+fn exit_now(code: i32) -> ! {
+    std::io::stdout().flush().ok();
+    signal_hook::low_level::exit(code)
+}
+
+/// A worker, and the state that outlives one membership.
+struct Program<'a> {
+    options: &'a Options,
+    device: Device,
+    info: WorkerInfo,
+    custom_layers: CustomLayers,
+    nccl: Option<Arc<Nccl>>,
+    closer: &'a SharedCloser,
+    /// The next boss finds the snapshots here.
+    peer_snapshots: SnapshotStore,
+}
+
+/// Works for one run after another until a boss ends its run. Returns errors that a retry cannot
+/// help.
+async fn serve_runs(
+    options: &Options,
+    custom_layers: CustomLayers,
+    network: NcclNetwork,
+    closer: &SharedCloser,
+) -> Result<()> {
+    tensor::memory::keep_freed_memory();
+    let device = device(options)?;
+    if let Some(threads) = options.threads {
+        if threads == 0 {
+            bail!("--threads 0: at least one compute thread is needed");
+        }
+        tensor::threads::set_count(threads);
+    }
+    if let Some(folder) = options.data.as_ref().filter(|folder| !folder.is_dir()) {
+        bail!("--data {}: there is no such folder", folder.display());
+    }
+    let loaded = nccl::load_nccl(options, device, network);
+    let info = info(options, device, loaded.report);
+    let memory = info
+        .memory_bytes
+        .map_or_else(String::new, |b| format!(", {:.1} GiB memory", b as f64 / GIB));
+    output::line(&format!(
+        "worker {}: {}, {} threads{memory}",
+        info.version, info.device, info.threads
+    ));
+    let nccl = loaded.library;
+    let peer_snapshots = SnapshotStore::default();
+    let program = Program { options, device, info, custom_layers, nccl, closer, peer_snapshots };
+    let mut wait = BossWait::default();
+    loop {
+        match program.serve_run().await {
+            Ok(()) => {
+                output::line("the run is over");
+                return Ok(());
+            }
+            Err(RunError::Fatal(e)) => return Err(e),
+            Err(RunError::Transient(lost)) => wait.before_retry(options, lost).await?,
+        }
+    }
+}
+
+/// The wait for a boss, from one attempt to the next.
+struct BossWait {
+    wait: Duration,
+    last_message: String,
+    boss_lost_at: Option<Instant>,
+}
+
+impl Default for BossWait {
+    fn default() -> Self {
+        BossWait { wait: MIN_WAIT, last_message: String::new(), boss_lost_at: None }
+    }
+}
+
+impl BossWait {
+    /// Waits until the next attempt.
+    ///
+    /// # Errors
+    /// The boss has been lost for longer than `--orphan-timeout`.
+    async fn before_retry(&mut self, options: &Options, lost: Transient) -> Result<()> {
+        let Transient { reason, had_joined, refused } = lost;
+        if had_joined {
+            self.wait = MIN_WAIT;
+        }
+        // A boss without a free place counts as a boss.
+        if had_joined || (refused && self.boss_lost_at.is_some()) {
+            self.boss_lost_at = Some(Instant::now());
+        }
+        let left = match (options.orphan_timeout, self.boss_lost_at) {
+            (Some(seconds), Some(since)) => {
+                Duration::from_secs(seconds).saturating_sub(since.elapsed())
+            }
+            _ => Duration::MAX,
+        };
+        if left.is_zero() {
+            let seconds = options.orphan_timeout.unwrap_or(0);
+            bail!(
+                "the boss was lost, and none was there for {seconds} s (--orphan-timeout): {reason}"
+            );
+        }
+        let line = format!(
+            "waiting for the boss at {}:{} ({reason})",
+            options.model_host, options.model_port
+        );
+        if line != self.last_message {
+            output::line(&line);
+            self.last_message = line;
+        }
+        tokio::time::sleep(left.min(if refused { REFUSED_WAIT } else { self.wait })).await;
+        self.wait = (self.wait * 2).min(MAX_WAIT);
+        Ok(())
+    }
+}
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// The end of a membership, or of an attempt to join.
+enum RunError {
+    Transient(Transient),
+    Fatal(anyhow::Error),
+}
+
+/// An error after which another attempt can succeed.
+struct Transient {
+    reason: String,
+    /// Whether the worker was a member before.
+    had_joined: bool,
+    /// Whether there is a boss, but without a free place.
+    refused: bool,
+}
+
+impl Program<'_> {
+    /// Runs one membership, from dialling to the end of the run.
+    async fn serve_run(&self) -> Result<(), RunError> {
+        let Some(ticket) = ticket(self.options).map_err(RunError::Fatal)? else {
+            let reason = "this user has started no boss on this machine; on another machine, set \
+                          MODEL_TICKET";
+            let reason = reason.into();
+            return Err(RunError::Transient(Transient {
+                reason,
+                had_joined: false,
+                refused: false,
+            }));
+        };
+        let boss = link::resolve(&self.options.model_host, self.options.model_port)
+            .await
+            .map_err(before_joining)?;
+        let endpoint = link::worker_endpoint(&ticket, boss).map_err(before_joining)?;
+        *self.closer.lock() = Some(EndpointCloser::of(&endpoint));
+        let membership = link::join(&endpoint, boss, &ticket, self.info.clone())
+            .await
+            .map_err(before_joining)?;
+        output::line(&format!("joined the boss at {boss} as {}", membership.worker));
+        let membership = membership.transport(self.options.transport);
+        let (device, custom_layers, nccl) =
+            (self.device, self.custom_layers.clone(), self.nccl.clone());
+        let compute = ComputeThread::start_interruptible(move |interrupt| {
+            StageCompute::with_custom_layers(device, custom_layers).with_nccl(nccl, interrupt)
+        });
+        let compute = compute.context("cannot start the compute thread");
+        let samples = Box::new(LocalSamples::in_folder(self.options.data.clone()));
+        let compute = compute
+            .map_err(RunError::Fatal)?
+            .task_limit(Duration::from_secs(self.options.task_timeout));
+        let result = runtime::serve(
+            membership,
+            &endpoint,
+            &ticket,
+            compute,
+            Some(samples),
+            self.peer_snapshots.clone(),
+        )
+        .await;
+        // The wait is bounded, because the network may be gone.
+        tokio::time::timeout(Duration::from_millis(500), endpoint.wait_idle()).await.ok();
+        result.map_err(|e| match e {
+            LinkError::Lost { .. } => {
+                let reason = e.to_string();
+                RunError::Transient(Transient { reason, had_joined: true, refused: false })
+            }
+            other => RunError::Fatal(other.into()),
+        })
+    }
+}
+
+fn before_joining(e: LinkError) -> RunError {
+    if !e.is_transient() {
+        return RunError::Fatal(e.into());
+    }
+    let (reason, refused) = (e.to_string(), matches!(e, LinkError::Refused { .. }));
+    RunError::Transient(Transient { reason, had_joined: false, refused })
+}
+
+fn ticket(options: &Options) -> Result<Option<Ticket>> {
+    match &options.model_ticket {
+        Some(text) => Ok(Some(text.parse().context("MODEL_TICKET")?)),
+        None => Ok(link::local_ticket()?),
+    }
+}
+
+fn device(options: &Options) -> Result<Device> {
+    let all = tensor::device::all();
+    let Some(name) = &options.device else {
+        return Ok(all.iter().copied().find(|d| *d != Device::Cpu).unwrap_or(Device::Cpu));
+    };
+    let device = tensor::device::parse(name).context("--device")?;
+    if !all.contains(&device) {
+        let names: Vec<_> = all.iter().map(|d| tensor::device::name(*d)).collect();
+        bail!("--device {name}: not on this machine, which has {}", names.join(", "));
+    }
+    Ok(device)
+}
+
+fn info(options: &Options, device: Device, nccl: link::Nccl) -> WorkerInfo {
+    WorkerInfo {
+        device: tensor::device::name(device),
+        threads: u32::try_from(tensor::threads::count()).unwrap_or(u32::MAX),
+        memory_bytes: tensor::device::memory(device).map(|m| m.total),
+        version: env!("CARGO_PKG_VERSION").into(),
+        direct: !options.relay,
+        host: gethostname::gethostname().to_string_lossy().into_owned(),
+        process: std::process::id(),
+        nccl,
+    }
+}
+
+async fn interrupted() {
+    #[cfg(unix)]
+    {
+        let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
+        if let Ok(mut terminate) = terminate {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            return;
+        }
+    }
+    tokio::signal::ctrl_c().await.ok();
+}
+
+/// Ends this process once the process that started it is gone: the kernel then closes the other end
+/// of the pipe.
+fn exit_on_stdin_eof() {
+    std::thread::spawn(|| {
+        std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()).ok();
+        exit_now(SUCCESS)
+    });
+}
