@@ -64,8 +64,8 @@ impl CheckpointWriter {
         let waits = self.pending.as_ref().filter(|(_, writing)| !writing.is_finished() && !is_last);
         if let Some((before, _)) = waits.filter(|_| !self.warned) {
             output::warn(&format!(
-                "warning: a checkpoint of step {step} is due while that of step {before} is still \
-                 being written, for which training waits; make them less often"
+                "warning: a checkpoint of step {step} is due, and training waits for that of step \
+                 {before}; make them less often"
             ));
             self.warned = true;
         }
