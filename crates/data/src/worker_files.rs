@@ -61,7 +61,7 @@ impl Dataset {
     pub fn for_workers(self, folder: &Path) -> Result<Self, DataError> {
         let Opened { source, inputs, target, normalize, .. } = self.opened.as_ref();
         let description =
-            FilesDescription::new(source, folder, (inputs, target.as_ref()), normalize.as_ref())?;
+            FilesDescription::new(source, folder, inputs, target.as_ref(), normalize.as_ref())?;
         Ok(Dataset { worker_files: Some(Arc::new(description.with_digest(folder)?)), ..self })
     }
 
