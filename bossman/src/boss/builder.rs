@@ -5,6 +5,8 @@ use crate::settings::conflicts;
 use crate::settings::guards::Guards;
 use crate::settings::user_settings::Settings;
 use crate::workers::host::{Host, Workers};
+#[cfg(doc)]
+use crate::BossMan;
 use crate::{BossManError, Model};
 use layerspec::{Precision, Recompute};
 use pipeline::lr_schedule::LrSchedule;
