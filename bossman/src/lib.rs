@@ -41,6 +41,7 @@ mod boss;
 pub mod checkpoint;
 pub mod data;
 mod error;
+pub mod events;
 mod inference;
 pub mod output;
 mod pool;

@@ -183,7 +183,7 @@ async fn main() -> Result<()> {
         report.predicted_s =
             timelines.predicted.as_ref().map(|predicted| predicted.step_time as f64 / 1e6);
         if let Some(path) = &options.trace {
-            Trace::of(&[(options.steps as u64, timelines)]).save(path)?;
+            Trace::of([(options.steps as u64, &timelines)]).save(path)?;
         }
     }
     println!("{}", serde_json::to_string(&report)?);

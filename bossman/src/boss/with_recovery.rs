@@ -2,6 +2,7 @@
 
 use super::boss_man::BossMan;
 use crate::checkpoint;
+use crate::events::{Completed, Event};
 use crate::recovery::policy::ban;
 use crate::recovery::replay::{CallContext, CallLog, Interruption};
 use crate::session::call::TrainingCall;
@@ -106,8 +107,8 @@ impl BossMan {
         // until then.
         if !matches!(error.cause(), Cause::Lost | Cause::Unfit) {
             self.recovery = None;
-            self.trainer.warn(&format!(
-                "warning: calls are not repeated any more: the state could not be copied ({error})"
+            self.trainer.events.warn(format!(
+                "calls are not repeated any more: the state could not be copied ({error})"
             ));
         }
     }
@@ -160,10 +161,8 @@ impl BossMan {
             log.interrupted = Some(Interruption { cause, batch: context.batch() });
             ban(remedy, &error, &self.trainer.handle);
             self.trainer.disconnect();
-            self.trainer.warn(&format!(
-                "warning: workers were lost after {} updates: {error}",
-                self.trainer.position.counters.updates
-            ));
+            let done = Completed::Updates(self.trainer.position.counters.updates);
+            self.trainer.events.report(&Event::workers_lost(done, &error));
             match self.build_and_replay(context, failed).await {
                 Ok(rebuilt) => {
                     self.adopt(rebuilt);
@@ -184,8 +183,8 @@ impl BossMan {
             initial_workers: log.workers,
             source: StateSource::BossCopy { updates: log.updates },
         };
-        self.trainer.warn(&report.to_string());
-        self.trainer.warn(&cost.to_string());
+        self.trainer.events.report(&Event::Resuming(report));
+        self.trainer.events.report(&Event::Recovered(cost));
     }
 
     /// Starts a session with the remaining workers, and repeats the log there.

@@ -8,7 +8,7 @@ use super::policy::Policy;
 use super::read_error::ReadError;
 use super::snapshot::TrainingState;
 use super::verified_steps::VerifiedSteps;
-use crate::{data::disk, output, weights::safetensors_files, BossManError, StateDict};
+use crate::{data::disk, events::Events, weights::safetensors_files, BossManError, StateDict};
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -27,6 +27,7 @@ const OPTIMIZER: &str = "optimizer";
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     folder: Folder,
+    events: Events,
     /// Clones of this object share it.
     known: Arc<Mutex<VerifiedSteps>>,
 }
@@ -68,7 +69,14 @@ impl Checkpoints {
     }
 
     pub(super) fn of(folder: Folder) -> Self {
-        Checkpoints { folder, known: Arc::default() }
+        Checkpoints { folder, events: Events::default(), known: Arc::default() }
+    }
+
+    /// Sets the observers of warnings. By default a console shows them.
+    #[must_use]
+    pub fn events(mut self, events: Events) -> Self {
+        self.events = events;
+        self
     }
 
     /// All checkpoints, by ascending steps. Each states whether its manifest can be used.
@@ -299,7 +307,7 @@ impl Checkpoints {
                 Err(ReadError::Damaged(error) | ReadError::Unfinished(error)) => error,
             };
             self.known().note_useless(*step);
-            output::warn(&format!("warning: {problem}; looking for the checkpoint before {name}"));
+            self.events.warn(format!("{problem}; looking for the checkpoint before {name}"));
         }
         Ok(None)
     }

@@ -3,6 +3,7 @@
 use super::fleet::{until_interrupted, Fleet};
 use anyhow::Result;
 use bossman::data::{Dataset, Part, Source};
+use bossman::events::{Console, Events, Stream};
 use bossman::output;
 use bossman::run_file::RunFile;
 use bossman::train::{self, TrainOptions};
@@ -149,6 +150,7 @@ impl Train {
 
     fn train(self, pool: bool) -> Result<()> {
         let file = RunFile::from_file(self.run)?;
+        let stream = if self.json { Stream::Stderr } else { Stream::Stdout };
         let settings = TrainOptions {
             pool,
             fleet: self.fleet.settings(),
@@ -158,7 +160,7 @@ impl Train {
             save: self.save,
             resume: self.resume,
             no_shuffle: self.no_shuffle,
-            quiet: self.json,
+            events: Events::on(Console::new(stream)),
         };
         let on_interrupt = match &settings.save {
             _ if file.checkpoint.is_some() => "--resume continues from the last checkpoint",

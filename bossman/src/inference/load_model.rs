@@ -1,5 +1,6 @@
 //! Loads a run's model with weights onto workers, to use it.
 
+use crate::events::{Console, Events, Stream};
 use crate::run_file::RunFile;
 use crate::workers::fleet_settings::FleetSettings;
 use crate::{BossMan, BossManError, Model, StateDict};
@@ -27,8 +28,11 @@ impl RunFile {
         let workers = fleet.worker_count(self)?;
         let builder = self.builder(model);
         builder.check(workers)?;
-        let host = fleet.host_with_data(workers, self).on_stderr();
-        let host = if fleet.local == workers { host.quiet() } else { host };
+        let host = fleet.host_with_data(workers, self);
+        let host = match fleet.local == workers {
+            true => host.quiet(),
+            false => host.events(Events::on(Console::new(Stream::Stderr))),
+        };
         let mut boss = builder.build(host.wait().await?)?;
         boss.distribute_model().await?;
         weights.load(&mut boss).await?;

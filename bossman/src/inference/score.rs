@@ -2,20 +2,24 @@
 
 use crate::data::batch_inputs::Inputs;
 use crate::data::loss_weights::has_counted_targets;
+use crate::events::formats::null_as_nan;
 use crate::session::evaluate::{Outputs, MAX_EVALUATION_BYTES};
 use crate::Batch;
 use crate::{BossMan, BossManError};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
 /// The mean loss and accuracy over data.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Score {
     /// The loss that the model was trained with.
+    #[serde(deserialize_with = "null_as_nan")]
     pub loss: f64,
     /// The share of targets whose class has the largest logit, from 0 to 1. Ignored targets do not
     /// count. `None` if targets are not classes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
 }
 

@@ -5,6 +5,7 @@ use crate::inference::bleu::bleu;
 use crate::inference::translate::{Search, Translator};
 use crate::BossMan;
 use crate::BossManError;
+use serde::{Deserialize, Serialize};
 
 /// Texts that go through the model together.
 const BATCH_SIZE: usize = 32;
@@ -21,7 +22,7 @@ pub struct TranslationSettings {
 }
 
 /// The translations.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Translations {
     /// From 0 to 100; see [`crate::bleu()`].
     pub bleu: f64,

@@ -1,7 +1,7 @@
 //! Between two steps: reports events to the membership, and carries out what it decides.
 
-use super::{Pool, Seen, MAX_TEXT, STATUS_INTERVAL};
-use crate::output::printable;
+use super::{Pool, Seen, STATUS_INTERVAL};
+use crate::events::Event;
 use crate::recovery::policy::log_remedy;
 use crate::session::train_step::{StepReport, TrainedStep};
 use crate::session::trainer::Trainer;
@@ -108,12 +108,16 @@ impl Pool {
         while let Ok(event) = self.events.try_recv() {
             match event {
                 MembershipEvent::Joined { worker, info, address } => {
-                    let (host, device) =
-                        (printable(&info.host, MAX_TEXT), printable(&info.device, MAX_TEXT));
-                    let (address, threads) = (address.ip(), info.threads);
-                    let origin = format!("{address} ({host}, {device}, {threads} threads)");
+                    self.notices.report(&Event::Joined {
+                        worker,
+                        address: address.ip(),
+                        host: info.host.clone(),
+                        device: info.device.clone(),
+                        threads: info.threads,
+                        missing: None,
+                    });
                     let seen = Seen::new(info);
-                    self.membership.on_joined(worker, seen.process(), &origin);
+                    self.membership.on_joined(worker, seen.process());
                     self.workers.insert(worker, seen);
                 }
                 MembershipEvent::Left { worker, reason } => {
@@ -129,9 +133,9 @@ impl Pool {
     fn carry_out_decisions(&mut self, trainer: &mut Trainer) {
         while let Some(decision) = self.membership.poll_decision() {
             match decision {
-                Decision::Notice(text) => {
-                    info!(text, "pool");
-                    self.say(&text);
+                Decision::Notice(notice) => {
+                    info!(%notice, "pool");
+                    self.notices.report(&notice.into());
                 }
                 Decision::Prepare { worker, placement } => self.prepare(trainer, worker, placement),
                 Decision::Disconnect { worker, reason } => {

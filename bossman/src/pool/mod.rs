@@ -16,7 +16,7 @@
 mod membership;
 mod status;
 
-use crate::output::{self, printable};
+use crate::events::Events;
 use crate::session::trainer::Trainer;
 use crate::settings::conflicts::{self, PoolFacts};
 use crate::BossManError;
@@ -34,8 +34,8 @@ use tokio::sync::mpsc;
 /// The interval at which workers receive the progress of the run.
 const STATUS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The most characters of a worker's text in a notice or a status. So the status of a hundred
-/// workers fits into a handshake.
+/// The most characters of a worker's text in a status. So the status of a hundred workers fits into
+/// a handshake.
 const MAX_TEXT: usize = 200;
 
 /// A run that workers join and leave.
@@ -51,7 +51,7 @@ pub(crate) struct Pool {
     last_status: Instant,
     started: Instant,
     samples: u64,
-    quiet: bool,
+    notices: Events,
 }
 
 /// A worker, and the time of its last sign of life.
@@ -101,17 +101,10 @@ impl Pool {
             last_status: Instant::now(),
             started: Instant::now(),
             samples: 0,
-            quiet: trainer.quiet,
+            notices: trainer.events.clone(),
         };
         pool.refresh_links(trainer).await;
         trainer.handle.set_status(pool.status(trainer, f32::NAN).json());
         Ok(pool)
-    }
-
-    /// Tells the user. The text may contain words of workers, which must not control the terminal.
-    fn say(&self, text: &str) {
-        if !self.quiet {
-            output::warn(&printable(text, MAX_TEXT));
-        }
     }
 }

@@ -3,9 +3,8 @@
 use crate::checkpoint::{
     request_snapshots, resume_from, snapshots_stage_by_stage, Counters, DueTimer, Every, RunRecord,
 };
-use crate::output;
+use crate::events::{Event, Events, SnapshotOutcome};
 use crate::session::trainer::Trainer;
-use crate::train::progress::Progress;
 use crate::weights::state_dict::{expected, ExpectedTensor};
 use crate::{BossMan, BossManError};
 use pipeline::boss::{has_same_state, state_senders, Instruction, ListSnapshots, SnapshotRequest};
@@ -60,6 +59,7 @@ pub(crate) struct PeerState {
 pub(crate) struct PeerSnapshots {
     run: u64,
     membership: u64,
+    events: Events,
     due: DueTimer,
     /// Whether one is due that could not be made yet.
     overdue: bool,
@@ -72,12 +72,13 @@ pub(crate) struct PeerSnapshots {
 
 impl PeerSnapshots {
     /// The snapshots of the run with this number, which may have resumed from one.
-    pub(crate) fn new(run: u64, every: Every, from: Option<&PeerState>) -> Self {
+    pub(crate) fn new(run: u64, every: Every, from: Option<&PeerState>, events: Events) -> Self {
         // One copy of a lost worker's parts is lost, too.
         let (overdue, last) = (from.is_some(), from.map(|kept| kept.snapshot));
         PeerSnapshots {
             run,
             membership: random_id(),
+            events,
             due: DueTimer::start(every),
             overdue,
             pending: None,
@@ -88,15 +89,9 @@ impl PeerSnapshots {
 
     /// After a step: lets workers make a snapshot if one is due and the previous one has arrived.
     /// Reports errors, and training continues.
-    pub(crate) async fn after_step(
-        &mut self,
-        boss: &mut BossMan,
-        step: u64,
-        run: &RunRecord,
-        progress: &Progress,
-    ) {
+    pub(crate) async fn after_step(&mut self, boss: &mut BossMan, step: u64, run: &RunRecord) {
         self.overdue |= self.due.is_due(step);
-        self.poll_pending(boss.trainer.plan.stage_placement.members().len() > 1, progress).await;
+        self.poll_pending(boss.trainer.plan.stage_placement.members().len() > 1).await;
         if !self.overdue || self.pending.is_some() || !boss.trainer.position.is_between_updates() {
             return;
         }
@@ -105,14 +100,16 @@ impl PeerSnapshots {
         debug!(step, "peer snapshot begins");
         match begin_peer_snapshot(&mut boss.trainer, snapshot, self.last, run).await {
             Ok(arriving) => self.pending = Some((snapshot, tokio::spawn(arriving))),
-            Err(error) => {
-                output::warn(&format!("warning: no peer snapshot of step {step}: {error}"))
-            }
+            Err(error) => self.report(step, SnapshotOutcome::Failed { why: error.to_string() }),
         }
     }
 
+    fn report(&self, step: u64, outcome: SnapshotOutcome) {
+        self.events.report(&Event::PeerSnapshot { step, outcome });
+    }
+
     /// Checks whether the pending snapshot has arrived.
-    async fn poll_pending(&mut self, shared: bool, progress: &Progress) {
+    async fn poll_pending(&mut self, shared: bool) {
         let Some((snapshot, arriving)) =
             self.pending.take_if(|(_, arriving)| arriving.is_finished())
         else {
@@ -121,19 +118,14 @@ impl PeerSnapshots {
         let problem = match arriving.await {
             Ok(Ok(())) => {
                 self.last = Some(snapshot);
-                if shared && !std::mem::replace(&mut self.announced, true) {
-                    progress.line(&format!(
-                        "peer snapshots protect the run from step {} on",
-                        snapshot.step
-                    ));
-                }
-                return;
+                let first = shared && !std::mem::replace(&mut self.announced, true);
+                return self.report(snapshot.step, SnapshotOutcome::Stored { first });
             }
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
         self.overdue = true;
-        output::warn(&format!("warning: no peer snapshot of step {}: {problem}", snapshot.step));
+        self.report(snapshot.step, SnapshotOutcome::Failed { why: problem });
     }
 }
 

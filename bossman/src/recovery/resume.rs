@@ -4,7 +4,7 @@ use crate::checkpoint::{
     CheckpointEntry, Checkpoints, Counters, KeepBest, Policy, ReadError, RunRecord, TrainingState,
 };
 use crate::data::disk;
-use crate::output;
+use crate::events::Events;
 use crate::recovery::peer_snapshots::{peer_snapshots, restore_peer_state, PeerState};
 use crate::run_file::RunFile;
 use crate::train::settings::TrainOptions;
@@ -75,6 +75,7 @@ pub(crate) struct Search<'a> {
     pub(crate) steps: u64,
     pub(crate) checkpoints: Option<&'a Checkpoints>,
     pub(crate) metrics: Option<&'a Path>,
+    pub(crate) events: &'a Events,
 }
 
 impl Search<'_> {
@@ -89,7 +90,7 @@ impl Search<'_> {
         boss: &mut BossMan,
         already_read: Option<ResumeState>,
     ) -> Result<Option<ResumeState>, BossManError> {
-        let Search { run, steps, checkpoints, metrics } = self;
+        let Search { run, steps, checkpoints, metrics, events } = self;
         let copies = match run.run_id {
             Some(number) => peer_snapshots(&boss.trainer, number).await?,
             None => Vec::new(),
@@ -98,8 +99,17 @@ impl Search<'_> {
         for copy in copies {
             // A worker may send anything.
             let is_of_run = copy.run.differs(run).is_none() && copy.counters.step <= steps;
-            if kept.is_none() && is_of_run && matches_metrics(metrics, &copy).await? {
-                kept = Some(copy);
+            if kept.is_some() || !is_of_run {
+                continue;
+            }
+            match metrics {
+                Some(path) if !matches_metrics(path, &copy).await? => events.warn(format!(
+                    "{} no longer has the line of step {}, so the peer snapshot of that step is \
+                     not used",
+                    path.display(),
+                    copy.counters.step
+                )),
+                _ => kept = Some(copy),
             }
         }
         // No other process writes checkpoints of this run. So they need not be read if the snapshot
@@ -114,7 +124,7 @@ impl Search<'_> {
             return Ok(kept.map(ResumeState::PeerSnapshot));
         }
         let checkpoint = match (already_read, checkpoints) {
-            (None, Some(checkpoints)) => last_checkpoint(checkpoints).await?,
+            (None, Some(checkpoints)) => last_checkpoint(checkpoints, events).await?,
             (already_read, _) => already_read,
         };
         match checkpoint {
@@ -131,21 +141,13 @@ impl Search<'_> {
 ///
 /// # Errors
 /// The metrics cannot be read.
-async fn matches_metrics(metrics: Option<&Path>, kept: &PeerState) -> Result<bool, BossManError> {
-    let (Some(path), Some(expected)) = (metrics, kept.run.metrics) else { return Ok(true) };
+async fn matches_metrics(path: &Path, kept: &PeerState) -> Result<bool, BossManError> {
+    let Some(expected) = kept.run.metrics else { return Ok(true) };
     let step = kept.counters.step;
     let line = disk::retry(disk::WAITS, || std::future::ready(last_line(path, expected))).await;
     let line = line.map_err(|e| BossManError::io(path, &e))?;
     let line: Option<serde_json::Value> = line.and_then(|line| serde_json::from_slice(&line).ok());
-    let fits = line.is_some_and(|line| line["step"].as_u64() == Some(step));
-    if !fits {
-        output::warn(&format!(
-            "warning: {} no longer has the line of step {step}, so the peer snapshot of that step \
-             is not used",
-            path.display()
-        ));
-    }
-    Ok(fits)
+    Ok(line.is_some_and(|line| line["step"].as_u64() == Some(step)))
 }
 
 /// The last line of the first `bytes` bytes of a file. Nothing if there is no file, if it is
@@ -178,7 +180,10 @@ fn last_line(path: &Path, bytes: u64) -> std::io::Result<Option<Vec<u8>>> {
 ///
 /// # Errors
 /// A checkpoint that may be the last whole one still cannot be read after several attempts.
-async fn last_checkpoint(checkpoints: &Checkpoints) -> Result<Option<ResumeState>, BossManError> {
+async fn last_checkpoint(
+    checkpoints: &Checkpoints,
+    events: &Events,
+) -> Result<Option<ResumeState>, BossManError> {
     // The fault that cut workers off may also cut off a store.
     let mut waits = [1, 4, 16].into_iter();
     loop {
@@ -191,7 +196,7 @@ async fn last_checkpoint(checkpoints: &Checkpoints) -> Result<Option<ResumeState
             Err(error) => match waits.next() {
                 None => return Err(error),
                 Some(seconds) => {
-                    output::warn(&format!("warning: {error}; trying again in {seconds} s"));
+                    events.warn(format!("{error}; trying again in {seconds} s"));
                     tokio::time::sleep(Duration::from_secs(seconds)).await;
                 }
             },
@@ -243,7 +248,8 @@ pub(crate) async fn open_checkpoints(
         )));
     }
     let if_any = may_start_fresh(settings);
-    let checkpoints = Checkpoints::open(&policy.dir, if_any || settings.resume.is_none())?;
+    let checkpoints = Checkpoints::open(&policy.dir, if_any || settings.resume.is_none())?
+        .events(settings.events.clone());
     let listed = checkpoints.list().await?;
     let begins = if_any && listed.iter().all(CheckpointEntry::is_unfinished);
     let Some(name) = settings.resume.as_ref().filter(|_| !begins) else {

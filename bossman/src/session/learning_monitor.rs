@@ -106,14 +106,14 @@ impl LearningMonitor {
         );
         let idle = idle.map(|layers| {
             format!(
-                "warning: step {step}: all gradients of {layers} are 0, so nothing is learned \
+                "step {step}: all gradients of {layers} are 0, so nothing is learned \
                  there: what comes after is dead (as ReLUs whose inputs are all negative), or the \
                  loss does not depend on it"
             )
         });
         let fixed = fixed.map(|layers| {
             format!(
-                "warning: step {step}: the weights of {layers} have not changed though there are \
+                "step {step}: the weights of {layers} have not changed though there are \
                  gradients: the learning rate ({lr:.1e}) is too small beside the weights"
             )
         });
@@ -139,7 +139,7 @@ impl LearningMonitor {
             self.losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() / self.losses.len() as f64;
         ((mean - chance).abs() <= CHANCE_TOLERANCE * chance).then(|| {
             format!(
-                "warning: step {step}: the loss ({mean:.4}, the mean of the last {}) is that of \
+                "step {step}: the loss ({mean:.4}, the mean of the last {}) is that of \
                  guessing ({chance:.4}): look whether samples and targets belong together, and at \
                  the learning rate",
                 self.losses.len()
@@ -171,7 +171,7 @@ impl LearningMonitor {
                  clip the gradients, or look for NaN in data and weights"
             ))),
             _ => Ok(Some(format!(
-                "warning: step {step}: the gradients are no finite numbers; the step is skipped \
+                "step {step}: the gradients are no finite numbers; the step is skipped \
                  and changes nothing"
             ))),
         }
@@ -255,7 +255,7 @@ mod tests {
             .unwrap();
         assert_eq!(said.len(), 1);
         assert!(
-            said[0].starts_with("warning: step 10: all gradients of layer 2 (Linear) are 0"),
+            said[0].starts_with("step 10: all gradients of layer 2 (Linear) are 0"),
             "{said:?}"
         );
         let unchanged = [seen(0, true, true, false), seen(2, true, false, false)];

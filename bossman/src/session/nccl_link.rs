@@ -1,6 +1,6 @@
 //! The NCCL communicators of replicas.
 
-use crate::output;
+use crate::events::Events;
 use crate::tuning::collective::CollectiveDecision;
 use crate::BossManError;
 use pipeline::boss::{Instruction, MakeIds, RunRequest};
@@ -50,6 +50,7 @@ impl NcclLink {
         handle: &Handle,
         run: &mut RunRequest,
         fallback: Option<Reduction>,
+        events: &Events,
     ) -> Result<(), BossManError> {
         let sums =
             run.actions.iter().flatten().any(|action| matches!(action, Action::Reduce { .. }));
@@ -62,7 +63,7 @@ impl NcclLink {
                 let why = format!(
                     "replicas cannot sum with NCCL, and sum over QUIC from now on: {error}"
                 );
-                output::warn(&format!("warning: {why}"));
+                events.warn(why.clone());
                 self.is_used = false;
                 self.description = Some(why);
                 run.reduction = reduction;

@@ -2,6 +2,7 @@
 
 use super::trainer::Trainer;
 use crate::data::batch_inputs::Inputs;
+use crate::events::{Event, PlannedStage};
 use crate::tuning::batch_shape::{BatchShape, MicrobatchSizes};
 use crate::tuning::choose_schedule::Measurement;
 use crate::tuning::layer_probes::{first_target_bytes, probes};
@@ -10,6 +11,7 @@ use crate::tuning::observed_times::ObservedTimes;
 use crate::tuning::schedule_state::{Candidates, ScheduleContext};
 use crate::{Batch, BossManError};
 use pipeline::boss::{Instruction, Measure, ReportLinks};
+use pipeline::plan::StageSpec;
 use pipeline::schedule::{Ending, Schedule};
 use pipeline::task::LayerTimes;
 use pipeline::{OptimizerSpec, Plan};
@@ -66,7 +68,9 @@ impl Trainer {
             Measurement::Nothing => return Ok(()),
             Measurement::Links => {
                 self.call(Measure(Vec::new())).await?;
-                return self.store_measurements(Vec::new(), &shape.microbatch).await;
+                self.store_measurements(Vec::new(), &shape.microbatch).await?;
+                self.report_plan("it was asked for".into());
+                return Ok(());
             }
             Measurement::Layers => self.measure_layers(&shape.microbatch).await?,
         }
@@ -79,7 +83,19 @@ impl Trainer {
             self.move_stages(plan).await?;
         }
         self.schedules.chosen = Some(decision.kind);
+        self.report_plan(decision.why);
         Ok(())
+    }
+
+    /// Reports the schedule and the stages.
+    fn report_plan(&self, why: String) {
+        let kind = self.strategy.schedule.or(self.schedules.chosen).unwrap_or_default();
+        let stage = |spec: &StageSpec| PlannedStage {
+            first_layer: spec.layers.first().map(|layer| layer.name.clone()).unwrap_or_default(),
+            workers: self.plan.stage_placement.of(spec.stage).to_vec(),
+        };
+        let stages = self.plan.stages.iter().map(stage).collect();
+        self.events.report(&Event::Planned { schedule: kind.to_string(), stages, why });
     }
 
     /// Places the stages anew. Trained parameters are lost.

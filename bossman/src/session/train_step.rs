@@ -5,6 +5,7 @@ use super::learning_monitor::{chance_loss, StepHealth};
 use super::trainer::Trainer;
 use crate::data::batch_inputs::Inputs;
 use crate::data::loss_weights::{count_targets, loss_weights};
+use crate::events::formats;
 use crate::tuning::batch_shape::{BatchShape, MicrobatchSizes};
 use crate::tuning::layer_probes::first_target_bytes;
 use crate::tuning::schedule_state::LastStep;
@@ -19,6 +20,7 @@ use pipeline::replicas::Speed;
 use pipeline::samples::Samples;
 use pipeline::schedule::Schedule;
 use pipeline::watch::FiniteCheck;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,11 +28,12 @@ use std::time::{Duration, Instant};
 const MIN_LR_FRACTION: f64 = 0.01;
 
 /// The report of a training step.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
     /// The number of the call of [`crate::BossMan::train_step`], from 1.
     pub step: u64,
     /// The mean loss over the batch, before the update.
+    #[serde(deserialize_with = "formats::null_as_nan")]
     pub loss: f32,
     /// Samples in the batch.
     pub samples: u64,
@@ -38,6 +41,7 @@ pub struct StepReport {
     /// such as the tokens of a text.
     pub tokens: Option<u64>,
     /// The time from call to results.
+    #[serde(rename = "step_ms", with = "formats::milliseconds")]
     pub time: Duration,
     /// The learning rate of the update. `None` if gradients were only accumulated
     /// ([`crate::Builder::accumulate`]), overflowed ([`crate::Builder::precision`]), or were not
@@ -295,7 +299,7 @@ impl Trainer {
             None => {
                 counters.updates -= u64::from(!finite);
                 let warning = self.monitor.check_gradient_norm(counters.step, finite)?;
-                warning.iter().for_each(|text| self.warn(text));
+                warning.into_iter().for_each(|text| self.events.warn(text));
             }
         }
         Ok(!finite)
@@ -314,7 +318,7 @@ impl Trainer {
         let lr = health.lr.filter(|lr| *lr >= MIN_LR_FRACTION * usual).unwrap_or(0.0);
         let of_layers = self.monitor.layer_warnings(graph, step, lr, &health.layers);
         let of_layers = of_layers.map_err(BossManError::Usage)?;
-        of_layers.iter().chain(&of_loss).for_each(|text| self.warn(text));
+        of_layers.into_iter().chain(of_loss).for_each(|text| self.events.warn(text));
         Ok(())
     }
 

@@ -6,13 +6,14 @@ use super::position::Position;
 use crate::data::tensor_payload::from_payload;
 use crate::data::worker_data_sets::WorkerDataSets;
 use crate::data::Contents;
+use crate::events::{Event, Events};
 use crate::settings::strategy::Strategy;
 use crate::settings::user_settings::Settings;
 use crate::tuning::collective;
 use crate::tuning::schedule_state::ScheduleState;
 use crate::workers::host::Workers;
 use crate::workers::local_processes::WorkerProcesses;
-use crate::{output, Batch, BossManError, Model};
+use crate::{Batch, BossManError, Model};
 use bytes::Bytes;
 use layerspec::{DType, ValueId};
 use link::Payload;
@@ -48,8 +49,7 @@ pub(crate) struct Trainer {
     pub(crate) data: WorkerDataSets,
     /// Whether parameters were loaded.
     pub(crate) has_loaded: bool,
-    /// Whether to print nothing.
-    pub(crate) quiet: bool,
+    pub(crate) events: Events,
     /// Keeps local workers running.
     processes: WorkerProcesses,
 }
@@ -64,15 +64,12 @@ impl Trainer {
         settings: Settings,
         workers: Workers,
     ) -> Result<Self, BossManError> {
-        let Workers { listener, local, runtime, count, quiet, .. } = workers;
+        let Workers { listener, local, runtime, count, events, .. } = workers;
         let plan = settings.parallel.plan(model.graph(), count)?;
         let strategy = Strategy::new(&settings, model.graph(), count);
         let _inside = runtime.enter();
-        let notice = move |text: String| {
-            if !quiet {
-                output::warn(&text);
-            }
-        };
+        let observers = events.clone();
+        let notice = move |text: String| observers.report(&Event::notice(text));
         let handle = runtime::start(
             listener,
             plan.clone(),
@@ -96,7 +93,7 @@ impl Trainer {
             nccl: NcclLink::default(),
             data: WorkerDataSets::default(),
             has_loaded: false,
-            quiet,
+            events,
             processes,
         };
         trainer.choose_collective()?;
@@ -167,7 +164,7 @@ impl Trainer {
         let decision =
             collective::decide(&self.settings.parallel, &self.plan, self.handle.workers())?;
         if let Some(text) = &decision.description {
-            self.warn(text);
+            self.events.report(&Event::notice(text));
         }
         self.nccl = NcclLink::new(decision);
         Ok(())
@@ -188,12 +185,6 @@ impl Trainer {
 
     pub(crate) async fn call<R: IntoRequest>(&self, request: R) -> Result<R::Answer, BossManError> {
         Ok(self.handle.call(request).await?)
-    }
-
-    pub(crate) fn warn(&self, text: &str) {
-        if !self.quiet {
-            output::warn(text);
-        }
     }
 
     /// Refuses a call that sets state in a pool: a worker that joins copies the state of others, so
@@ -221,7 +212,7 @@ impl Trainer {
         let (batch, training) = (run.batch, run.mode == Mode::Train);
         let may_fall_back = self.settings.parallel.collective == Collective::Auto;
         let fallback = may_fall_back.then_some(self.strategy.reduction);
-        let result = match self.nccl.connect(&self.handle, &mut run, fallback).await {
+        let result = match self.nccl.connect(&self.handle, &mut run, fallback, &self.events).await {
             Ok(()) => self.send_round(run).await,
             Err(error) => {
                 self.free_slots(run);

@@ -3,30 +3,37 @@
 use super::prepared::Prepared;
 use crate::checkpoint::{RunRecord, ScoreAtStep};
 use crate::data::{Batches, Part, Prefetcher};
+use crate::events::{Event, Events};
 use crate::recovery::peer_snapshots::PeerSnapshots;
 use crate::recovery::resume::ResumeState;
 use crate::train::checkpoint_writer::{CheckpointWriter, StepEnd};
 use crate::train::epochs::{validate_with_current_members, Epochs};
-use crate::train::metrics::Metrics;
-use crate::train::progress::Progress;
+use crate::train::metrics::SharedMetrics;
 use crate::train::validation::ValidationResult;
 use crate::{Batch, BossMan, BossManError, RecoverySource, StepReport};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The observers of a run.
+#[derive(Clone)]
+pub(super) struct Observers {
+    pub(super) events: Events,
+    /// The metrics, which are among the observers.
+    pub(super) metrics: Option<SharedMetrics>,
+}
 
 /// A session at work.
 pub(super) struct Attempt<'a> {
     prepared: &'a Prepared<'a>,
     pub(super) boss: BossMan,
     record: RunRecord,
+    observers: Observers,
+    started: Instant,
     batches: Prefetcher,
     /// The next batch, if it was read to choose the schedule.
     next: Option<Batch>,
     /// The steps before this session.
     pub(super) done: u64,
-    pub(super) progress: Progress,
-    metrics: Option<Metrics>,
-    /// The bytes of metrics at the resumed state.
-    metrics_before: Option<u64>,
     pub(super) epochs: Epochs<'a>,
     checkpoints: Option<CheckpointWriter>,
     peer_snapshots: Option<PeerSnapshots>,
@@ -40,8 +47,8 @@ impl<'a> Attempt<'a> {
     pub(super) async fn start(
         prepared: &'a Prepared<'a>,
         mut boss: BossMan,
-        record: RunRecord,
-        metrics: Option<Metrics>,
+        mut record: RunRecord,
+        observers: Observers,
         resumed: Option<ResumeState>,
     ) -> Result<Self, BossManError> {
         let (file, options) = (prepared.file, prepared.options);
@@ -61,30 +68,41 @@ impl<'a> Attempt<'a> {
         let batches = Batches::after(data.train.clone(), file.batch_size, seed, done);
         let best = resumed.as_ref().and_then(|found| found.run().best);
         let best = best.map(|best| (best.step, best.score()));
-        let checkpoints = prepared.checkpoints.clone();
+        let metrics_bytes = resumed.as_ref().and_then(|found| found.run().metrics);
+        record.metrics = metrics_bytes;
+        let Observers { events, metrics } = observers.clone();
+        let checkpoints = prepared
+            .checkpoints
+            .clone()
+            .map(|checkpoints| CheckpointWriter::new(checkpoints, events.clone(), metrics));
         let mut attempt = Attempt {
             boss,
+            observers,
+            started: Instant::now(),
             batches: batches.grouped_by_length(file.group_by_length).prefetch()?,
             next: None,
             done,
-            progress: Progress::start(prepared.steps, done, options.quiet),
-            metrics,
-            metrics_before: resumed.as_ref().map(|found| found.run().metrics.unwrap_or(0)),
             epochs: Epochs::new(file, data.validation.clone(), options.save.as_deref(), best),
-            checkpoints: checkpoints.map(|(folder, policy)| CheckpointWriter::new(folder, policy)),
+            checkpoints,
             peer_snapshots: match (file.redundancy, record.run_id) {
                 (RecoverySource::PeerSnapshot(every), Some(run)) => {
                     let from = resumed.as_ref().and_then(ResumeState::peer_state);
-                    Some(PeerSnapshots::new(run, every, from))
+                    Some(PeerSnapshots::new(run, every, from, events))
                 }
                 _ => None,
             },
             record,
             prepared,
         };
-        if let Some(found) = resumed {
-            attempt.restore(&found).await?;
+        if let Some(found) = &resumed {
+            attempt.restore(found).await?;
         }
+        attempt.observers.events.emit(&Event::Started {
+            steps: prepared.steps,
+            done,
+            from: resumed.as_ref().map(ResumeState::source),
+            metrics_bytes: metrics_bytes.unwrap_or(0),
+        })?;
         if options.pool {
             attempt.boss.open_pool().await?;
         }
@@ -99,9 +117,7 @@ impl<'a> Attempt<'a> {
             self.boss.trainer.choose_schedule(&shape).await?;
             self.next = Some(first);
         }
-        found.restore(&mut self.boss).await?;
-        self.progress.line(&format!("resuming from {}", found.source()));
-        Ok(())
+        found.restore(&mut self.boss).await
     }
 
     /// Trains one step.
@@ -114,33 +130,32 @@ impl<'a> Attempt<'a> {
         // Without a named batch dimension the step cannot count samples.
         let fixed = &self.prepared.fixed_batch;
         report.samples = fixed.as_ref().map_or(report.samples, |fixed| fixed.samples);
-        self.progress.step(&report);
+        let events = &self.observers.events;
+        let timelines = events.want_timelines().then(|| self.boss.timelines()).flatten();
+        events.emit(&Event::Step { report, timelines: timelines.map(Arc::new) })?;
         Ok(report)
     }
 
-    /// Follows up a step: metrics, the end of an epoch, snapshots and checkpoints.
+    /// Follows up a step: the end of an epoch, snapshots and checkpoints, in this order. A
+    /// checkpoint counts the validation before it.
     pub(super) async fn after_step(&mut self, report: &StepReport) -> Result<(), BossManError> {
         let (step, steps) = (report.step, self.prepared.steps);
-        if let Some(metrics) = &mut self.metrics {
-            metrics.write(report)?;
-        }
         let per_epoch = self.prepared.steps_per_epoch();
         if step.is_multiple_of(per_epoch) || step == steps {
-            let (epoch, metrics) = (step.div_ceil(per_epoch), self.metrics.as_mut());
-            self.epochs.end_epoch(&mut self.boss, step, epoch, &self.progress, metrics).await?;
+            let (epoch, events) = (step.div_ceil(per_epoch), &self.observers.events);
+            self.epochs.end_epoch(&mut self.boss, step, epoch, events).await?;
         }
         if self.checkpoints.is_none() && self.peer_snapshots.is_none() {
             return Ok(());
         }
         let record = self.record();
         if let Some(snapshots) = self.peer_snapshots.as_mut().filter(|_| step < steps) {
-            snapshots.after_step(&mut self.boss, step, &record, &self.progress).await;
+            snapshots.after_step(&mut self.boss, step, &record).await;
         }
         if let Some(writer) = &mut self.checkpoints {
             let was_validated = self.epochs.last.is_some_and(|(of, _)| of == step);
             let end = StepEnd { step, is_last: step == steps, was_validated, record };
-            let metrics = self.metrics.as_ref();
-            writer.after_step(&mut self.boss, end, metrics, &self.progress).await;
+            writer.after_step(&mut self.boss, end).await;
         }
         Ok(())
     }
@@ -148,8 +163,9 @@ impl<'a> Attempt<'a> {
     /// The record of the run as it is now.
     fn record(&self) -> RunRecord {
         let best = self.epochs.best.as_ref();
+        let metrics = self.observers.metrics.as_ref().map(|metrics| metrics.lock().bytes());
         RunRecord {
-            metrics: self.metrics.as_ref().map(Metrics::bytes).or(self.metrics_before),
+            metrics: metrics.or(self.record.metrics),
             best: best.map(|(step, validation)| ScoreAtStep::of(*step, &validation.score)),
             validation: self.epochs.last.as_ref().map(|(step, of)| ScoreAtStep::of(*step, of)),
             ..self.record.clone()
@@ -159,23 +175,27 @@ impl<'a> Attempt<'a> {
     /// All steps are done: waits for the last checkpoint. Returns the time of the session.
     pub(super) async fn end(&mut self) -> Duration {
         if let Some(writer) = &mut self.checkpoints {
-            writer.wait_for_pending(&self.progress).await;
+            writer.wait_for_pending().await;
         }
-        self.progress.end()
+        self.started.elapsed()
     }
 
     /// A step failed. A checkpoint in progress is completed, because the run resumes from it.
     pub(super) async fn abandon(&mut self) -> Duration {
+        let time = self.started.elapsed();
         if let Some(writer) = self.checkpoints.take() {
-            writer.end(&self.progress).await;
+            writer.end().await;
         }
-        self.progress.abandon()
+        time
     }
 
     /// Scores the final weights on the test data, if there is any.
     pub(super) async fn test(&mut self) -> Result<Option<ValidationResult>, BossManError> {
         let Some(test) = &self.prepared.data.test else { return Ok(None) };
         let file = self.prepared.file;
-        validate_with_current_members(&mut self.boss, file, Part::Test, test).await.map(Some)
+        let validation =
+            validate_with_current_members(&mut self.boss, file, Part::Test, test).await?;
+        self.observers.events.report(&Event::Tested { validation: validation.clone() });
+        Ok(Some(validation))
     }
 }

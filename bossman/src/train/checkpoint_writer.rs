@@ -1,9 +1,9 @@
 //! The checkpoints of a run, made when they are due and written while training continues.
 
 use crate::checkpoint::{begin_snapshot, Checkpoints, DueTimer, Policy, RunRecord};
-use crate::train::metrics::Metrics;
-use crate::train::progress::Progress;
-use crate::{output, BossMan, BossManError};
+use crate::events::{CheckpointOutcome, Event, Events};
+use crate::train::metrics::SharedMetrics;
+use crate::{BossMan, BossManError};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tracing::info;
@@ -27,6 +27,9 @@ pub(crate) struct StepEnd {
 pub(crate) struct CheckpointWriter {
     checkpoints: Checkpoints,
     policy: Policy,
+    events: Events,
+    /// The metrics that a checkpoint counts.
+    metrics: Option<SharedMetrics>,
     due: DueTimer,
     /// Whether one is due that could not be made yet.
     overdue: bool,
@@ -37,23 +40,30 @@ pub(crate) struct CheckpointWriter {
 }
 
 impl CheckpointWriter {
-    pub(crate) fn new(checkpoints: Checkpoints, policy: Policy) -> Self {
+    pub(crate) fn new(
+        (checkpoints, policy): (Checkpoints, Policy),
+        events: Events,
+        metrics: Option<SharedMetrics>,
+    ) -> Self {
         let due = DueTimer::start(policy.every);
-        CheckpointWriter { checkpoints, policy, due, overdue: false, pending: None, warned: false }
+        CheckpointWriter {
+            checkpoints,
+            policy,
+            events,
+            metrics,
+            due,
+            overdue: false,
+            pending: None,
+            warned: false,
+        }
     }
 
     /// Makes a checkpoint after a step if one is due. Reports errors, and training continues.
-    pub(crate) async fn after_step(
-        &mut self,
-        boss: &mut BossMan,
-        end: StepEnd,
-        metrics: Option<&Metrics>,
-        progress: &Progress,
-    ) {
+    pub(crate) async fn after_step(&mut self, boss: &mut BossMan, end: StepEnd) {
         let StepEnd { step, is_last, was_validated, record } = end;
         let written = self.pending.as_ref().is_some_and(|(_, writing)| writing.is_finished());
         if written {
-            self.wait_for_pending(progress).await;
+            self.wait_for_pending().await;
         }
         self.overdue |=
             self.due.is_due(step) || is_last || (was_validated && self.policy.keep_best.is_some());
@@ -63,37 +73,27 @@ impl CheckpointWriter {
         // One is written at a time, so that no more than one is in memory.
         let waits = self.pending.as_ref().filter(|(_, writing)| !writing.is_finished() && !is_last);
         if let Some((before, _)) = waits.filter(|_| !self.warned) {
-            output::warn(&format!(
-                "warning: a checkpoint of step {step} is due, and training waits for that of step \
-                 {before}; make them less often"
-            ));
+            self.report(step, CheckpointOutcome::Waits { before: *before });
             self.warned = true;
         }
-        self.wait_for_pending(progress).await;
+        self.wait_for_pending().await;
         self.overdue = false;
-        self.begin(boss, step, record, metrics).await;
+        self.begin(boss, step, record).await;
     }
 
-    async fn begin(
-        &mut self,
-        boss: &mut BossMan,
-        step: u64,
-        run: RunRecord,
-        metrics: Option<&Metrics>,
-    ) {
+    async fn begin(&mut self, boss: &mut BossMan, step: u64, run: RunRecord) {
         info!(step, "checkpoint begins");
-        let flush = metrics.map(Metrics::flush).transpose();
+        let flush = self.metrics.as_ref().map(|metrics| metrics.lock().flush()).transpose();
         let begun = match flush {
             Ok(flush) => begin_snapshot(&mut boss.trainer).await.map(|snapshot| (snapshot, flush)),
             Err(error) => Err(error),
         };
         let (snapshot, flush) = match begun {
             Ok(begun) => begun,
-            Err(error) => {
-                return output::warn(&format!("warning: no checkpoint of step {step}: {error}"))
-            }
+            Err(error) => return self.report_failure(step, error.to_string()),
         };
         let (checkpoints, policy) = (self.checkpoints.clone(), self.policy.clone());
+        let events = self.events.clone();
         let write = async move {
             let state = snapshot.finish().await?;
             // The disk must keep the metrics that the checkpoint counts.
@@ -104,9 +104,8 @@ impl CheckpointWriter {
             }
             checkpoints.write(state, run).await?;
             if let Err(error) = checkpoints.prune(&policy, step).await {
-                output::warn(&format!(
-                    "warning: older checkpoints are not deleted after step {step}: {error}"
-                ));
+                events
+                    .warn(format!("older checkpoints are not deleted after step {step}: {error}"));
             }
             Ok(())
         };
@@ -114,7 +113,7 @@ impl CheckpointWriter {
     }
 
     /// Waits for the checkpoint that is being written.
-    pub(crate) async fn wait_for_pending(&mut self, progress: &Progress) {
+    pub(crate) async fn wait_for_pending(&mut self) {
         let Some((step, writing)) = &mut self.pending else { return };
         let step = *step;
         let problem = match writing.await {
@@ -125,35 +124,35 @@ impl CheckpointWriter {
         self.pending = None;
         info!(step, problem, "checkpoint ends");
         match problem {
-            None => progress.line(&format!("checkpoint of step {step} written")),
-            Some(problem) => {
-                output::warn(&format!("warning: no checkpoint of step {step}: {problem}"))
-            }
+            None => self.report(step, CheckpointOutcome::Written),
+            Some(problem) => self.report_failure(step, problem),
         }
     }
 
+    fn report(&self, step: u64, outcome: CheckpointOutcome) {
+        self.events.report(&Event::Checkpoint { step, outcome });
+    }
+
+    fn report_failure(&self, step: u64, why: String) {
+        self.report(step, CheckpointOutcome::Failed { why });
+    }
+
     /// Waits for it, but only for a short time, because the caller waits for the end of the run.
-    pub(crate) async fn end(mut self, progress: &Progress) {
-        if tokio::time::timeout(FINAL_WAIT, self.wait_for_pending(progress)).await.is_ok() {
+    pub(crate) async fn end(mut self) {
+        if tokio::time::timeout(FINAL_WAIT, self.wait_for_pending()).await.is_ok() {
             return;
         }
-        let Some((step, writing)) = self.pending else { return };
+        let Some((step, writing)) = self.pending.take() else { return };
         writing.abort();
         // Until then it may write.
         writing.await.ok();
-        let late = format!("was not written within {} s", FINAL_WAIT.as_secs());
+        let late = format!("it was not written within {} s", FINAL_WAIT.as_secs());
         let cleared = tokio::time::timeout(CLEANUP_TIMEOUT, self.checkpoints.clear(step)).await;
         match cleared {
-            Ok(Ok(false)) => progress.line(&format!("checkpoint of step {step} written")),
-            Ok(Ok(true)) => {
-                output::warn(&format!("warning: no checkpoint of step {step}: it {late}"))
-            }
-            Ok(Err(error)) => {
-                output::warn(&format!("warning: no checkpoint of step {step}: it {late}; {error}"))
-            }
-            Err(_) => output::warn(&format!(
-                "warning: no checkpoint of step {step}: it {late}, and its files are left"
-            )),
+            Ok(Ok(false)) => self.report(step, CheckpointOutcome::Written),
+            Ok(Ok(true)) => self.report_failure(step, late),
+            Ok(Err(error)) => self.report_failure(step, format!("{late}; {error}")),
+            Err(_) => self.report_failure(step, format!("{late}, and its files are left")),
         }
     }
 }

@@ -1,13 +1,11 @@
 //! The end of an epoch: validates the model and saves its weights.
 
 use crate::data::{Dataset, Part};
+use crate::events::{Event, Events};
 use crate::inference::score::Score;
 use crate::run_file::RunFile;
-use crate::train::metrics::Metrics;
-use crate::train::progress::Progress;
 use crate::train::validation::{validate, ValidationResult};
 use crate::{BossMan, BossManError};
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use tracing::debug;
 
@@ -40,8 +38,7 @@ impl<'a> Epochs<'a> {
         boss: &mut BossMan,
         step: u64,
         epoch: u64,
-        progress: &Progress,
-        metrics: Option<&mut Metrics>,
+        events: &Events,
     ) -> Result<(), BossManError> {
         debug!(epoch, step, "epoch ends");
         // Weights are saved before validation, which may fail.
@@ -54,6 +51,7 @@ impl<'a> Epochs<'a> {
                     }
                 };
                 weights.save(path)?;
+                events.report(&Event::WeightsSaved { step, path: path.into(), best: false });
                 Some((path, weights))
             }
             None => None,
@@ -70,13 +68,12 @@ impl<'a> Epochs<'a> {
             None => true,
         });
         if let Some((path, weights)) = weights.filter(|_| best) {
-            weights.save(best_path(path))?;
+            let path = best_path(path);
+            weights.save(&path)?;
+            events.report(&Event::WeightsSaved { step, path, best });
         }
         let Some(validation) = looked else { return Ok(()) };
-        progress.line(&describe(&validation, step, epoch, best));
-        if let Some(metrics) = metrics {
-            metrics.write_validation(step, epoch, &validation)?;
-        }
+        events.emit(&Event::Validated { step, epoch, validation: validation.clone(), best })?;
         self.last = Some((step, validation.score));
         if best {
             self.best = Some((step, validation));
@@ -106,25 +103,4 @@ pub fn best_path(last: &Path) -> PathBuf {
         last.extension().map(|ending| format!(".{}", ending.to_string_lossy())).unwrap_or_default();
     let stem = last.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     last.with_file_name(format!("{stem}.best{ending}"))
-}
-
-fn describe(validation: &ValidationResult, step: u64, epoch: u64, best: bool) -> String {
-    let mut text = format!("epoch {epoch}, step {step}: validation {}", validation.score);
-    if let Some(translations) = &validation.translations {
-        let (bleu, pairs) = (translations.bleu, translations.pairs);
-        write!(text, ", BLEU {bleu:.2} over {pairs} pairs").ok();
-    }
-    if best {
-        text.push_str(" (the best so far)");
-    }
-    for [source, reference, translation] in
-        validation.translations.iter().flat_map(|translations| &translations.samples)
-    {
-        write!(
-            text,
-            "\n  text         {source}\n  translation  {translation}\n  reference    {reference}"
-        )
-        .ok();
-    }
-    text
 }

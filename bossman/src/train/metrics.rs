@@ -1,16 +1,23 @@
 //! A line of JSON for every step.
 
 use crate::data::disk;
+use crate::events::{Event, Observer};
 use crate::session::train_step::StepReport;
-use crate::train::validation::ValidationResult;
 use crate::BossManError;
+use parking_lot::Mutex;
 use serde::Serialize;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Metrics that observe a run, and that the run asks for their length.
+pub(crate) type SharedMetrics = Arc<Mutex<Metrics>>;
 
 /// A file with a line for each step:
-/// `{"step":1,"loss":0.69,"samples":32,"step_ms":3.1,"lr":0.003}`.
+/// `{"step":1,"loss":0.69,"samples":32,"step_ms":3.1,"lr":0.003}`, and one for each validation:
+/// `{"step":469,"epoch":1,"validation":{"loss":0.05,"accuracy":0.98}}`, with `bleu` if texts were
+/// translated.
 ///
 /// The loss is the shortest decimal that reads back as the same f32, or `null` if it is not finite.
 pub struct Metrics {
@@ -32,17 +39,32 @@ struct Line {
 }
 
 impl Metrics {
-    /// Creates the file, or replaces an existing one.
-    pub fn create(path: &Path) -> Result<Self, BossManError> {
-        let file = File::create(path).map_err(|e| BossManError::io(path, &e))?;
-        Ok(Metrics { path: path.to_path_buf(), file, complete_bytes: 0 })
+    /// Opens the file, and changes nothing in it. A run that resumes needs its first `resumed`
+    /// bytes.
+    ///
+    /// # Errors
+    /// It cannot be written, or it has fewer bytes.
+    pub fn open(path: &Path, resumed: u64) -> Result<Self, BossManError> {
+        let file = File::options().append(true).create(resumed == 0).open(path);
+        let file = file.map_err(|e| BossManError::io(path, &e))?;
+        let metrics = Metrics { path: path.to_path_buf(), file, complete_bytes: 0 };
+        metrics.check_length(resumed).map(|_| metrics)
     }
 
-    /// Continues a file after its first `bytes` bytes. The rest belongs to steps that are repeated.
-    pub fn resume(path: &Path, bytes: u64) -> Result<Self, BossManError> {
-        let file =
-            File::options().append(true).open(path).map_err(|e| BossManError::io(path, &e))?;
-        let there = file.metadata().map_err(|e| BossManError::io(path, &e))?.len();
+    /// Continues the file after its first `bytes` bytes. The rest belongs to steps that are
+    /// repeated, or to another run.
+    fn rewind(&mut self, bytes: u64) -> Result<(), BossManError> {
+        // A device or a pipe has no length to set.
+        if self.check_length(bytes)? > bytes {
+            self.file.set_len(bytes).map_err(|e| BossManError::io(&self.path, &e))?;
+        }
+        self.complete_bytes = bytes;
+        Ok(())
+    }
+
+    fn check_length(&self, bytes: u64) -> Result<u64, BossManError> {
+        let path = &self.path;
+        let there = self.file.metadata().map_err(|e| BossManError::io(path, &e))?.len();
         if there < bytes {
             let problem = format!(
                 "has {there} bytes, but had {bytes} when the checkpoint was made; name that run's \
@@ -50,8 +72,7 @@ impl Metrics {
             );
             return Err(BossManError::file(path, problem));
         }
-        file.set_len(bytes).map_err(|e| BossManError::io(path, &e))?;
-        Ok(Metrics { path: path.to_path_buf(), file, complete_bytes: bytes })
+        Ok(there)
     }
 
     /// A function that flushes the lines to the disk, for another thread.
@@ -68,33 +89,6 @@ impl Metrics {
         self.complete_bytes
     }
 
-    /// Writes the line of a validation after an epoch:
-    /// `{"step":469,"epoch":1,"validation":{"loss":0.05,"accuracy":0.98}}`, with `bleu` if texts
-    /// were translated.
-    pub fn write_validation(
-        &mut self,
-        step: u64,
-        epoch: u64,
-        validation: &ValidationResult,
-    ) -> Result<(), BossManError> {
-        self.line(
-            &serde_json::json!({"step": step, "epoch": epoch, "validation": validation.to_json()}),
-        )
-    }
-
-    /// Writes the line of a step to the file at once, so that other programs can follow it.
-    pub fn write(&mut self, report: &StepReport) -> Result<(), BossManError> {
-        let step_ms = (report.time.as_secs_f64() * 1e6).round() / 1e3;
-        let line = Line {
-            step: report.step,
-            loss: report.loss,
-            samples: report.samples,
-            step_ms,
-            lr: report.lr,
-        };
-        self.line(&line)
-    }
-
     fn line(&mut self, line: &impl Serialize) -> Result<(), BossManError> {
         let mut text = serde_json::to_vec(line).map_err(|e| BossManError::file(&self.path, e))?;
         text.push(b'\n');
@@ -105,6 +99,36 @@ impl Metrics {
         })?;
         self.complete_bytes += text.len() as u64;
         Ok(())
+    }
+}
+
+impl Observer for Metrics {
+    /// Writes each line to the file at once, so that other programs can follow it.
+    fn on_event(&mut self, event: &Event) -> Result<(), BossManError> {
+        match event {
+            Event::Started { metrics_bytes, .. } => self.rewind(*metrics_bytes),
+            Event::Step { report, .. } => self.line(&Line::of(report)),
+            Event::Validated { step, epoch, validation, .. } => {
+                let validation = validation.to_json();
+                let line = serde_json::json!({
+                    "step": step, "epoch": epoch, "validation": validation
+                });
+                self.line(&line)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Line {
+    fn of(report: &StepReport) -> Self {
+        Line {
+            step: report.step,
+            loss: report.loss,
+            samples: report.samples,
+            step_ms: (report.time.as_secs_f64() * 1e6).round() / 1e3,
+            lr: report.lr,
+        }
     }
 }
 
@@ -125,8 +149,9 @@ mod tests {
             lr: None,
             grad_norm: None,
         };
-        let mut metrics = Metrics::create(Path::new("/dev/full")).unwrap();
-        let error = metrics.write(&report).unwrap_err().to_string();
+        let mut metrics = Metrics::open(Path::new("/dev/full"), 0).unwrap();
+        let event = Event::Step { report, timelines: None };
+        let error = metrics.on_event(&event).unwrap_err().to_string();
         assert!(
             error.starts_with("/dev/full: No space left on device")
                 && error.ends_with("name another place"),

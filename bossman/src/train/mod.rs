@@ -1,9 +1,10 @@
-//! A training run: steps, epochs, validation, metrics, progress and checkpoints.
+//! A training run: steps, epochs, validation, metrics and checkpoints.
 //!
 //! ```text
 //! run (Attempts) -> prepared (Prepared)   what needs no workers
 //!  +-> attempt (Attempt) -> epochs -> validation
-//!       +-> metrics, progress, trace, checkpoint_writer
+//!       +-> checkpoint_writer
+//!       +-> Event -> metrics, trace, and the observers of the caller
 //! ```
 
 mod attempt;
@@ -11,7 +12,6 @@ pub(crate) mod checkpoint_writer;
 pub(crate) mod epochs;
 pub mod metrics;
 mod prepared;
-pub(crate) mod progress;
 pub(crate) mod run;
 pub(crate) mod settings;
 pub mod trace;

@@ -5,7 +5,6 @@ use crate::data::fixed_batch::FixedBatch;
 use crate::data::Part;
 use crate::inference::load_model::InitialWeights;
 use crate::inference::translate::Translator;
-use crate::output;
 use crate::recovery::peer_snapshots::random_id;
 use crate::recovery::resume::{self, ResumeState};
 use crate::run_file::data_parts::Parts;
@@ -55,7 +54,7 @@ pub(super) async fn prepare<'a>(
     resume::check_weights_or_resume(options)?;
     let model = Model::from_file(&file.model)?;
     for warning in model.graph().warnings() {
-        output::warn(&format!("warning: {}: {warning}", file.model.display()));
+        options.events.warn(format!("{}: {warning}", file.model.display()));
     }
     let data = file.parts(&model)?;
     let steps = steps(file, data.train.samples());
@@ -142,9 +141,9 @@ impl Prepared<'_> {
         options.trace.as_deref().map_or(Ok(()), Trace::can_save)?;
         let (accumulate, left) = (file.accumulate, steps % u64::from(file.accumulate));
         if left > 0 {
-            output::warn(&format!(
-                "warning: {steps} steps are no multiple of accumulate: {accumulate}; the last \
-                 {left} change nothing"
+            options.events.warn(format!(
+                "{steps} steps are no multiple of accumulate: {accumulate}; the last {left} \
+                 change nothing"
             ));
         }
         Ok(())

@@ -2,26 +2,24 @@
 //! weights, a test.
 
 use crate::checkpoint::RunRecord;
-use crate::output;
+use crate::events::{Completed, Event};
 use crate::recovery::policy::{self, Recovery};
 use crate::recovery::resume::{self, ResumeState};
 use crate::run_file::RunFile;
-use crate::train::attempt::Attempt;
+use crate::train::attempt::{Attempt, Observers};
 use crate::train::metrics::Metrics;
 use crate::train::prepared::{prepare, Prepared, Start};
-use crate::train::progress::Progress;
 use crate::train::settings::TrainOptions;
-use crate::train::trace::Trace;
+use crate::train::trace::TraceRecorder;
 use crate::train::validation::ValidationResult;
 use crate::workers::host::Workers;
-use crate::{BossMan, BossManError, RecoverySource, StepReport, Timelines};
+use crate::{BossMan, BossManError, RecoverySource, StepReport};
+use parking_lot::Mutex;
 use pipeline::recovery::{RecoveryCost, Remedy, ResumeReport, StateSource};
 use runtime::Handle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::info;
-
-/// The number of last steps in a trace.
-const TRACED_STEPS: usize = 8;
 
 /// The result of a run.
 #[derive(Clone, Debug)]
@@ -54,11 +52,15 @@ pub async fn run_with(
     mut on_step: impl FnMut(&StepReport),
 ) -> Result<Outcome, BossManError> {
     let (prepared, start) = prepare(file, settings).await?;
-    let mut attempts = Attempts::new(&prepared, start);
+    let mut attempts = Attempts::new(&prepared, start)?;
     loop {
-        match attempts.attempt(&prepared, &mut on_step).await {
+        let error = match attempts.attempt(&prepared, &mut on_step).await {
             Ok(outcome) => return Ok(outcome),
-            Err(error) => attempts.recover(&prepared, error)?,
+            Err(error) => error,
+        };
+        if let Err(error) = attempts.recover(&prepared, error) {
+            attempts.report_end(attempts.recovery.furthest(), Some(&error)).ok();
+            return Err(error);
         }
     }
 }
@@ -66,6 +68,7 @@ pub async fn run_with(
 /// The state of a run that outlives its attempts.
 struct Attempts {
     record: RunRecord,
+    observers: Observers,
     /// The state to resume from, once it is found.
     state: Option<ResumeState>,
     recovery: Recovery,
@@ -73,7 +76,6 @@ struct Attempts {
     workers: usize,
     /// The address at which workers join again, once they have joined.
     port: Option<u16>,
-    traced_steps: Vec<(u64, Timelines)>,
     /// The time at which a step failed.
     failed_at: Option<Instant>,
     /// The workers' connections, until recovery decides how the run continues.
@@ -82,18 +84,20 @@ struct Attempts {
 }
 
 impl Attempts {
-    fn new(prepared: &Prepared<'_>, start: Start) -> Self {
-        Attempts {
+    /// # Errors
+    /// A file of an observer cannot be written.
+    fn new(prepared: &Prepared<'_>, start: Start) -> Result<Self, BossManError> {
+        Ok(Attempts {
+            observers: observers(prepared.options, start.state.as_ref())?,
             record: start.record,
             state: start.state,
             recovery: Recovery::default(),
             workers: prepared.workers,
             port: None,
-            traced_steps: Vec::new(),
             failed_at: None,
             handle: None,
             time: Duration::ZERO,
-        }
+        })
     }
 
     /// Trains to the end or to the first failure, from the beginning or from the state to resume
@@ -104,7 +108,8 @@ impl Attempts {
         on_step: &mut impl FnMut(&StepReport),
     ) -> Result<Outcome, BossManError> {
         let mut attempt = self.start(prepared).await?;
-        report_cost(self.recovery.state_restored(), &attempt.progress);
+        let cost = self.recovery.state_restored();
+        self.report_cost(cost);
         let (workers, from_step) = (self.workers, attempt.done);
         info!(workers, from_step, steps = prepared.steps, "training begins");
         let trained = self.train(&mut attempt, prepared, on_step).await;
@@ -114,9 +119,7 @@ impl Attempts {
             Err(_) => attempt.abandon().await,
         };
         trained?;
-        if let Some(path) = &prepared.options.trace {
-            Trace::of(&self.traced_steps).save(path)?;
-        }
+        self.report_end(prepared.steps, None)?;
         let test = attempt.test().await?;
         attempt.boss.shutdown().await;
         Ok(Outcome { steps: prepared.steps, time: self.time, best: attempt.epochs.best, test })
@@ -124,10 +127,6 @@ impl Attempts {
 
     /// Starts a session, in the state to resume from.
     async fn start<'a>(&mut self, prepared: &'a Prepared<'a>) -> Result<Attempt<'a>, BossManError> {
-        // The metrics are checked before the run waits for workers, if the state is known.
-        let is_known = !self.recovery.is_recovering()
-            && (self.state.is_none() || self.record.run_id.is_none());
-        let early = if is_known { self.open_metrics(prepared)? } else { None };
         let workers = self.wait_for_workers(prepared).await?;
         let mut boss = prepared.builder(self.record.microbatches).build(workers)?;
         self.handle = Some(boss.trainer.handle.clone());
@@ -135,8 +134,8 @@ impl Attempts {
         self.record.microbatches = boss.trainer.strategy.microbatches;
         boss.distribute_model().await?;
         self.find_state(prepared, &mut boss).await?;
-        let metrics = if early.is_some() { early } else { self.open_metrics(prepared)? };
-        Attempt::start(prepared, boss, self.record.clone(), metrics, self.state.take()).await
+        let (record, observers) = (self.record.clone(), self.observers.clone());
+        Attempt::start(prepared, boss, record, observers, self.state.take()).await
     }
 
     async fn train(
@@ -147,13 +146,9 @@ impl Attempts {
     ) -> Result<(), BossManError> {
         for step in attempt.done + 1..=prepared.steps {
             let report = attempt.train_step().await?;
-            report_cost(self.recovery.step_done(step), &attempt.progress);
+            let cost = self.recovery.step_done(step);
+            self.report_cost(cost);
             on_step(&report);
-            if prepared.options.trace.is_some() {
-                let timelines = attempt.boss.timelines();
-                self.traced_steps.extend(timelines.map(|timelines| (report.step, timelines)));
-                self.traced_steps.drain(..self.traced_steps.len().saturating_sub(TRACED_STEPS));
-            }
             attempt.after_step(&report).await?;
         }
         Ok(())
@@ -181,28 +176,19 @@ impl Attempts {
         if !matches!(remedy, Remedy::Rebuild { .. }) {
             return Err(error);
         }
-        let done = self.recovery.furthest();
-        output::warn(&format!("warning: workers were lost after {done} steps: {error}"));
+        let done = Completed::Steps(self.recovery.furthest());
+        self.observers.events.report(&Event::workers_lost(done, &error));
         if let Some(handle) = self.handle.take() {
             policy::ban(remedy, &error, &handle);
         }
         Ok(())
     }
 
-    /// Opens the metrics. A run that resumes appends to them.
-    fn open_metrics(&self, prepared: &Prepared<'_>) -> Result<Option<Metrics>, BossManError> {
-        let Some(path) = prepared.options.metrics.as_deref() else { return Ok(None) };
-        match self.state.as_ref().and_then(|found| found.run().metrics) {
-            Some(bytes) if bytes > 0 => Metrics::resume(path, bytes).map(Some),
-            _ => Metrics::create(path).map(Some),
-        }
-    }
-
     /// Waits for workers. After a loss, waits for the remaining ones.
     async fn wait_for_workers(&mut self, prepared: &Prepared<'_>) -> Result<Workers, BossManError> {
-        let TrainOptions { fleet, quiet, pool, .. } = prepared.options;
+        let TrainOptions { fleet, pool, .. } = prepared.options;
         let host = fleet.host_with_data(prepared.workers, prepared.file);
-        let host = if *quiet { host.on_stderr() } else { host };
+        let host = host.events(self.observers.events.clone());
         let host = if *pool { host.open_to_joins() } else { host };
         let Some(port) = self.port else {
             let workers = host.wait().await?;
@@ -233,6 +219,7 @@ impl Attempts {
             steps: prepared.steps,
             checkpoints: prepared.checkpoints.as_ref().map(|(checkpoints, _)| checkpoints),
             metrics: prepared.options.metrics.as_deref(),
+            events: &self.observers.events,
         };
         self.state = search.newest(boss, self.state.take()).await?;
         if self.state.is_none() && prepared.is_resumed {
@@ -246,14 +233,45 @@ impl Attempts {
             let (workers, initial_workers) = (self.workers, prepared.workers);
             let report = ResumeReport { workers, initial_workers, source };
             self.recovery.resumes(&report);
-            output::warn(&report.to_string());
+            self.observers.events.report(&Event::Resuming(report));
         }
         Ok(())
     }
+
+    fn report_cost(&self, cost: Option<RecoveryCost>) {
+        if let Some(cost) = cost {
+            self.observers.events.report(&Event::Recovered(cost));
+        }
+    }
+
+    /// Reports that training ended.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    fn report_end(&self, steps: u64, error: Option<&BossManError>) -> Result<(), BossManError> {
+        let error = error.map(ToString::to_string);
+        self.observers.events.emit(&Event::Ended { steps, time: self.time, error })
+    }
 }
 
-fn report_cost(cost: Option<RecoveryCost>, progress: &Progress) {
-    if let Some(cost) = cost {
-        progress.line(&cost.to_string());
+/// The observers of a run: those of the caller, metrics and trace.
+///
+/// # Errors
+/// The metrics cannot be written, or are not those of the state to resume from.
+fn observers(
+    options: &TrainOptions,
+    resumed: Option<&ResumeState>,
+) -> Result<Observers, BossManError> {
+    let mut events = options.events.clone();
+    let mut metrics = None;
+    if let Some(path) = &options.metrics {
+        let bytes = resumed.and_then(|found| found.run().metrics).unwrap_or(0);
+        let opened = Arc::new(Mutex::new(Metrics::open(path, bytes)?));
+        events = events.with(opened.clone());
+        metrics = Some(opened);
     }
+    if let Some(path) = &options.trace {
+        events = events.with(TraceRecorder::new(path.clone()));
+    }
+    Ok(Observers { events, metrics })
 }

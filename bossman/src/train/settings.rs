@@ -1,5 +1,6 @@
 //! The settings of a training run beside its run file.
 
+use crate::events::Events;
 use crate::workers::fleet_settings::FleetSettings;
 use std::path::PathBuf;
 
@@ -22,8 +23,8 @@ pub struct TrainOptions {
     pub resume: Option<Option<String>>,
     /// Take samples in the order of the file.
     pub no_shuffle: bool,
-    /// Whether progress goes to standard error, so that standard output is for programs.
-    pub quiet: bool,
+    /// The observers of the run. By default a console shows it on standard output.
+    pub events: Events,
     /// Whether ticket holders may join and leave during the run (`bossman serve`).
     pub pool: bool,
 }

@@ -3,10 +3,16 @@
 //!
 //! The format is Chrome's trace events: <https://perfetto.dev/docs/getting-started/other-formats>.
 
+use crate::events::{Event as RunEvent, Observer};
 use crate::{data::atomic_file, BossManError, Timelines};
 use pipeline::schedule::{Action, Timeline};
 use serde::Serialize;
-use std::path::Path;
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The number of last steps in a trace.
+const TRACED_STEPS: usize = 8;
 
 /// Process 0 of the trace is the measurement, process 1 the prediction; each worker is a thread.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -53,13 +59,13 @@ struct Details {
 
 impl Trace {
     /// The trace of these steps, one after the other.
-    pub fn of(steps: &[(u64, Timelines)]) -> Self {
+    pub fn of<'a>(steps: impl IntoIterator<Item = (u64, &'a Timelines)>) -> Self {
         let mut trace = Trace::default();
         let mut from = 0;
         for (step, timelines) in steps {
-            trace.add(TraceSource::Measured, *step, from, &timelines.measured);
+            trace.add(TraceSource::Measured, step, from, &timelines.measured);
             let predicted = timelines.predicted.as_ref().inspect(|predicted| {
-                trace.add(TraceSource::Predicted, *step, from, predicted);
+                trace.add(TraceSource::Predicted, step, from, predicted);
             });
             from += timelines.measured.end().max(predicted.map_or(0, Timeline::end)) + STEP_GAP;
         }
@@ -129,6 +135,39 @@ impl Trace {
         serde_json::to_writer(&mut file, &self.events)
             .map_err(|e| BossManError::io(path, &e.into()))?;
         atomic_file::commit(path, file)
+    }
+}
+
+/// Records the last steps of a run, and writes them when its last step is done.
+pub(crate) struct TraceRecorder {
+    path: PathBuf,
+    steps: VecDeque<(u64, Arc<Timelines>)>,
+}
+
+impl TraceRecorder {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        TraceRecorder { path, steps: VecDeque::new() }
+    }
+}
+
+impl Observer for TraceRecorder {
+    fn on_event(&mut self, event: &RunEvent) -> Result<(), BossManError> {
+        match event {
+            RunEvent::Step { report, timelines: Some(timelines) } => {
+                self.steps.push_back((report.step, timelines.clone()));
+                self.steps.drain(..self.steps.len().saturating_sub(TRACED_STEPS));
+                Ok(())
+            }
+            RunEvent::Ended { error: None, .. } => {
+                let steps = self.steps.iter().map(|(step, timelines)| (*step, timelines.as_ref()));
+                Trace::of(steps).save(&self.path)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wants_timelines(&self) -> bool {
+        true
     }
 }
 

@@ -6,16 +6,19 @@ use crate::inference::score::Score;
 use crate::inference::translation_score::Translations;
 use crate::run_file::RunFile;
 use crate::{BossMan, BossManError};
+use serde::{Deserialize, Serialize};
 
 /// The samples of a batch in evaluation, which saves nothing for backward.
 const EVALUATION_BATCH: u64 = 256;
 
 /// The result of a validation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ValidationResult {
     /// Its loss and accuracy.
+    #[serde(flatten)]
     pub score: Score,
     /// The translations, if the run file asks for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub translations: Option<Translations>,
 }
 

@@ -25,6 +25,8 @@ pub(crate) struct Decision {
     pub(crate) kind: ScheduleKind,
     /// The plan to move to. `None`: stages stay.
     pub(crate) plan: Option<Plan>,
+    /// The reason.
+    pub(crate) why: String,
 }
 
 impl ScheduleState {
@@ -70,7 +72,12 @@ impl ScheduleState {
         };
         // A move that failed is repeated.
         let moves = best.plan != *plan || self.redistributing;
-        Ok(Decision { kind: best.kind, plan: moves.then(|| best.plan.clone()) })
+        let why = format!(
+            "predicted fastest of {} schedules, {:.1} ms a step",
+            choice.candidates.len(),
+            best.step_time as f64 / 1e6
+        );
+        Ok(Decision { kind: best.kind, plan: moves.then(|| best.plan.clone()), why })
     }
 
     /// Predicts a step for every schedule.

@@ -3,6 +3,7 @@
 
 use crate::data::fixed_batch::FixedBatch;
 use crate::data::{Order, Part};
+use crate::events::{Console, Events, Stream};
 use crate::run_file::RunFile;
 use crate::workers::fleet_settings::FleetSettings;
 use crate::{BossManError, Candidates, Model};
@@ -22,8 +23,11 @@ pub async fn run(file: &RunFile, settings: &FleetSettings) -> Result<Candidates,
     let builder = file.builder(model);
     builder.check(workers)?;
     // With no line to paste elsewhere, the table is all that is printed.
-    let host = settings.host(workers).on_stderr();
-    let host = if settings.local == workers { host.quiet() } else { host };
+    let host = settings.host(workers);
+    let host = match settings.local == workers {
+        true => host.quiet(),
+        false => host.events(Events::on(Console::new(Stream::Stderr))),
+    };
     let mut boss = builder.build(host.wait().await?)?;
     boss.distribute_model().await?;
     boss.send_optimizer(file.optimizer).await?;

@@ -1,6 +1,6 @@
 //! Waits for workers, at first and after a loss.
 
-use crate::output::{self, printable};
+use crate::events::{Event, Events, Invitation, WaitReason};
 use crate::workers::local_processes::{LocalWorkers, WorkerFlags};
 use crate::BossManError;
 use link::{Identity, LinkError, Listener, ListenerEvent, Ticket, Transport};
@@ -12,12 +12,6 @@ use tokio::time::Instant;
 
 /// The default port.
 const DEFAULT_PORT: u16 = 1024;
-
-/// The most rejected callers to show.
-const MAX_REJECTIONS_SHOWN: u32 = 10;
-
-/// The most characters of a line, which may hold text of workers and a path.
-const MAX_LINE: usize = 5000;
 
 /// The time to wait for a spare once all remaining workers have joined again. A spare worker asks
 /// for a place every second.
@@ -53,8 +47,7 @@ pub struct Host {
     transport: Transport,
     allow_torchscript: bool,
     data: Option<PathBuf>,
-    quiet: bool,
-    on_stderr: bool,
+    events: Events,
     open_to_joins: bool,
 }
 
@@ -64,7 +57,7 @@ pub struct Workers {
     pub(crate) local: Option<LocalWorkers>,
     pub(crate) runtime: Runtime,
     pub(crate) count: usize,
-    pub(crate) quiet: bool,
+    pub(crate) events: Events,
     /// The settings of the wait, for a wait after a loss.
     pub(crate) host: Host,
 }
@@ -87,8 +80,7 @@ impl Host {
             transport: Transport::default(),
             allow_torchscript: false,
             data: None,
-            quiet: false,
-            on_stderr: false,
+            events: Events::default(),
             open_to_joins: false,
         }
     }
@@ -139,10 +131,11 @@ impl Host {
         self
     }
 
-    /// Prints on standard error, to keep standard output for results.
+    /// Sets the observers of the wait and of the run. By default a console shows both on standard
+    /// output.
     #[must_use]
-    pub fn on_stderr(mut self) -> Self {
-        self.on_stderr = true;
+    pub fn events(mut self, events: Events) -> Self {
+        self.events = events;
         self
     }
 
@@ -156,9 +149,8 @@ impl Host {
 
     /// Prints nothing.
     #[must_use]
-    pub fn quiet(mut self) -> Self {
-        self.quiet = true;
-        self
+    pub fn quiet(self) -> Self {
+        self.events(Events::unobserved())
     }
 
     /// Listens and waits until every worker is there.
@@ -188,37 +180,6 @@ impl Host {
         self.local > 0
     }
 
-    /// The lines that tell the user how other machines join.
-    fn invitation(&self, port: u16, ticket: &Ticket) -> Vec<String> {
-        let host =
-            link::own_address().map_or("<this machine's address>".into(), |ip| ip.to_string());
-        let missing = self.workers - self.local;
-        let wait = match missing {
-            0 => format!(
-                "listening on port {port}; to join or leave at any moment, on each machine run"
-            ),
-            _ if self.open_to_joins => format!(
-                "waiting for {missing} worker(s) on port {port}, and for more at any moment; on \
-                 each machine run"
-            ),
-            _ => format!("waiting for {missing} worker(s) on port {port}; on each machine run"),
-        };
-        let line = format!(
-            "  MODEL_HOST={host} MODEL_PORT={port} MODEL_TICKET={ticket} target/release/worker"
-        );
-        let Some(here) = &self.data else { return vec![wait, line] };
-        let here = if here.as_os_str().is_empty() {
-            "this folder".into()
-        } else {
-            here.display().to_string()
-        };
-        vec![
-            wait,
-            format!("{line} --data FOLDER"),
-            format!("  where FOLDER holds there what {here} holds here"),
-        ]
-    }
-
     async fn wait_for(self, again: Option<RejoinWait>) -> Result<Workers, BossManError> {
         if self.workers == 0 || self.workers > usize::from(u16::MAX) || self.local > self.workers {
             let message =
@@ -231,16 +192,22 @@ impl Host {
         let listener = self.listener(&identity, address).await?.transport(self.transport);
         let port = listener.address().port();
         let local = self.start_local(port, identity.ticket())?;
-        if again.is_none() && !only_local {
-            self.invitation(port, identity.ticket()).into_iter().for_each(|line| self.say(&line));
-        }
+        let reason = if again.is_some() { WaitReason::Rejoin } else { WaitReason::Start };
+        let invitation = (!only_local).then(|| Invitation {
+            address: link::own_address(),
+            port,
+            ticket: identity.ticket().clone(),
+            is_pool: self.open_to_joins,
+            data: self.data.clone(),
+        });
+        self.report_wait(self.workers - self.local, reason, Duration::ZERO, invitation);
         let mut wait = JoinWait::new(&self, listener, local, again);
         let count = wait.run().await?;
         let JoinWait { listener, local, .. } = wait;
         // Only local workers learn a new port. Others return to the port that they know.
         let port = if only_local { self.port } else { Some(port) };
-        let (runtime, quiet) = (Runtime::current(), self.quiet);
-        Ok(Workers { listener, local, runtime, count, quiet, host: Host { port, ..self } })
+        let (runtime, events) = (Runtime::current(), self.events.clone());
+        Ok(Workers { listener, local, runtime, count, events, host: Host { port, ..self } })
     }
 
     fn start_local(
@@ -261,14 +228,15 @@ impl Host {
         LocalWorkers::start(self.local, &flags, address, ticket).map(Some)
     }
 
-    /// Prints a line, which may hold text of workers.
-    fn say(&self, text: &str) {
-        let text = printable(text, MAX_LINE);
-        match (self.quiet, self.on_stderr) {
-            (true, _) => {}
-            (false, true) => output::warn(&text),
-            (false, false) => output::print_progress(&text),
-        }
+    fn report_wait(
+        &self,
+        missing: usize,
+        reason: WaitReason,
+        waited: Duration,
+        invitation: Option<Invitation>,
+    ) {
+        let (workers, waited_s) = (self.workers, waited.as_secs());
+        self.events.report(&Event::Waiting { missing, workers, reason, waited_s, invitation });
     }
 
     /// Listens as soon as the port is free.
@@ -323,7 +291,6 @@ struct JoinWait<'a> {
     last_joined: Instant,
     /// The local workers that have joined.
     local_joined: usize,
-    rejections: u32,
     /// Whether the user was told that too few workers remain.
     asked_for_more: bool,
 }
@@ -353,7 +320,6 @@ impl<'a> JoinWait<'a> {
             began: now,
             last_joined: now,
             local_joined: 0,
-            rejections: 0,
             asked_for_more: false,
         }
     }
@@ -399,10 +365,8 @@ impl<'a> JoinWait<'a> {
             return Sufficiency::Enough(enough);
         }
         if is_contiguous && !std::mem::replace(&mut self.asked_for_more, true) {
-            self.host.say(&format!(
-                "recovery: {joined} of {} workers remain, which is too few; waiting for more",
-                self.host.workers
-            ));
+            let (missing, waited) = (self.host.workers - joined, self.began.elapsed());
+            self.host.report_wait(missing, WaitReason::TooFewRemain, waited, None);
         }
         Sufficiency::TooFew
     }
@@ -415,11 +379,9 @@ impl<'a> JoinWait<'a> {
                 self.local_joined += usize::from(is_local);
             }
             ListenerEvent::Left { .. } if self.again.is_some() => self.listener.ask_to_rejoin(),
-            ListenerEvent::Left { .. } => {}
-            ListenerEvent::Rejected { .. } if self.rejections == MAX_REJECTIONS_SHOWN => return,
-            ListenerEvent::Rejected { .. } => self.rejections += 1,
+            ListenerEvent::Left { .. } | ListenerEvent::Rejected { .. } => {}
         }
-        self.host.say(&describe(event, self.listener.missing()));
+        self.host.events.report(&described(event, self.listener.missing()));
     }
 }
 
@@ -437,18 +399,21 @@ async fn wait_for_exit(local: &mut Option<LocalWorkers>) -> String {
     }
 }
 
-fn describe(event: ListenerEvent, missing: usize) -> String {
+fn described(event: ListenerEvent, missing: usize) -> Event {
     match event {
-        ListenerEvent::Joined { worker, info, address } => {
-            let (host, device, threads) = (info.host, info.device, info.threads);
-            format!(
-                "{worker} joined from {} ({host}, {device}, {threads} threads), {missing} missing",
-                address.ip()
-            )
+        ListenerEvent::Joined { worker, info, address } => Event::Joined {
+            worker,
+            address: address.ip(),
+            host: info.host,
+            device: info.device,
+            threads: info.threads,
+            missing: Some(missing),
+        },
+        ListenerEvent::Left { worker, reason } => {
+            Event::Left { worker, why: reason, while_waiting: true }
         }
-        ListenerEvent::Left { worker, reason } => format!("{worker} left ({reason})"),
         ListenerEvent::Rejected { address, reason } => {
-            format!("turned away {}: {reason}", address.ip())
+            Event::TurnedAway { address: address.ip(), why: reason }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The arrival of a worker, its preparation during the steps of the others, and its end.
 
-use super::{Decision, Member, MemberState, Membership, Process};
+use super::{Decision, Member, MemberState, Membership, Notice, Process};
 use crate::ids::{StageId, WorkerId};
 use crate::message::Failure;
 
@@ -8,9 +8,8 @@ use crate::message::Failure;
 const READMIT_AFTER_UPDATES: u64 = 200;
 
 impl Membership {
-    /// A worker joined from `origin`. A process that was disconnected before waits first.
-    pub fn on_joined(&mut self, worker: WorkerId, process: Process, origin: &str) {
-        self.notice(format!("{worker} joined from {origin}"));
+    /// A worker joined. A process that was disconnected before waits first.
+    pub fn on_joined(&mut self, worker: WorkerId, process: Process) {
         let removed = self.removed.remove(&process);
         self.members.insert(worker, Member { process, ..Member::default() });
         if let Some(reason) = removed {
@@ -22,7 +21,7 @@ impl Membership {
     pub fn on_left(&mut self, worker: WorkerId, reason: &str) {
         if self.state(worker).is_some_and(|state| !state.has_left()) {
             self.leave(worker, reason);
-            self.notice(format!("{worker} left ({reason})"));
+            self.notice(Notice::Left { worker, why: reason.into() });
         }
     }
 
@@ -35,7 +34,7 @@ impl Membership {
             }
             (Ok(()), _) => {}
             (Err(failure), _) => {
-                self.notice(format!("{worker} cannot take part: {failure}"));
+                self.notice(Notice::Unprepared { worker, why: failure.to_string() });
                 self.disconnect(worker, &failure.message);
                 self.on_left(worker, &failure.message);
             }
@@ -88,7 +87,7 @@ impl Membership {
     }
 
     pub(super) fn evict(&mut self, worker: WorkerId, reason: String) {
-        self.notice(format!("{worker} is put aside: {reason}"));
+        self.notice(Notice::Evicted { worker, why: reason.clone() });
         let until = self.position.updates + READMIT_AFTER_UPDATES;
         if let Some(member) = self.members.get_mut(&worker) {
             member.retire(MemberState::Evicted { reason, until });

@@ -2,13 +2,15 @@
 
 use crate::ids::WorkerId;
 use crate::replicas::StagePlacement;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// One thing to do.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Decision {
     /// Tell the user.
-    Notice(String),
+    Notice(Notice),
     /// Prepare a worker for the stages that it has in this placement, and report the result.
     Prepare {
         /// The worker.
@@ -25,6 +27,59 @@ pub enum Decision {
     },
     /// Forget the observed times of a worker, because it is tried again.
     ForgetTimes(WorkerId),
+}
+
+/// A change of a pool, for the user.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "change", rename_all = "snake_case")]
+pub enum Notice {
+    /// A worker left.
+    Left {
+        /// The worker.
+        worker: WorkerId,
+        /// The reason.
+        why: String,
+    },
+    /// A worker could not be prepared for its stage.
+    Unprepared {
+        /// The worker.
+        worker: WorkerId,
+        /// The failure.
+        why: String,
+    },
+    /// A worker stays connected and takes no part for a while.
+    Evicted {
+        /// The worker.
+        worker: WorkerId,
+        /// The reason.
+        why: String,
+    },
+    /// A worker failed where others did not.
+    Removed {
+        /// The worker.
+        worker: WorkerId,
+        /// The failure.
+        why: String,
+    },
+    /// Another number of workers takes part from this step on.
+    Members {
+        /// The step.
+        step: u64,
+        /// The workers.
+        workers: usize,
+    },
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Notice::Left { worker, why } => write!(f, "{worker} left ({why})"),
+            Notice::Unprepared { worker, why } => write!(f, "{worker} cannot take part: {why}"),
+            Notice::Evicted { worker, why } => write!(f, "{worker} is put aside: {why}"),
+            Notice::Removed { worker, why } => write!(f, "{worker} failed and is removed: {why}"),
+            Notice::Members { step, workers } => write!(f, "step {step}: {workers} workers"),
+        }
+    }
 }
 
 /// The members from the next step on.

@@ -24,7 +24,7 @@ mod straggler;
 mod tests;
 mod update;
 
-pub use decision::{Change, Decision};
+pub use decision::{Change, Decision, Notice};
 pub use member::{Member, MemberState, Process};
 pub use step::{Position, StepDone};
 pub use straggler::{LinkRate, StepTimes};
@@ -125,7 +125,7 @@ impl Membership {
         };
         let remedy = self.policy.decide(Cause::of(failure), failure.worker, situation);
         if let Remedy::RepeatWithout(worker) = remedy {
-            self.notice(format!("{worker} failed and is removed: {failure}"));
+            self.notice(Notice::Removed { worker, why: failure.to_string() });
             self.disconnect(worker, &format!("it failed: {}", failure.message));
             self.leave(worker, "it failed");
         }
@@ -146,7 +146,7 @@ impl Membership {
         self.decisions.push_back(decision);
     }
 
-    fn notice(&mut self, text: String) {
-        self.decide(Decision::Notice(text));
+    fn notice(&mut self, notice: Notice) {
+        self.decide(Decision::Notice(notice));
     }
 }

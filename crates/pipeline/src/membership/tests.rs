@@ -45,7 +45,7 @@ impl Pool {
         match verb {
             "joined" => {
                 let process = process(words.get(2).map_or_else(first, |old| worker(old)));
-                membership.on_joined(first(), process, "here");
+                membership.on_joined(first(), process);
             }
             "left" => membership.on_left(first(), "it was tired"),
             "prepared" => membership.on_prepared(first(), Ok(())),
@@ -130,7 +130,7 @@ fn text(placement: &StagePlacement) -> String {
 
 fn decision(decision: Decision) -> String {
     match decision {
-        Decision::Notice(text) => text,
+        Decision::Notice(notice) => notice.to_string(),
         Decision::Prepare { worker, placement } => {
             format!("prepare {} in {}", worker.0, text(&placement))
         }
@@ -143,9 +143,9 @@ fn decision(decision: Decision) -> String {
 fn workers_join_where_the_fewest_are() {
     play(
         "0,1 2",
-        "joined 3     => worker 3 joined from here
+        "joined 3
          update       => prepare 3 in 0,1 2,3; same
-         joined 4     => worker 4 joined from here
+         joined 4
          update       => prepare 4 in 0,1,4 2; same
          prepared 3
          prepared 3
@@ -171,17 +171,17 @@ fn workers_join_where_the_fewest_are() {
 fn a_worker_may_leave_before_it_takes_part() {
     play(
         "0,1",
-        "joined 2     => worker 2 joined from here
+        "joined 2
          left 2       => worker 2 left (it was tired)
          left 2
          update       => same
-         joined 3     => worker 3 joined from here
+         joined 3
          update       => prepare 3 in 0,1,3; same
          left 3       => worker 3 left (it was tired)
          prepared 3
          unprepared 3
          update       => same
-         joined 4     => worker 4 joined from here
+         joined 4
          update       => prepare 4 in 0,1,4; same
          prepared 4
          left 4       => worker 4 left (it was tired)
@@ -193,11 +193,11 @@ fn a_worker_may_leave_before_it_takes_part() {
 fn a_worker_that_cannot_be_prepared_waits_when_it_joins_again() {
     play(
         "0",
-        "joined 1     => worker 1 joined from here
+        "joined 1
          update       => prepare 1 in 0,1; same
          unprepared 1 => worker 1 cannot take part: no memory; disconnect 1 (no memory); \
                          worker 1 left (no memory)
-         joined 2 as 1 => worker 2 joined from here; \
+         joined 2 as 1 => \
                           worker 2 is put aside: it was here before: no memory
          state 2      => Evicted { reason: \"it was here before: no memory\", until: 200 }
          update       => same
@@ -211,7 +211,7 @@ fn a_worker_that_cannot_be_prepared_waits_when_it_joins_again() {
 fn a_follower_gets_another_guide_if_its_own_leaves() {
     play(
         "0,1 2,3",
-        "joined 4     => worker 4 joined from here
+        "joined 4
          update       => prepare 4 in 0,1,4 2,3; same
          prepared 4
          update       => 0,1 2,3, 4 like 0
@@ -227,7 +227,7 @@ fn a_follower_gets_another_guide_if_its_own_leaves() {
 fn a_follower_that_has_caught_up_replaces_its_guide() {
     play(
         "0,1",
-        "joined 2     => worker 2 joined from here
+        "joined 2
          update       => prepare 2 in 0,1,2; same
          prepared 2
          update       => 0,1, 2 like 0
@@ -249,7 +249,7 @@ fn a_follower_that_has_caught_up_replaces_its_guide() {
 fn a_new_follower_waits_if_the_change_fails() {
     play(
         "0,1",
-        "joined 2     => worker 2 joined from here
+        "joined 2
          update       => prepare 2 in 0,1,2; same
          prepared 2
          update       => 0,1, 2 like 0
@@ -267,7 +267,7 @@ fn a_new_follower_waits_if_the_change_fails() {
 fn a_stage_that_loses_its_last_worker_ends_the_run() {
     play(
         "0,1 2",
-        "joined 3     => worker 3 joined from here
+        "joined 3
          update       => prepare 3 in 0,1 2,3; same
          prepared 3
          update       => 0,1 2, 3 like 2
@@ -322,7 +322,7 @@ fn the_last_worker_of_a_stage_is_no_straggler() {
 fn a_follower_that_falls_too_far_behind_is_disconnected() {
     play(
         "0",
-        "joined 1     => worker 1 joined from here
+        "joined 1
          update       => prepare 1 in 0,1; same
          prepared 1
          update       => 0, 1 like 0
@@ -332,7 +332,7 @@ fn a_follower_that_falls_too_far_behind_is_disconnected() {
                          behind while it caught up)
          left 1       => worker 1 left (it was tired)
          update       => same
-         joined 2 as 1 => worker 2 joined from here; worker 2 is put aside: it was here before: \
+         joined 2 as 1 => worker 2 is put aside: it was here before: \
                           its line or its processor is too slow: it fell further behind while it \
                           caught up",
     );

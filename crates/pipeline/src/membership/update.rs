@@ -1,6 +1,6 @@
 //! The members of the next step: the workers that remain, and the followers that caught up.
 
-use super::{Change, Member, MemberState, Membership, StepTimes};
+use super::{Change, Member, MemberState, Membership, Notice, StepTimes};
 use crate::ids::WorkerId;
 use crate::message::Failure;
 use crate::replicas::StagePlacement;
@@ -75,7 +75,7 @@ impl Membership {
         }
         let workers = placement.members().len();
         if workers != self.placement.members().len() {
-            self.notice(format!("step {}: {workers} workers", self.position.step + 1));
+            self.notice(Notice::Members { step: self.position.step + 1, workers });
         }
         self.placement = placement;
     }

@@ -12,4 +12,4 @@ mod report;
 
 pub use cause::Cause;
 pub use policy::{RecoveryPolicy, Remedy, Situation, StopReason, MAX_ATTEMPTS, POOL_ATTEMPTS};
-pub use report::{RecoveryCost, Repeated, ResumeReport, StateSource};
+pub use report::{seconds, RecoveryCost, Repeated, ResumeReport, StateSource};

@@ -1,10 +1,35 @@
 //! The messages about a recovery that the user reads.
 
 use core::time::Duration;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// A time in seconds, as JSON has it.
+pub mod seconds {
+    use core::time::Duration;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// Writes the seconds.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_f64(time.as_secs_f64())
+    }
+
+    /// Reads the seconds.
+    ///
+    /// # Errors
+    /// It is no time.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        let seconds = f64::deserialize(from)?;
+        Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)
+    }
+}
+
 /// The state from which a run resumes.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum StateSource {
     /// The initial weights.
     Beginning,
@@ -50,7 +75,7 @@ impl fmt::Display for StateSource {
 }
 
 /// How a run resumes after a loss of workers.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ResumeReport {
     /// The workers that joined again.
     pub workers: usize,
@@ -68,7 +93,8 @@ impl fmt::Display for ResumeReport {
 }
 
 /// The work that a recovery repeats.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Repeated {
     /// Training steps.
     Steps(u64),
@@ -87,15 +113,18 @@ impl fmt::Display for Repeated {
 }
 
 /// The cost of a recovery, from the failure until all lost work is repeated.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RecoveryCost {
     /// The repeated work.
     pub repeated: Repeated,
     /// The time until workers had joined again.
+    #[serde(rename = "rejoin_s", with = "seconds")]
     pub rejoin: Duration,
     /// The time from then until they had their state.
+    #[serde(rename = "restore_s", with = "seconds")]
     pub restore: Duration,
     /// The time from then until the work was repeated.
+    #[serde(rename = "recompute_s", with = "seconds")]
     pub recompute: Duration,
 }
 

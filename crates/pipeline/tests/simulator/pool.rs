@@ -66,7 +66,7 @@ impl Pool<'_> {
         let churn = self.user.world.churn.as_mut().expect("a pool");
         let (arrived, gone) = (std::mem::take(&mut churn.arrived), std::mem::take(&mut churn.gone));
         for worker in arrived {
-            self.membership.on_joined(worker, process(worker), "somewhere");
+            self.membership.on_joined(worker, process(worker));
         }
         for worker in gone {
             self.membership.on_left(worker, "it is gone");

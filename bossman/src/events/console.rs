@@ -1,0 +1,306 @@
+//! The console: a bar on a terminal, plain lines elsewhere. It alone prints what a run does.
+
+use super::{
+    CheckpointOutcome, Completed, Event, Invitation, Observer, SnapshotOutcome, WaitReason,
+};
+use crate::output::{self, printable};
+use crate::train::validation::ValidationResult;
+use crate::{BossManError, StepReport};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+/// The interval of lines about steps without a terminal.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+/// The weight of the newest step in the shown loss.
+const NEWEST: f64 = 0.1;
+/// The most characters of a line, which may hold text of workers and a path.
+const MAX_LINE: usize = 5000;
+/// The most characters of a worker's text in a line about a pool.
+const MAX_POOL_LINE: usize = 200;
+/// The most callers turned away to show.
+const MAX_TURNED_AWAY: u32 = 10;
+
+/// The stream for progress. Warnings always go to standard error.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error, so that standard output holds the result alone.
+    Stderr,
+}
+
+/// A line, and where it goes.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    /// To the stream of the console.
+    Progress(String),
+    /// To standard error.
+    Warning(String),
+}
+
+/// Shows the events of a run.
+pub struct Console {
+    stream: Stream,
+    /// Whether standard error is a terminal, and shows a bar.
+    has_bar: bool,
+    /// The steps of the current session.
+    steps: Option<Steps>,
+    turned_away: u32,
+}
+
+/// The display of steps.
+struct Steps {
+    bar: Option<ProgressBar>,
+    started: Instant,
+    last_line: Instant,
+    steps: u64,
+    /// The steps that were done before.
+    done: u64,
+    /// Samples so far, or tokens if a sample has several.
+    items: u64,
+    loss: Option<f64>,
+}
+
+impl Console {
+    /// A console that shows progress on this stream.
+    pub fn new(stream: Stream) -> Self {
+        let has_bar = std::io::stderr().is_terminal();
+        Console { stream, has_bar, steps: None, turned_away: 0 }
+    }
+
+    /// A console that shows no bar.
+    #[cfg(test)]
+    pub(super) fn without_bar() -> Self {
+        Console { has_bar: false, ..Console::new(Stream::Stdout) }
+    }
+
+    /// The lines of an event that happens now. The bar, if there is one, changes by itself.
+    pub(super) fn lines(&mut self, event: &Event, now: Instant) -> Vec<Line> {
+        let progress = |text: String| vec![Line::Progress(text)];
+        let warning = |text: String| vec![Line::Warning(text)];
+        match event {
+            Event::Waiting { missing, workers, reason, invitation, .. } => match reason {
+                WaitReason::Start => invitation
+                    .iter()
+                    .flat_map(|invitation| invitation.lines(*missing))
+                    .map(|line| Line::Progress(printable(&line, MAX_LINE)))
+                    .collect(),
+                WaitReason::Rejoin => Vec::new(),
+                WaitReason::TooFewRemain => progress(format!(
+                    "recovery: {} of {workers} workers remain, which is too few; waiting for more",
+                    workers.saturating_sub(*missing)
+                )),
+            },
+            Event::Joined { worker, address, host, device, threads, missing } => match missing {
+                Some(missing) => progress(printable(
+                    &format!(
+                        "{worker} joined from {address} ({host}, {device}, {threads} threads), \
+                         {missing} missing"
+                    ),
+                    MAX_LINE,
+                )),
+                None => warning(printable(
+                    &format!(
+                        "{worker} joined from {address} ({host}, {device}, {threads} threads)"
+                    ),
+                    MAX_POOL_LINE,
+                )),
+            },
+            Event::Left { worker, why, while_waiting } => {
+                let text = format!("{worker} left ({why})");
+                match while_waiting {
+                    true => progress(printable(&text, MAX_LINE)),
+                    false => warning(printable(&text, MAX_POOL_LINE)),
+                }
+            }
+            Event::TurnedAway { address, why } => {
+                self.turned_away += 1;
+                let text = format!("turned away {address}: {why}");
+                match self.turned_away <= MAX_TURNED_AWAY {
+                    true => progress(printable(&text, MAX_LINE)),
+                    false => Vec::new(),
+                }
+            }
+            Event::Pool(notice) => warning(printable(&notice.to_string(), MAX_POOL_LINE)),
+            Event::Planned { .. } | Event::WeightsSaved { .. } | Event::Tested { .. } => Vec::new(),
+            Event::Started { steps, done, from, .. } => {
+                self.steps = Some(Steps::start(*steps, *done, self.has_bar, now));
+                from.iter().map(|from| Line::Progress(format!("resuming from {from}"))).collect()
+            }
+            Event::Step { report, .. } => {
+                let line = self.steps.as_mut().and_then(|steps| steps.step(report, now));
+                line.into_iter().map(Line::Progress).collect()
+            }
+            Event::Validated { step, epoch, validation, best } => {
+                progress(describe(validation, *step, *epoch, *best))
+            }
+            Event::PeerSnapshot { step, outcome } => match outcome {
+                SnapshotOutcome::Stored { first: true } => {
+                    progress(format!("peer snapshots protect the run from step {step} on"))
+                }
+                SnapshotOutcome::Stored { first: false } => Vec::new(),
+                SnapshotOutcome::Failed { why } => {
+                    warning(format!("warning: no peer snapshot of step {step}: {why}"))
+                }
+            },
+            Event::Checkpoint { step, outcome } => match outcome {
+                CheckpointOutcome::Written => {
+                    progress(format!("checkpoint of step {step} written"))
+                }
+                CheckpointOutcome::Failed { why } => {
+                    warning(format!("warning: no checkpoint of step {step}: {why}"))
+                }
+                CheckpointOutcome::Waits { before } => warning(format!(
+                    "warning: a checkpoint of step {step} is due, and training waits for that of \
+                     step {before}; make them less often"
+                )),
+            },
+            Event::WorkersLost { after, error, .. } => {
+                self.end_steps();
+                let (count, unit) = match after {
+                    Completed::Steps(steps) => (steps, "steps"),
+                    Completed::Updates(updates) => (updates, "updates"),
+                };
+                warning(format!("warning: workers were lost after {count} {unit}: {error}"))
+            }
+            Event::Resuming(report) => warning(report.to_string()),
+            // Calls by hand have no display of steps, and standard output is their program's.
+            Event::Recovered(cost) if self.steps.is_none() => warning(cost.to_string()),
+            Event::Recovered(cost) => progress(cost.to_string()),
+            Event::Warning { message } => warning(format!("warning: {message}")),
+            Event::Notice { message } => warning(message.clone()),
+            Event::Ended { .. } => {
+                self.end_steps();
+                Vec::new()
+            }
+        }
+    }
+
+    fn end_steps(&mut self) {
+        if let Some(bar) = self.steps.take().and_then(|steps| steps.bar) {
+            bar.abandon();
+        }
+    }
+
+    fn print(&self, line: &Line) {
+        let bar = self.steps.as_ref().and_then(|steps| steps.bar.as_ref());
+        match (line, bar, self.stream) {
+            (Line::Progress(text), Some(bar), _) => bar.println(text),
+            (Line::Progress(text), None, Stream::Stdout) => output::print_progress(text),
+            (Line::Progress(text), None, Stream::Stderr) => output::warn(text),
+            (Line::Warning(text), Some(bar), _) => bar.suspend(|| output::warn(text)),
+            (Line::Warning(text), None, _) => output::warn(text),
+        }
+    }
+}
+
+impl Observer for Console {
+    fn on_event(&mut self, event: &Event) -> Result<(), BossManError> {
+        for line in self.lines(event, Instant::now()) {
+            self.print(&line);
+        }
+        Ok(())
+    }
+}
+
+impl Steps {
+    fn start(steps: u64, done: u64, has_bar: bool, now: Instant) -> Self {
+        let bar = has_bar.then(|| {
+            let bar = ProgressBar::new(steps);
+            let style =
+                ProgressStyle::with_template("{bar:30} step {pos}/{len}  {msg}  {eta} left");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar
+        });
+        Steps { bar, started: now, last_line: now, steps, done, items: 0, loss: None }
+    }
+
+    /// Shows a step. Returns the line that is due without a bar.
+    fn step(&mut self, report: &StepReport, now: Instant) -> Option<String> {
+        self.items += report.tokens.unwrap_or(report.samples);
+        let newest = f64::from(report.loss);
+        // A mean that includes NaN, for example of a skipped step, would stay NaN.
+        let loss = match self.loss {
+            Some(loss) if !newest.is_finite() => loss,
+            Some(loss) => loss + NEWEST * (newest - loss),
+            None => newest,
+        };
+        self.loss = Some(loss).filter(|loss| loss.is_finite());
+        let elapsed = now - self.started;
+        let rate = self.items as f64 / elapsed.as_secs_f64();
+        let items = if report.tokens.is_some() { "tokens" } else { "samples" };
+        let lr = report.lr.map(|lr| format!("  lr {lr:.2e}")).unwrap_or_default();
+        let text = format!("loss {loss:.4} (running mean){lr}  {rate:.0} {items}/s");
+        if let Some(bar) = &self.bar {
+            bar.set_position(report.step);
+            bar.set_message(text);
+            return None;
+        }
+        let is_due = now - self.last_line >= LINE_EVERY
+            || report.step == self.done + 1
+            || report.step == self.steps;
+        if !is_due {
+            return None;
+        }
+        self.last_line = now;
+        let left = self.steps.saturating_sub(report.step) as f64;
+        let here = report.step.saturating_sub(self.done).max(1) as f64;
+        let left = HumanDuration(elapsed.mul_f64(left / here));
+        Some(format!("step {}/{}  {text}  {left} left", report.step, self.steps))
+    }
+}
+
+impl Invitation {
+    /// The lines that tell the user how other machines join.
+    fn lines(&self, missing: usize) -> Vec<String> {
+        let Invitation { address, port, ticket, is_pool, data } = self;
+        let host = address.map_or("<this machine's address>".into(), |ip| ip.to_string());
+        let wait = match (missing, is_pool) {
+            (0, _) => format!(
+                "listening on port {port}; to join or leave at any moment, on each machine run"
+            ),
+            (_, true) => format!(
+                "waiting for {missing} worker(s) on port {port}, and for more at any moment; on \
+                 each machine run"
+            ),
+            (_, false) => {
+                format!("waiting for {missing} worker(s) on port {port}; on each machine run")
+            }
+        };
+        let line = format!(
+            "  MODEL_HOST={host} MODEL_PORT={port} MODEL_TICKET={ticket} target/release/worker"
+        );
+        let Some(here) = data else { return vec![wait, line] };
+        let here = match here.as_os_str().is_empty() {
+            true => "this folder".into(),
+            false => here.display().to_string(),
+        };
+        vec![
+            wait,
+            format!("{line} --data FOLDER"),
+            format!("  where FOLDER holds there what {here} holds here"),
+        ]
+    }
+}
+
+fn describe(validation: &ValidationResult, step: u64, epoch: u64, best: bool) -> String {
+    let mut text = format!("epoch {epoch}, step {step}: validation {}", validation.score);
+    if let Some(translations) = &validation.translations {
+        let (bleu, pairs) = (translations.bleu, translations.pairs);
+        write!(text, ", BLEU {bleu:.2} over {pairs} pairs").ok();
+    }
+    if best {
+        text.push_str(" (the best so far)");
+    }
+    let samples = validation.translations.iter().flat_map(|translations| &translations.samples);
+    for [source, reference, translation] in samples {
+        write!(
+            text,
+            "\n  text         {source}\n  translation  {translation}\n  reference    {reference}"
+        )
+        .ok();
+    }
+    text
+}
