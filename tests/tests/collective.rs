@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
 use bossman::{Batch, BossMan, Collective, Host, Model, Optimizer, StateDict};
-use link::{Nccl as Told, NcclInfo, Payload, WorkerInfo};
+use link::{Identity, Nccl as Told, NcclInfo, Payload, WorkerInfo};
 use pipeline::boss::{Digest, Instruction, RunRequest};
 use pipeline::ids::StageId;
 use pipeline::message::{Failure, FailureKind, Reduction};
@@ -166,8 +166,6 @@ fn a_step_that_fails_is_called_off_everywhere_and_the_next_begins_with_new_commu
 #[test]
 fn a_boss_with_such_workers() {
     tensor::threads::set_count(1);
-    let place = TestFolder::new();
-    std::env::set_var("BOSSMAN_CONFIG_DIR", place.file("config"));
     nccl_is_chosen_automatically_and_recovers();
     a_collective_with_a_lost_worker_is_interrupted_at_once();
 }
@@ -176,16 +174,17 @@ fn a_boss_with_such_workers() {
 fn a_collective_with_a_lost_worker_is_interrupted_at_once() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let port = port();
+        let address = Address::new();
         let (joined, waiting) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let first = Role::Waits { joined: joined.clone(), waiting: waiting.clone() };
-        let first = tokio::spawn(work(port, "0", first));
+        let first = tokio::spawn(work(address.clone(), "0", first));
+        let to = address.clone();
         let second = tokio::spawn(async move {
             // The worker that joins second gets the second place.
             joined.notified().await;
-            work(port, "1", Role::Dies { waiting }).await;
+            work(to, "1", Role::Dies { waiting }).await;
         });
-        let mut boss = build(port, Collective::Auto).await;
+        let mut boss = build(&address, Collective::Auto).await;
         boss.distribute_model().await.unwrap();
         boss.send_optimizer(Optimizer::sgd_momentum(0.1, 0.9)).await.unwrap();
         boss.train_step(&batch(1)).await.unwrap();
@@ -207,9 +206,10 @@ fn nccl_is_chosen_automatically_and_recovers() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let weights = |collective: Collective, gpus: [&'static str; 2], fails: bool| {
         runtime.block_on(async move {
-            let port = port();
-            gpus.into_iter().for_each(|gpu| drop(tokio::spawn(work(port, gpu, Role::Works))));
-            let mut boss = build(port, collective).await;
+            let address = Address::new();
+            let start = |gpu| drop(tokio::spawn(work(address.clone(), gpu, Role::Works)));
+            gpus.into_iter().for_each(start);
+            let mut boss = build(&address, collective).await;
             boss.distribute_model().await.unwrap();
             boss.send_optimizer(Optimizer::sgd_momentum(0.1, 0.9)).await.unwrap();
             for step in 1..=4 {
@@ -248,9 +248,9 @@ fn nccl_is_chosen_automatically_and_recovers() {
     assert_eq!(told.as_deref(), Some(why));
     same(&shared);
     let refused = runtime.block_on(async {
-        let port = port();
-        (0..2).for_each(|_| drop(tokio::spawn(work(port, "0", Role::Works))));
-        let workers = Host::new(2).port(port).quiet().wait().await.unwrap();
+        let address = Address::new();
+        (0..2).for_each(|_| drop(tokio::spawn(work(address.clone(), "0", Role::Works))));
+        let workers = address.host().wait().await.unwrap();
         builder(Collective::Nccl).build(workers).err().unwrap().to_string()
     });
     assert!(
@@ -288,13 +288,26 @@ fn builder(collective: Collective) -> bossman::Builder {
         .seed(5)
 }
 
-async fn build(port: u16, collective: Collective) -> BossMan {
-    let workers = Host::new(2).port(port).quiet().wait().await.unwrap();
+async fn build(address: &Address, collective: Collective) -> BossMan {
+    let workers = address.host().wait().await.unwrap();
     builder(collective).build(workers).unwrap()
 }
 
-fn port() -> u16 {
-    free_port().parse().unwrap()
+/// The boss's port, and the folder of its key and ticket.
+#[derive(Clone)]
+struct Address {
+    port: u16,
+    place: Arc<TestFolder>,
+}
+
+impl Address {
+    fn new() -> Self {
+        Address { port: free_port().parse().unwrap(), place: Arc::new(TestFolder::new()) }
+    }
+
+    fn host(&self) -> Host {
+        Host::new(2).port(self.port).config_dir(self.place.file("config")).quiet()
+    }
 }
 
 /// The role of a worker.
@@ -313,8 +326,10 @@ enum Role {
 }
 
 /// Runs a worker that reports a GPU and sums with the stand-in.
-async fn work(port: u16, gpu: &'static str, role: Role) {
-    let boss = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+async fn work(address: Address, gpu: &'static str, role: Role) {
+    let boss = SocketAddr::from((Ipv4Addr::LOCALHOST, address.port));
+    let identity = Identity::load_or_create_in(&address.place.file("config")).unwrap();
+    let ticket = identity.ticket();
     let told = NcclInfo {
         version: NCCL.version(),
         machine: "here".into(),
@@ -323,12 +338,10 @@ async fn work(port: u16, gpu: &'static str, role: Role) {
     };
     let info =
         WorkerInfo { device: "cuda:0".into(), nccl: Told::Here(told), ..WorkerInfo::default() };
-    let (membership, endpoint, ticket) = loop {
-        if let Ok(Some(ticket)) = link::local_ticket() {
-            let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
-            if let Ok(membership) = link::join(&endpoint, boss, &ticket, info.clone()).await {
-                break (membership, endpoint, ticket);
-            }
+    let (membership, endpoint) = loop {
+        let endpoint = link::worker_endpoint(ticket, boss).unwrap();
+        if let Ok(membership) = link::join(&endpoint, boss, ticket, info.clone()).await {
+            break (membership, endpoint);
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
@@ -351,7 +364,7 @@ async fn work(port: u16, gpu: &'static str, role: Role) {
     };
     let snapshots = runtime::SnapshotStore::default();
     tokio::select! {
-        _ = runtime::serve(membership, &endpoint, &ticket, compute.unwrap(), None, snapshots) => {}
+        _ = runtime::serve(membership, &endpoint, ticket, compute.unwrap(), None, snapshots) => {}
         () = dead => endpoint.close(1u32.into(), b"dead"),
     }
 }

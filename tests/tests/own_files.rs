@@ -208,7 +208,6 @@ async fn a_worker_that_has_not_the_files_says_so_before_training() {
 #[tokio::test]
 async fn workers_that_join_a_pool_read_data_too() {
     let place = TestFolder::new();
-    std::env::set_var("BOSSMAN_CONFIG_DIR", place.file("config"));
     let case = Case::branchy();
     case.save_data(&place.file("data.safetensors"));
     let source = Source::File(place.file("data.safetensors"));
@@ -219,8 +218,8 @@ async fn workers_that_join_a_pool_read_data_too() {
     let folder = place.file("");
     let there = ["--data", folder.to_str().unwrap()];
     let _first = place.worker(&port, &there);
-    let host =
-        Host::new(1).port(port.parse().unwrap()).open_to_joins().quiet().wait().await.unwrap();
+    let host = Host::new(1).port(port.parse().unwrap()).config_dir(place.file("config"));
+    let host = host.open_to_joins().quiet().wait().await.unwrap();
     let builder = || {
         BossMan::builder(case.model.clone()).microbatches(4).loss(case.loss.clone()).seed(case.seed)
     };

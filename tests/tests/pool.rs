@@ -53,15 +53,13 @@ async fn weights(boss: &mut BossMan) -> BTreeMap<String, Vec<f32>> {
 #[tokio::test]
 async fn workers_that_join_and_are_killed_leave_the_weights_of_a_quiet_run() {
     let place = TestFolder::new();
-    // This program has no other test, so nothing else reads the environment.
-    std::env::set_var("BOSSMAN_CONFIG_DIR", place.file("config"));
     // The model has dropout, and batch norms whose running statistics depend on the order of
     // microbatches.
     let case = Case::convnet();
     let port = free_port().to_string();
     let first = place.worker(&port, &[]);
-    let workers =
-        Host::new(1).port(port.parse().unwrap()).open_to_joins().quiet().wait().await.unwrap();
+    let host = Host::new(1).port(port.parse().unwrap()).config_dir(place.file("config"));
+    let workers = host.open_to_joins().quiet().wait().await.unwrap();
     let mut boss = builder(&case).build(workers).unwrap();
     boss.distribute_model().await.unwrap();
     boss.send_optimizer(case.optimizer).await.unwrap();
