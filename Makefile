@@ -25,10 +25,9 @@ check: setup ## The quick tier, for every edit: format, lints, unit tests, golde
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- --deny warnings
 	sh tools/check_layers.sh
-	BOSSMAN_SIM_SEEDS=100 cargo test --quiet --package layerspec --package pipeline --package shm --package link --package runtime
+	BOSSMAN_SIM_SEEDS=100 cargo test --quiet --package layerspec --package pipeline --package simulator --package shm --package link --package runtime
 	cargo test --quiet --package tensor --package data --package worker --package bossman --lib
-	cargo test --quiet --package tests --test law_1 residual
-	cargo test --quiet --package tests --test writing
+	cargo test --quiet --package tests --test it -- writing:: residual
 
 test: setup ## Run all tests
 	cargo build --workspace --bins
@@ -79,7 +78,7 @@ fuzz: tools ## Fuzz frames, model files and join tickets for a minute each, guid
 	cd fuzz && for target in $$(cargo fuzz list); do mkdir -p corpus/$$target && cargo fuzz run --sanitizer none $$target corpus/$$target kept/$$target -- -max_total_time=60 -timeout=10 -rss_limit_mb=150 || exit 1; done
 
 millions: setup ## Give each reader of outside data 10 million broken inputs, and check time and memory
-	for test in "pipeline --test frames fuzz_frame" "layerspec --test models mutated_files" "link --lib a_text_of_any" "bossman --lib a_run_file_of_any" "bossman --lib a_manifest_of_any"; do BOSSMAN_FUZZ_INPUTS=10000000 cargo test --release --quiet --package $$test -- --nocapture || exit 1; done
+	for test in "pipeline --test it fuzz_frame" "layerspec --test models mutated_files" "link --lib a_text_of_any" "bossman --lib a_run_file_of_any" "bossman --lib a_manifest_of_any"; do BOSSMAN_FUZZ_INPUTS=10000000 cargo test --release --quiet --package $$test -- --nocapture || exit 1; done
 
 dist: build ## Pack the programs for other machines: target/dist/bossman-VERSION-MACHINE.tar.gz
 	python3 tools/make_dist.py target/release target/dist
