@@ -1,7 +1,7 @@
 # `make` lists what there is. `make demo` and `make test` do all the set-up themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: help tools setup build demo check test oracle bench build-times chaos mutants lint fmt doc fuzz millions dist clean
+.PHONY: help tools setup build demo check check-all test oracle bench build-times chaos mutants lint fmt doc fuzz millions dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,14 +21,19 @@ demo: setup ## Train digits across two workers on this machine
 	cargo build --release --package bossman --package worker --bins $(if $(wildcard target/release/.all-formats),,--no-default-features)
 	target/release/bossman train examples/digits/run.yaml --local 2
 
-check: setup ## The quick tier, for every edit: format, lints, unit tests, golden texts, a short simulator, law 1 on one model
+check: setup ## The quick tier, for every edit: format, lints, unit tests, golden texts, few seeds, law 1 on one cut each
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- --deny warnings
 	sh tools/check_layers.sh
-	BOSSMAN_SIM_SEEDS=100 cargo test --quiet --package layerspec --package pipeline --package shm --package link --package runtime
+	BOSSMAN_SIM_SEEDS=20 BOSSMAN_FUZZ_SECONDS=1 cargo test --quiet --package layerspec --package pipeline --package simulator --package shm --package link --package runtime --tests
+	BOSSMAN_FUZZ_SECONDS=1 cargo test --quiet --package tensor --package data --package worker --package bossman --lib
+	BOSSMAN_LAW_1_CUTS=1 cargo test --quiet --package tests --test it -- writing:: law_1::in_memory::
+
+check-all: check ## Also the default seeds and times of fuzz, examples in documentation, and law 1 on one model in every way
+	cargo build --workspace --bins
+	cargo test --quiet --package layerspec --package pipeline --package simulator --package shm --package link --package runtime
 	cargo test --quiet --package tensor --package data --package worker --package bossman --lib
-	cargo test --quiet --package tests --test law_1 residual
-	cargo test --quiet --package tests --test writing
+	cargo test --quiet --package tests --test it -- $(foreach way,in_memory over_sockets in_processes,law_1::$(way)::narrow_residual)
 
 test: setup ## Run all tests
 	cargo build --workspace --bins
@@ -79,7 +84,7 @@ fuzz: tools ## Fuzz frames, model files and join tickets for a minute each, guid
 	cd fuzz && for target in $$(cargo fuzz list); do mkdir -p corpus/$$target && cargo fuzz run --sanitizer none $$target corpus/$$target kept/$$target -- -max_total_time=60 -timeout=10 -rss_limit_mb=150 || exit 1; done
 
 millions: setup ## Give each reader of outside data 10 million broken inputs, and check time and memory
-	for test in "pipeline --test frames fuzz_frame" "layerspec --test models mutated_files" "link --lib a_text_of_any" "bossman --lib a_run_file_of_any" "bossman --lib a_manifest_of_any"; do BOSSMAN_FUZZ_INPUTS=10000000 cargo test --release --quiet --package $$test -- --nocapture || exit 1; done
+	for test in "pipeline --test it fuzz_frame" "layerspec --test models mutated_files" "link --lib a_text_of_any" "bossman --lib a_run_file_of_any" "bossman --lib a_manifest_of_any"; do BOSSMAN_FUZZ_INPUTS=10000000 cargo test --release --quiet --package $$test -- --nocapture || exit 1; done
 
 dist: build ## Pack the programs for other machines: target/dist/bossman-VERSION-MACHINE.tar.gz
 	python3 tools/make_dist.py target/release target/dist

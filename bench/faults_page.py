@@ -159,8 +159,8 @@ test fails if an input causes a panic, takes too long, or takes too much memory.
 
 ## The simulator
 
-`BOSSMAN_SIM_SEEDS` multiplies the seeds of `cargo test -p pipeline --test simulator`: runs with
-delays, reordering and lost workers. `crates/pipeline/tests/simulator/seeds.rs` explains it.
+`BOSSMAN_SIM_SEEDS` multiplies the seeds of `cargo test -p simulator`: runs with delays, reordering
+and lost workers. `crates/simulator/tests/it/seeds.rs` explains it.
 """
 
 

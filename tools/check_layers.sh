@@ -15,6 +15,7 @@ never() { # crate, then what it must not depend on, directly or through others
 
 never layerspec tokio quinn torch-sys pipeline link runtime tensor data worker bossman testkit
 never pipeline tokio quinn torch-sys link runtime tensor data worker bossman testkit
+never simulator tokio quinn torch-sys shm link runtime tensor data worker bossman
 never shm tokio quinn torch-sys layerspec pipeline link runtime tensor data worker bossman testkit
 never link torch-sys runtime tensor data worker bossman testkit
 never runtime torch-sys tensor data worker bossman testkit

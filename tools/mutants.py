@@ -24,10 +24,10 @@ TOOLS = CHECKOUT / "target" / "tools"
 OUT = CHECKOUT / "target" / "mutants"
 VERSION = "26.0.0"
 QUICK = {
-    "pipeline": ["--lib", "--test", "sessions", "--test", "frames"],
-    "layerspec": ["--tests"],
+    "pipeline": ["--", "--lib", "--test", "it"],
+    "layerspec": ["--", "--tests"],
 }
-SIMULATOR = {"pipeline": ["--test", "simulator"]}
+SIMULATOR = {"pipeline": ["--test-package=simulator"]}
 CAUGHT = 0.95
 
 
@@ -79,7 +79,6 @@ def test(program, names, tests, profile):
             "--timeout=300",
             f"--output={OUT}",
             *patterns,
-            "--",
             *arguments,
         ]
         environment = dict(os.environ, BOSSMAN_SIM_SEEDS="60", BOSSMAN_FUZZ_INPUTS="5000")

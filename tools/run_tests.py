@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Runs all Rust tests as `cargo test --workspace` does, but several test programs at once.
+"""Runs all Rust tests as `cargo test --workspace` does, but several at once.
 
     tools/run_tests.py               build, then run all test programs and the docs' examples
     tools/run_tests.py --lanes 4     four at once (default: the number of cores)
 
 `cargo test` runs one program after the other. Programs that wait for a timeout leave cores idle.
+Each module of a large program runs in a process of its own. The command fails if the number of
+tests that ran is not the number that the programs list.
 """
 
 import argparse
@@ -17,16 +19,49 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple, Optional
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-# The longest programs start first, so that no lane is left with a long one at the end.
-LONGEST = ["law_1", "simulator", "recovery", "compressed", "sharding", "checkpoints", "pool"]
+# The packages whose program `it` is large, so that each of its modules is a job.
+SPLIT = ["tests"]
+# The longest jobs start first, so that no lane is left with a long one at the end.
+LONGEST = [
+    "tests law_1",
+    "simulator it",
+    "tests recovery",
+    "tests compressed",
+    "tests sharding",
+    "tests checkpoints",
+    "tests pool",
+]
 TIME_LIMIT = 20 * 60
-RESULT = re.compile(r"^test result: .*?(\d+) passed; (\d+) failed", re.MULTILINE)
+RESULT = re.compile(
+    r"^test result: .*?(\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE
+)
+LISTED = re.compile(r"^(.+): test$", re.MULTILINE)
+
+
+class Job(NamedTuple):
+    """A command to run, and the number of its tests, or None if it lists none."""
+
+    title: str
+    command: list
+    folder: Path
+    tests: Optional[int] = None
+
+
+class Result(NamedTuple):
+    """What a job did, and a line and the output about it."""
+
+    line: str
+    output: str
+    passed: int
+    failed: int
+    succeeded: bool
 
 
 def build():
-    """Builds the test programs. Returns each program's name, file and package folder."""
+    """Builds the test programs. Returns each program's package, name, file and package folder."""
     command = [
         "cargo",
         "test",
@@ -43,26 +78,66 @@ def build():
         is_artifact = message["reason"] == "compiler-artifact"
         if is_artifact and message["profile"]["test"] and message["executable"]:
             folder = Path(message["manifest_path"]).parent
-            found.append((message["target"]["name"], message["executable"], folder))
-    return sorted(found, key=lambda program: rank(program[0]))
+            found.append((folder.name, message["target"]["name"], message["executable"], folder))
+    return found
 
 
-def rank(name):
-    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+def tests_of(executable, folder):
+    """Lists the tests of a program, by their full names."""
+    listed = subprocess.run(
+        [executable, "--list"], cwd=folder, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return LISTED.findall(listed.stdout)
+
+
+def rank(title):
+    return LONGEST.index(title) if title in LONGEST else len(LONGEST)
+
+
+def by_module(tests):
+    """Groups tests by their top-level module. Tests outside modules are a group, named ""."""
+    groups = {}
+    for test in tests:
+        groups.setdefault(test.partition("::")[0] if "::" in test else "", []).append(test)
+    return groups
+
+
+def jobs_of(program, tests):
+    """Returns the jobs that run each of these tests of a program once."""
+    package, name, executable, folder = program
+    if package not in SPLIT or name != "it":
+        title = name if name.replace("_", "-") == package else f"{package} {name}"
+        return [Job(title, [executable], folder, len(tests))]
+    # Full names, because `pool::` alone would also select the tests of a module `new_pool`.
+    return [
+        Job(f"{package} {module}".strip(), [executable, "--exact", *group], folder, len(group))
+        for module, group in by_module(tests).items()
+    ]
 
 
 def jobs(programs):
-    """Returns what is to run: a title, a command and a folder each."""
-    examples = ("documentation examples", ["cargo", "test", "--workspace", "--doc"], CHECKOUT)
-    tests = [(name, [executable], folder) for name, executable, folder in programs]
-    first = sum(rank(name) < len(LONGEST) for name, _, _ in programs)
+    """Returns all jobs, the longest first."""
+    examples = Job("documentation examples", ["cargo", "test", "--workspace", "--doc"], CHECKOUT)
+    tests = [job for program in programs for job in jobs_of(program, tests_of(*program[2:]))]
+    tests.sort(key=lambda job: rank(job.title))
+    first = sum(rank(job.title) < len(LONGEST) for job in tests)
     return tests[:first] + [examples] + tests[first:]
 
 
+def verdict(job, succeeded, output):
+    """Returns the numbers of tests passed and failed, and what is wrong, or None."""
+    counts = [tuple(map(int, found)) for found in RESULT.findall(output)]
+    passed, failed, ignored = (sum(column) for column in zip(*counts)) if counts else (0, 0, 0)
+    ran = passed + failed + ignored
+    problem = None if succeeded else "FAILED"
+    if succeeded and job.tests is not None and ran != job.tests:
+        problem = f"FAILED: {ran} of {job.tests} tests ran"
+    return passed, failed, problem
+
+
 def run(job):
-    """Runs one program. Returns a line about it, its output, the numbers of tests passed and
-    failed, and whether it succeeded."""
-    title, command, folder = job
+    """Runs one job."""
+    title, command, folder, _ = job
     began = time.monotonic()
     # Cargo sets these for the programs that it runs.
     environment = dict(
@@ -85,12 +160,10 @@ def run(job):
         output = (expired.stdout or b"").decode(errors="replace")
         output += f"\nstopped after {TIME_LIMIT} s\n"
         succeeded = False
-    counts = [(int(passed), int(failed)) for passed, failed in RESULT.findall(output)]
-    passed, failed = (sum(column) for column in zip(*counts)) if counts else (0, 0)
+    passed, failed, problem = verdict(job, succeeded, output)
     seconds = time.monotonic() - began
-    verdict = "passed" if succeeded else "FAILED"
-    line = f"{title:28} {verdict}  {passed:5} passed, {failed} failed  {seconds:6.1f} s"
-    return line, output, passed, failed, succeeded
+    line = f"{title:28} {problem or 'passed'}  {passed:5} passed, {failed} failed  {seconds:6.1f} s"
+    return Result(line, output, passed, failed, problem is None)
 
 
 def main():
@@ -112,18 +185,18 @@ def main():
             result = run(job)
             with lock:
                 results.append(result)
-                print(result[0], flush=True)
-                if not result[4]:
-                    print(result[1], flush=True)
+                print(result.line, flush=True)
+                if not result.succeeded:
+                    print(result.output, flush=True)
 
     threads = [threading.Thread(target=lane) for _ in range(lanes)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    passed, failed = sum(r[2] for r in results), sum(r[3] for r in results)
-    # A program that ends without a result, for example by a signal, counts as one failure.
-    failed += sum(1 for r in results if not r[4] and r[3] == 0)
+    passed, failed = sum(r.passed for r in results), sum(r.failed for r in results)
+    # A job that ends without a result, for example by a signal, counts as one failure.
+    failed += sum(1 for r in results if not r.succeeded and r.failed == 0)
     print(f"\n{passed} passed, {failed} failed")
     sys.exit(1 if failed else 0)
 

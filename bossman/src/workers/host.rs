@@ -49,6 +49,7 @@ pub struct Host {
     data: Option<PathBuf>,
     events: Events,
     open_to_joins: bool,
+    config_dir: Option<PathBuf>,
 }
 
 /// Workers that have joined.
@@ -82,6 +83,7 @@ impl Host {
             data: None,
             events: Events::default(),
             open_to_joins: false,
+            config_dir: None,
         }
     }
 
@@ -128,6 +130,14 @@ impl Host {
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {
         self.port = Some(port);
+        self
+    }
+
+    /// Sets the folder of the boss's key and ticket. The default is `BOSSMAN_CONFIG_DIR`, else a
+    /// folder in the user's config folder.
+    #[must_use]
+    pub fn config_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.config_dir = Some(folder.into());
         self
     }
 
@@ -186,7 +196,10 @@ impl Host {
                 format!("{} workers with {} local ones make no run", self.workers, self.local);
             return Err(BossManError::Usage(message));
         }
-        let identity = Identity::load_or_create()?;
+        let identity = match &self.config_dir {
+            Some(folder) => Identity::load_or_create_in(folder)?,
+            None => Identity::load_or_create()?,
+        };
         let only_local = self.local == self.workers && !self.open_to_joins;
         let address = self.address(only_local)?;
         let listener = self.listener(&identity, address).await?.transport(self.transport);

@@ -1,0 +1,12 @@
+//! Plans, schedules, and both sessions one call at a time.
+
+mod auto;
+mod boss;
+mod collective;
+mod compressed;
+mod evaluation;
+mod gathering;
+mod peer_snapshots;
+mod plan;
+mod schedules;
+mod stage;

@@ -1,0 +1,33 @@
+//! Tests of the whole, in one program, so that an edit is linked once. `cargo test` runs them on
+//! threads of one process. So no test sets the environment, and none sets a number of compute
+//! threads other than one.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
+
+mod by_hand;
+mod checkpoints;
+mod collective;
+mod compressed;
+mod guards;
+mod guide;
+mod hostile;
+mod law_1;
+mod law_1_steps;
+mod losses;
+mod oracle;
+mod overload;
+mod own;
+mod own_files;
+mod pool;
+mod pool_checkpoints;
+mod precision;
+mod processes;
+mod recovery;
+mod recovery_by_hand;
+mod replicas;
+mod replicas_in_use;
+mod sharding;
+mod slow;
+mod strangers;
+mod using;
+mod writing;

@@ -1,0 +1,71 @@
+//! Tests a pool whose boss is killed. It resumes from its last checkpoint, with the workers that
+//! wait for it. Losses and weights are those of a run that never stopped, to the bit.
+
+use std::time::Duration;
+use tests::programs::{free_port, Process, TestFolder};
+use tests::Case;
+
+/// The time limit of the test; far longer than it takes.
+const LIMIT: Duration = Duration::from_secs(180);
+/// Enough steps that no boss ends before it is killed.
+const STEPS: usize = 120;
+
+fn serve(place: &TestFolder, more: &str, flags: &[&str]) -> Process {
+    // The model has dropout, and batch norms whose running statistics depend on the order of
+    // microbatches.
+    let run = place.run_file(&Case::convnet(), STEPS, &format!("microbatches: 4\n{more}"));
+    let path = |name: &str| place.file(name).to_str().unwrap().to_string();
+    let (metrics, weights) = (path("metrics.jsonl"), path("weights.safetensors"));
+    let all = ["serve", run.to_str().unwrap(), "--metrics", &metrics, "--save", &weights];
+    place.start("bossman", &[&all, flags].concat())
+}
+
+/// Returns step and loss of each line, and the weights.
+fn outputs(place: &TestFolder) -> (Vec<String>, Vec<u8>) {
+    let metrics = std::fs::read_to_string(place.file("metrics.jsonl")).unwrap();
+    let losses = metrics.lines().map(|line| line.split(",\"samples\"").next().unwrap().to_string());
+    (losses.collect(), std::fs::read(place.file("weights.safetensors")).unwrap())
+}
+
+#[tokio::test]
+async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
+    let test = async {
+        let quiet = TestFolder::new();
+        serve(&quiet, "", &["--local", "1", "--threads", "1"])
+            .end_within(LIMIT)
+            .await
+            .expect_success();
+
+        let (place, port) = (TestFolder::new(), free_port());
+        let begin = |workers: &str| {
+            let flags = ["--workers", workers, "--port", &port, "--resume=if-any"];
+            serve(&place, "checkpoint: {dir: c, every: 3, keep: 2}", &flags)
+        };
+        let mut workers = [place.worker(&port, &[]), place.worker(&port, &[])];
+        for (first, killed_at) in
+            [("1", "checkpoint of step 6 written"), ("1", " written"), ("2", " written")]
+        {
+            let mut boss = begin(first);
+            boss.line(killed_at).await;
+            boss.signal("KILL");
+            boss.end().await;
+            for worker in &mut workers {
+                worker.line("waiting for the boss").await;
+            }
+        }
+        // One worker leaves for good, while copies of the other's state travel.
+        let mut boss = begin("2");
+        boss.line("resuming from the checkpoint of step").await;
+        boss.line(" written").await;
+        let [stays, dies] = workers;
+        dies.signal("KILL");
+        boss.end_within(LIMIT).await.expect_success();
+        let ended = stays.end().await.expect_success();
+        assert_eq!(ended.output.last().map(String::as_str), Some("the run is over"));
+
+        let (found, expected) = (outputs(&place), outputs(&quiet));
+        let differs = found.0.iter().zip(&expected.0).find(|(found, expected)| found != expected);
+        assert!(found == expected, "{differs:?}; {} and {} lines", found.0.len(), expected.0.len());
+    };
+    tokio::time::timeout(2 * LIMIT, test).await.unwrap();
+}

@@ -1,0 +1,60 @@
+//! Tests mixed precision with real processes. The cut does not show, and a precision that a machine
+//! lacks is refused before the start.
+
+use bossman::StateDict;
+use tests::programs::{Ended, TestFolder};
+use tests::{one_process, Case, Training};
+
+/// Trains with this number of local workers in this precision. Writes the losses and weights into
+/// the folder.
+async fn train(place: &TestFolder, case: &Case, workers: &str, precision: &str) -> Ended {
+    let run = place.short_run(case, &format!("microbatches: 4\nprecision: {precision}"));
+    let (metrics, weights) =
+        (place.file(&format!("{workers}.jsonl")), place.file(&format!("{workers}.safetensors")));
+    let outcome = [
+        "--metrics",
+        metrics.to_str().unwrap(),
+        "--save",
+        weights.to_str().unwrap(),
+        "--no-shuffle",
+    ];
+    let fixed = ["train", run.to_str().unwrap(), "--local", workers, "--threads", "1"];
+    place.start("bossman", &[&fixed[..], &outcome].concat()).end().await
+}
+
+fn outputs(place: &TestFolder, workers: &str) -> Training {
+    let metrics = std::fs::read_to_string(place.file(&format!("{workers}.jsonl"))).unwrap();
+    Training::of_files(
+        &metrics,
+        &StateDict::load(place.file(&format!("{workers}.safetensors"))).unwrap(),
+    )
+}
+
+#[tokio::test]
+async fn in_bf16_the_cut_does_not_show() {
+    for case in [Case::skip(), Case::tied(), Case::convnet()] {
+        let place = TestFolder::new();
+        for workers in ["1", "3"] {
+            train(&place, &case, workers, "bf16").await.expect_success();
+        }
+        outputs(&place, "1")
+            .assert_same(&outputs(&place, "3"), &format!("{}, three workers", case.name));
+        let full = one_process(&case, 4);
+        let differs =
+            std::panic::catch_unwind(|| full.assert_same(&outputs(&place, "1"), &"in f32"))
+                .is_err();
+        assert!(differs, "{}: nothing was rounded", case.name);
+    }
+}
+
+#[tokio::test]
+async fn fp16_on_a_cpu_is_refused_before_the_start() {
+    if tensor::device::all().len() > 1 {
+        return; // the workers would use the GPU
+    }
+    let place = TestFolder::new();
+    let line = train(&place, &Case::skip(), "2", "fp16").await.error_line();
+    let expected = "`precision: fp16` needs a CUDA GPU, and this worker computes on cpu; take \
+                    `precision: bf16`";
+    assert!(line.contains(expected), "{line}");
+}

@@ -1,0 +1,63 @@
+"""Tests of run_tests.py."""
+
+import unittest
+from pathlib import Path
+
+import run_tests
+from run_tests import Job
+
+TESTS = ["pool::joins", "pool_checkpoints::resumes", "law_1::in_memory::skip", "pool::leaves"]
+
+
+def job(tests):
+    return Job("pipeline it", ["it"], Path("."), tests)
+
+
+class Splitting(unittest.TestCase):
+    def test_a_large_program_is_split_by_its_modules_and_each_test_runs_once(self):
+        jobs = run_tests.jobs_of(("tests", "it", "deps/it", Path("tests")), [*TESTS, "alone"])
+        self.assertEqual(
+            [(job.title, job.command) for job in jobs],
+            [
+                ("tests pool", ["deps/it", "--exact", "pool::joins", "pool::leaves"]),
+                ("tests pool_checkpoints", ["deps/it", "--exact", "pool_checkpoints::resumes"]),
+                ("tests law_1", ["deps/it", "--exact", "law_1::in_memory::skip"]),
+                ("tests", ["deps/it", "--exact", "alone"]),
+            ],
+        )
+        self.assertEqual([job.tests for job in jobs], [2, 1, 1, 1])
+
+    def test_other_programs_run_whole(self):
+        for program in [("pipeline", "it"), ("tests", "tests")]:
+            jobs = run_tests.jobs_of((*program, "deps/it", Path(".")), TESTS)
+            self.assertEqual([(job.command, job.tests) for job in jobs], [(["deps/it"], 4)])
+
+    def test_the_longest_jobs_start_first(self):
+        self.assertLess(run_tests.rank("tests law_1"), run_tests.rank("tests pool"))
+        self.assertLess(run_tests.rank("tests pool"), run_tests.rank("tests losses"))
+
+    def test_a_list_is_read(self):
+        listed = "law_1::in_memory::skip: test\nsrc/lib.rs - x (line 3): test\nfast: benchmark\n"
+        found = run_tests.LISTED.findall(listed)
+        self.assertEqual(found, ["law_1::in_memory::skip", "src/lib.rs - x (line 3)"])
+
+
+class Verdicts(unittest.TestCase):
+    RESULT = "test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 9 filtered out\n"
+
+    def test_every_test_ran(self):
+        self.assertEqual(run_tests.verdict(job(3), True, self.RESULT), (2, 0, None))
+        self.assertEqual(run_tests.verdict(job(None), True, self.RESULT * 2), (4, 0, None))
+
+    def test_a_test_that_is_left_out_or_runs_twice_is_a_failure(self):
+        for tests in (2, 4):
+            passed, failed, problem = run_tests.verdict(job(tests), True, self.RESULT)
+            self.assertEqual((passed, failed), (2, 0))
+            self.assertEqual(problem, f"FAILED: 3 of {tests} tests ran")
+
+    def test_a_program_without_a_result_is_a_failure(self):
+        self.assertEqual(run_tests.verdict(job(3), False, "killed"), (0, 0, "FAILED"))
+
+
+if __name__ == "__main__":
+    unittest.main()
