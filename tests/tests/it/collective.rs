@@ -1,8 +1,8 @@
 //! Tests replicas that sum gradients among their devices. A stand-in for NCCL sums in the host's
 //! memory. The tests check the sums, and steps in which one replica does not arrive.
 //!
-//! `cargo test -p tests --test it collective:: -- --nocapture` prints how far the sums are from those of
-//! one process.
+//! `cargo test -p tests --test it collective:: -- --nocapture` prints how far the sums are from
+//! those of one process.
 
 use bossman::{Batch, BossMan, Collective, Host, Model, Optimizer, StateDict};
 use link::{Identity, Nccl as Told, NcclInfo, Payload, WorkerInfo};
