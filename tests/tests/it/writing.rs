@@ -309,7 +309,8 @@ fn problem_of(line: &str) -> Option<String> {
         }
         // The page shows the command as the boss prints it.
         "worker" => {
-            let printed = read("bossman/src/events/console.rs").contains(&format!(" {}\"", words[0]));
+            let printed =
+                read("bossman/src/events/console.rs").contains(&format!(" {}\"", words[0]));
             (!printed)
                 .then(|| "not as the boss prints it".into())
                 .or_else(|| no_flag(&read("worker/src/program/options.rs")))
