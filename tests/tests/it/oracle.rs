@@ -1,4 +1,5 @@
-//! Compares BossMan with PyTorch on the same models, weights and data: see `tests/oracle/README.md`.
+//! Compares BossMan with PyTorch on the same models, weights and data.
+//! `tests/oracle/README.md` says how.
 
 use bossman::StateDict;
 use std::path::{Path, PathBuf};
