@@ -26,7 +26,11 @@ from recovery import run_file
 
 def seconds(place, run, steps):
     """From the end of the first step to the end of the run, the last checkpoint written."""
-    own = dict(os.environ, BOSSMAN_CONFIG_DIR=str(place / "config"))
+    own = dict(
+        os.environ,
+        BOSSMAN_CONFIG_DIR=str(place / "config"),
+        BOSSMAN_RUNS_DIR=str(place / "runs"),
+    )
     train = [release("bossman"), "train", run, "--workers", "2", "--port", "0"]
     boss = subprocess.Popen(
         train,

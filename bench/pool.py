@@ -162,7 +162,10 @@ def main():
     found |= {"steps": asked.steps, "every": asked.every}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        environment = os.environ | {"BOSSMAN_CONFIG_DIR": str(place / "config")}
+        environment = os.environ | {
+            "BOSSMAN_CONFIG_DIR": str(place / "config"),
+            "BOSSMAN_RUNS_DIR": str(place / "runs"),
+        }
         run, quiet, pooled = (
             run_file(place, asked.steps),
             place / "quiet.safetensors",

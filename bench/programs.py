@@ -11,6 +11,10 @@ PEERS = CHECKOUT / "bench" / "peers"
 LIMIT = 600  # seconds any one program may take
 
 
+# The folders of measured runs are not among the user's.
+os.environ.setdefault("BOSSMAN_RUNS_DIR", str(CHECKOUT / "target" / "bench" / "runs"))
+
+
 class Problem(Exception):
     """Something could not be measured; the text says why and what to do."""
 

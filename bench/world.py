@@ -125,7 +125,10 @@ class World:
 
     def boss_environment(self):
         """The boss's environment."""
-        return self.environment | {"BOSSMAN_CONFIG_DIR": str(self.folder / "boss")}
+        folders = {"BOSSMAN_CONFIG_DIR": "boss", "BOSSMAN_RUNS_DIR": "runs"}
+        return self.environment | {
+            name: str(self.folder / folder) for name, folder in folders.items()
+        }
 
     def start_boss(self, run=None):
         """Starts the boss, if none runs; it resumes if there is a checkpoint."""

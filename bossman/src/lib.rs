@@ -47,6 +47,7 @@ pub mod output;
 mod pool;
 mod recovery;
 pub mod run_file;
+pub mod runs;
 mod session;
 mod settings;
 pub mod train;

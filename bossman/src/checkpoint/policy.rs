@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// The checkpoint settings of a run file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// The folder of the checkpoints.
-    pub dir: String,
+    /// The folder of the checkpoints. `None`: `checkpoints` in the run's folder.
+    pub dir: Option<String>,
     /// The interval between checkpoints.
     pub every: Every,
     /// The number of last checkpoints to keep.
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn the_last_ones_and_the_best_are_kept() {
         let policy =
-            |keep, keep_best| Policy { dir: "c".into(), every: Every::Steps(1), keep, keep_best };
+            |keep, keep_best| Policy { dir: None, every: Every::Steps(1), keep, keep_best };
         let there = [
             at(10, Some(0.5)),
             at(30, None),

@@ -1,6 +1,7 @@
 //! `bossman checkpoint`: lists, checks and deletes the checkpoints in a folder.
 
 use super::fleet::until_interrupted;
+use super::run_argument;
 use anyhow::Result;
 use bossman::checkpoint::{CheckpointEntry, Checkpoints, ReadError};
 use bossman::{output, BossManError};
@@ -12,7 +13,7 @@ pub(crate) enum Checkpoint {
     /// files.
     #[command(after_help = "Example: bossman checkpoint ls checkpoints")]
     Ls {
-        /// The folder, or URL, that the run file names.
+        /// The folder of a run, or the folder or URL that its run file names.
         dir: String,
         /// Print JSON.
         #[arg(long)]
@@ -22,7 +23,7 @@ pub(crate) enum Checkpoint {
     /// be read.
     #[command(after_help = "Example: bossman checkpoint verify checkpoints step-00000100")]
     Verify {
-        /// The folder, or URL, that the run file names.
+        /// The folder of a run, or the folder or URL that its run file names.
         dir: String,
         /// Which [default: all]
         name: Option<String>,
@@ -36,7 +37,7 @@ Examples:
   bossman checkpoint prune checkpoints --after step-00000100  those after this one, to go on from \
                             it")]
     Prune {
-        /// The folder, or URL, that the run file names.
+        /// The folder of a run, or the folder or URL that its run file names.
         dir: String,
         /// Keep this number of last checkpoints.
         #[arg(long, value_name = "N", required_unless_present = "after",
@@ -50,15 +51,16 @@ Examples:
 
 impl Checkpoint {
     pub(crate) fn run(self) -> Result<()> {
+        let (Checkpoint::Ls { dir, .. }
+        | Checkpoint::Verify { dir, .. }
+        | Checkpoint::Prune { dir, .. }) = &self;
+        let dir = run_argument::checkpoints(dir)?;
         until_interrupted("nothing more was done", async {
+            let checkpoints = Checkpoints::open(&dir, false)?;
             match self {
-                Checkpoint::Ls { dir, json } => ls(&Checkpoints::open(&dir, false)?, json).await,
-                Checkpoint::Verify { dir, name } => {
-                    verify(&Checkpoints::open(&dir, false)?, name).await
-                }
-                Checkpoint::Prune { dir, keep, after } => {
-                    prune(&Checkpoints::open(&dir, false)?, keep, after).await
-                }
+                Checkpoint::Ls { json, .. } => ls(&checkpoints, json).await,
+                Checkpoint::Verify { name, .. } => verify(&checkpoints, name).await,
+                Checkpoint::Prune { keep, after, .. } => prune(&checkpoints, keep, after).await,
             }
         })
     }

@@ -1,9 +1,9 @@
 //! `bossman export` and `bossman data`: files, without workers.
 
+use super::run_argument;
 use anyhow::Result;
 use bossman::data::fetch;
 use bossman::output;
-use bossman::run_file::RunFile;
 use bossman::{export, ExportSettings, Model, StateDict};
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 #[command(after_help = "Example: bossman export run.yaml --weights w.safetensors --dtype bf16 \
                         --max-shard-size 2GB --to folder")]
 pub(crate) struct Export {
-    /// The run file, whose model the weights are checked against.
+    /// The run file, or the folder of a run, whose model the weights are checked against.
     run: PathBuf,
     /// The weights: a safetensors file, an index of several, or their folder [default: the run
     /// file's, by its names]
@@ -71,9 +71,9 @@ fn size(text: &str) -> Result<u64, String> {
 
 impl Export {
     pub(crate) fn run(self) -> Result<()> {
-        let file = RunFile::from_file(self.run)?;
+        let (file, weights) = run_argument::trained(&self.run, self.weights)?;
         let model = Model::from_file(&file.model)?;
-        let weights = match (&self.weights, &file.weights) {
+        let weights = match (&weights, &file.weights) {
             (Some(path), _) => StateDict::load(path)?,
             (None, Some(weights)) => {
                 weights.rename.apply(&StateDict::load(&weights.path)?, &model)?

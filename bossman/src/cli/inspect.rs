@@ -1,6 +1,7 @@
 //! `bossman check` and `bossman plan`: facts about a model, without training it.
 
 use super::fleet::{until_interrupted, Fleet};
+use super::run_argument;
 use anyhow::Result;
 use bossman::output;
 use bossman::run_file::RunFile;
@@ -25,7 +26,7 @@ pub(crate) struct Check {
 #[derive(clap::Args)]
 #[command(after_help = "Example: bossman plan run.yaml --local 2 --timeline")]
 pub(crate) struct Plan {
-    /// The run file.
+    /// The run file, or the folder of a run.
     run: PathBuf,
     #[command(flatten)]
     fleet: Fleet,
@@ -49,6 +50,9 @@ fn dim(text: &str) -> Result<(String, u64), String> {
 
 /// The path of the model: this file, or the model that a run file names.
 fn model_of(path: &Path) -> Result<PathBuf> {
+    if path.is_dir() {
+        return Ok(run_argument::shown(path)?.0.model);
+    }
     let text = layerspec::yaml::read_file(path)?;
     let is_run =
         text.lines().any(|line| line.starts_with("data:") || line.starts_with("optimizer:"));
@@ -106,7 +110,7 @@ fn layers(graph: &LayerGraph, bindings: &Bindings) -> Value {
 
 impl Plan {
     pub(crate) fn run(self) -> Result<()> {
-        let file = RunFile::from_file(self.run)?;
+        let (file, _) = run_argument::shown(&self.run)?;
         let report =
             until_interrupted("nothing was measured", plan::run(&file, &self.fleet.settings()))?;
         if self.json {

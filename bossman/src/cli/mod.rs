@@ -3,13 +3,14 @@
 //! ```text
 //! Command -> inspect (check, plan)   runs (train, serve, status, eval, predict)
 //!         -> text (generate, translate)   export_and_data   checkpoint
-//! fleet: the flags for workers, which all of these share
+//! fleet: the flags for workers, run_argument: a run file or a run's folder; both are shared
 //! ```
 
 mod checkpoint;
 mod export_and_data;
 mod fleet;
 mod inspect;
+mod run_argument;
 mod runs;
 mod text;
 

@@ -1,11 +1,12 @@
 //! `bossman train`, `eval` and `predict`: a run's data through its model.
 
 use super::fleet::{until_interrupted, Fleet};
+use super::run_argument;
 use anyhow::Result;
 use bossman::data::{Dataset, Part, Source};
 use bossman::events::{Console, Events, Stream};
 use bossman::output;
-use bossman::run_file::RunFile;
+use bossman::runs::{RunFolderSettings, RunName};
 use bossman::train::{self, TrainOptions};
 use bossman::{best_path, validate, Model, Predicted, Predictions, ValidationResult};
 use serde_json::json;
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 #[command(after_help = "Example: bossman train run.yaml --local 2 --save weights.safetensors \
                         --metrics metrics.jsonl")]
 pub(crate) struct Train {
-    /// The run file.
+    /// The run file, or the folder of a run.
     run: PathBuf,
     #[command(flatten)]
     fleet: Fleet,
@@ -41,6 +42,16 @@ pub(crate) struct Train {
     /// Take samples in the order of the file.
     #[arg(long)]
     no_shuffle: bool,
+    /// The name of the run's folder [default: `name` of the run file, else the file's stem, or its
+    /// folder's name if that is `run`; with a number if a folder of that name exists]
+    #[arg(long, value_name = "NAME", value_parser = run_name)]
+    name: Option<RunName>,
+    /// The folder in which runs have their folders.
+    #[arg(long, value_name = "DIR", env = "BOSSMAN_RUNS_DIR", default_value = "runs")]
+    runs_dir: PathBuf,
+    /// Leave no folder: weights and metrics are only where --save and --metrics say.
+    #[arg(long, conflicts_with = "name")]
+    no_run_folder: bool,
     /// Print the result as JSON. Progress goes to standard error.
     #[arg(long)]
     json: bool,
@@ -98,7 +109,7 @@ impl Status {
 #[command(after_help = "Example: bossman eval run.yaml --local 2 --weights \
                         weights.best.safetensors --data test")]
 pub(crate) struct Eval {
-    /// The run file.
+    /// The run file, or the folder of a run.
     run: PathBuf,
     #[command(flatten)]
     fleet: Fleet,
@@ -118,7 +129,7 @@ pub(crate) struct Eval {
 #[command(after_help = "Example: bossman predict run.yaml --local 2 --weights w.safetensors \
                         --data new.csv --to out.csv")]
 pub(crate) struct Predict {
-    /// The run file.
+    /// The run file, or the folder of a run.
     run: PathBuf,
     #[command(flatten)]
     fleet: Fleet,
@@ -132,6 +143,10 @@ pub(crate) struct Predict {
     /// The file for predictions: .csv (the first output), .jsonl or .safetensors.
     #[arg(long, value_name = "FILE")]
     to: PathBuf,
+}
+
+fn run_name(text: &str) -> Result<RunName, String> {
+    RunName::parse(text).ok_or_else(|| format!("expected {}", RunName::EXPECTED))
 }
 
 fn part(text: &str) -> Result<Part, String> {
@@ -149,7 +164,16 @@ impl Train {
     }
 
     fn train(self, pool: bool) -> Result<()> {
-        let file = RunFile::from_file(self.run)?;
+        let (file, folder) = run_argument::run_file(&self.run)?;
+        let run_folder = (!self.no_run_folder).then(|| RunFolderSettings {
+            runs: self.runs_dir,
+            name: self.name.or_else(|| file.name.as_deref().and_then(RunName::parse)),
+            derived: match &folder {
+                Some(folder) => RunName::of_run_file(&folder.join("run.yaml")),
+                None => RunName::of_run_file(&self.run),
+            },
+            resume_in: folder,
+        });
         let stream = if self.json { Stream::Stderr } else { Stream::Stdout };
         let settings = TrainOptions {
             pool,
@@ -161,10 +185,14 @@ impl Train {
             resume: self.resume,
             no_shuffle: self.no_shuffle,
             events: Events::on(Console::new(stream)),
+            run_folder,
         };
         let on_interrupt = match &settings.save {
             _ if file.checkpoint.is_some() => "--resume continues from the last checkpoint",
             Some(_) => "the weights of the last whole epoch are in the file of --save",
+            None if settings.run_folder.is_some() => {
+                "the weights of the last whole epoch are in the run's folder"
+            }
             None => "nothing was saved",
         };
         let outcome = until_interrupted(on_interrupt, train::run(&file, &settings))?;
@@ -188,7 +216,7 @@ impl Train {
         if let Some(test) = &outcome.test {
             output::print_line(&format!("test {}", describe(test)))?;
         }
-        if let Some(path) = &settings.save {
+        if let Some(path) = &outcome.weights {
             output::print_line(&format!("weights written to {}", path.display()))?;
             if outcome.best.is_some() {
                 output::print_line(&format!(
@@ -203,11 +231,11 @@ impl Train {
 
 impl Eval {
     pub(crate) fn run(self) -> Result<()> {
-        let file = RunFile::from_file(self.run)?;
+        let (file, weights) = run_argument::trained(&self.run, self.weights)?;
         let data = file.part(self.data, &Model::from_file(&file.model)?)?;
         let (samples, fleet) = (data.samples(), self.fleet.settings());
         let found = until_interrupted("nothing was found", async {
-            let mut boss = file.load_model(&fleet, self.weights.as_deref()).await?;
+            let mut boss = file.load_model(&fleet, weights.as_deref()).await?;
             let found = validate(&mut boss, &file, self.data, &data).await?;
             boss.shutdown().await;
             Ok(found)
@@ -225,7 +253,8 @@ impl Eval {
 
 impl Predict {
     pub(crate) fn run(self) -> Result<()> {
-        let file = RunFile::from_file(self.run)?.with_data_at_boss();
+        let (file, weights) = run_argument::trained(&self.run, self.weights)?;
+        let file = file.with_data_at_boss();
         let model = Model::from_file(&file.model)?;
         let data = match part(&self.data) {
             Ok(part) => file.part(part, &model)?,
@@ -237,7 +266,7 @@ impl Predict {
         let predictions = Predictions::create(&self.to)?;
         let (fleet, together) = (self.fleet.settings(), file.batch_size);
         let predicted = until_interrupted("predictions are not complete", async {
-            let mut boss = file.load_model(&fleet, self.weights.as_deref()).await?;
+            let mut boss = file.load_model(&fleet, weights.as_deref()).await?;
             let predicted = predictions.of(&mut boss, &data, together).await?;
             boss.shutdown().await;
             Ok(predicted)

@@ -1,10 +1,10 @@
 //! `bossman generate` and `bossman translate`: text from models.
 
 use super::fleet::{until_interrupted, Fleet};
+use super::run_argument;
 use anyhow::{Context, Result};
 use bossman::data::{Source, Text, TextPairs};
 use bossman::output;
-use bossman::run_file::RunFile;
 use bossman::{
     BossMan, BossManError, Generated, Generation, Generator, Sampling, Search, Translator,
 };
@@ -20,7 +20,7 @@ const BATCH_SIZE: usize = 32;
 #[command(after_help = "Example: bossman generate run.yaml --local 2 --weights w.safetensors \
                         --prompt \"My fellow citizens\" --temperature 0.8 --top-k 40")]
 pub(crate) struct Generate {
-    /// The run file; its training data says how text becomes tokens.
+    /// The run file, or the folder of a run; its training data says how text becomes tokens.
     run: PathBuf,
     #[command(flatten)]
     fleet: Fleet,
@@ -53,7 +53,7 @@ pub(crate) struct Generate {
                         w.safetensors \"Good morning.\"\n  bossman translate run.yaml --local 2 \
                         --weights w.safetensors --beams 4 < english.txt > german.txt")]
 pub(crate) struct Translate {
-    /// The run file; its training data says how texts become tokens.
+    /// The run file, or the folder of a run; its training data says how texts become tokens.
     run: PathBuf,
     /// Texts to translate [default: the lines of standard input]
     texts: Vec<String>,
@@ -88,7 +88,8 @@ fn share(text: &str) -> Result<f64, String> {
 
 impl Generate {
     pub(crate) fn run(self) -> Result<()> {
-        let file = RunFile::from_file(self.run)?.with_data_at_boss();
+        let (file, weights) = run_argument::trained(&self.run, self.weights)?;
+        let file = file.with_data_at_boss();
         let text: &Text = match &file.data.train {
             Source::Text(text) => text,
             _ => anyhow::bail!(
@@ -105,7 +106,7 @@ impl Generate {
             Generation { prompt: self.prompt, max_new_tokens: self.max_new_tokens, sampling };
         let fleet = self.fleet.settings();
         until_interrupted("the text ends here", async {
-            let mut boss = file.load_model(&fleet, self.weights.as_deref()).await?;
+            let mut boss = file.load_model(&fleet, weights.as_deref()).await?;
             let generator = Generator::new(boss.model(), text)?;
             if let Some(why) = generator.why_not_incremental() {
                 output::warn(&format!(
@@ -152,7 +153,8 @@ async fn stream_text(
 
 impl Translate {
     pub(crate) fn run(self) -> Result<()> {
-        let file = RunFile::from_file(self.run)?.with_data_at_boss();
+        let (file, weights) = run_argument::trained(&self.run, self.weights)?;
+        let file = file.with_data_at_boss();
         let texts: &TextPairs = match &file.data.train {
             Source::Pairs(texts) => texts,
             _ => anyhow::bail!(
@@ -174,7 +176,7 @@ impl Translate {
         };
         let fleet = self.fleet.settings();
         until_interrupted("not all was translated", async {
-            let mut boss = file.load_model(&fleet, self.weights.as_deref()).await?;
+            let mut boss = file.load_model(&fleet, weights.as_deref()).await?;
             let translator = Translator::new(boss.model(), texts)?;
             if let Some(why) = translator.why_not_incremental() {
                 output::warn(&format!(

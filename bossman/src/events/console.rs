@@ -33,11 +33,19 @@ pub enum Stream {
 
 /// A line, and where it goes.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(crate) enum Line {
     /// To the stream of the console.
     Progress(String),
     /// To standard error.
     Warning(String),
+}
+
+impl Line {
+    pub(crate) fn text(&self) -> &str {
+        match self {
+            Line::Progress(text) | Line::Warning(text) => text,
+        }
+    }
 }
 
 /// Shows the events of a run.
@@ -71,20 +79,20 @@ impl Console {
     }
 
     /// A console that shows no bar.
-    #[cfg(test)]
-    pub(super) fn without_bar() -> Self {
+    pub(crate) fn without_bar() -> Self {
         Console { has_bar: false, ..Console::new(Stream::Stdout) }
     }
 
     /// The lines of an event that happens now. The bar, if there is one, changes by itself.
-    pub(super) fn lines(&mut self, event: &Event, now: Instant) -> Vec<Line> {
+    pub(crate) fn lines(&mut self, event: &Event, now: Instant) -> Vec<Line> {
         let progress = |text: String| vec![Line::Progress(text)];
         let warning = |text: String| vec![Line::Warning(text)];
         match event {
+            Event::Folder { path } => progress(format!("run folder {}", path.display())),
             Event::Waiting { missing, workers, reason, invitation, .. } => match reason {
                 WaitReason::Start => invitation
                     .iter()
-                    .flat_map(|invitation| invitation.lines(*missing))
+                    .flat_map(Invitation::lines)
                     .map(|line| Line::Progress(printable(&line, MAX_LINE)))
                     .collect(),
                 WaitReason::Rejoin => Vec::new(),
@@ -254,8 +262,8 @@ impl Steps {
 
 impl Invitation {
     /// The lines that tell the user how other machines join.
-    fn lines(&self, missing: usize) -> Vec<String> {
-        let Invitation { address, port, ticket, is_pool, data } = self;
+    fn lines(&self) -> Vec<String> {
+        let Invitation { missing, address, port, ticket, is_pool, data } = self;
         let host = address.map_or("<this machine's address>".into(), |ip| ip.to_string());
         let wait = match (missing, is_pool) {
             (0, _) => format!(

@@ -20,6 +20,11 @@ use std::time::Duration;
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Event {
+    /// The run has this folder.
+    Folder {
+        /// Its path.
+        path: PathBuf,
+    },
     /// The boss waits for workers.
     Waiting {
         /// The workers that have not joined.
@@ -84,6 +89,8 @@ pub enum Event {
         done: u64,
         /// The state that it resumes from. `None` at the beginning of a run.
         from: Option<StateSource>,
+        /// The number of microbatches of a batch.
+        microbatches: u32,
         /// The bytes of metrics that belong to that state.
         metrics_bytes: u64,
     },
@@ -191,6 +198,8 @@ pub enum WaitReason {
 /// How workers of other machines join.
 #[derive(Clone, Debug)]
 pub struct Invitation {
+    /// The workers that the boss does not start itself.
+    pub missing: usize,
     /// The address of this machine, if it is known.
     pub address: Option<IpAddr>,
     /// The UDP port of the boss.

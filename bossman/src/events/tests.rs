@@ -38,7 +38,7 @@ fn validated(step: u64, epoch: u64, loss: f64, best: bool) -> Event {
 }
 
 fn started(done: u64, from: Option<StateSource>, metrics_bytes: u64) -> Event {
-    Event::Started { steps: 4, done, from, metrics_bytes }
+    Event::Started { steps: 4, done, from, microbatches: 2, metrics_bytes }
 }
 
 fn joined(missing: Option<usize>) -> Event {
@@ -65,6 +65,7 @@ fn ticket() -> Ticket {
 /// A run that loses a worker, and every other event.
 fn run(ticket: Ticket) -> Vec<Event> {
     let invitation = Invitation {
+        missing: 1,
         address: Some(ADDRESS),
         port: 1024,
         ticket,
@@ -83,7 +84,8 @@ fn run(ticket: Ticket) -> Vec<Event> {
     let source = StateSource::Checkpoint { step: 2 };
     let why = || "the disk is full".to_string();
     vec![
-        waiting(1, WaitReason::Start, Some(invitation)),
+        Event::Folder { path: "runs/digits".into() },
+        waiting(2, WaitReason::Start, Some(invitation)),
         joined(Some(0)),
         Event::Left { worker: WorkerId(1), why: "it ended".into(), while_waiting: true },
         Event::TurnedAway { address: ADDRESS, why: "its ticket is another boss's".into() },

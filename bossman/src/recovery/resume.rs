@@ -216,7 +216,7 @@ pub(crate) fn check_weights_or_resume(settings: &TrainOptions) -> Result<(), Bos
 }
 
 /// Whether the run begins if there is nothing to resume from.
-fn may_start_fresh(settings: &TrainOptions) -> bool {
+pub(crate) fn may_start_fresh(settings: &TrainOptions) -> bool {
     settings.resume.as_ref().is_some_and(|name| name.as_deref() == Some(IF_ANY))
 }
 
@@ -230,7 +230,7 @@ pub(crate) async fn open_checkpoints(
         return match settings.resume {
             Some(_) => Err(BossManError::Usage(
                 "--resume: the run file does not say where checkpoints are; set `checkpoint: \
-                 {dir: .., every: ..}`"
+                 {every: ..}`"
                     .into(),
             )),
             None => Ok((None, None)),
@@ -248,7 +248,12 @@ pub(crate) async fn open_checkpoints(
         )));
     }
     let if_any = may_start_fresh(settings);
-    let checkpoints = Checkpoints::open(&policy.dir, if_any || settings.resume.is_none())?
+    let Some(dir) = &policy.dir else {
+        return Err(BossManError::Usage(
+            "`checkpoint` needs `dir`, because the run has no folder".into(),
+        ));
+    };
+    let checkpoints = Checkpoints::open(dir, if_any || settings.resume.is_none())?
         .events(settings.events.clone());
     let listed = checkpoints.list().await?;
     let begins = if_any && listed.iter().all(CheckpointEntry::is_unfinished);
@@ -259,7 +264,7 @@ pub(crate) async fn open_checkpoints(
             Some(last) => Err(BossManError::Usage(format!(
                 "{}: holds checkpoints of a run up to step {}; --resume goes on with it; else \
                  name another folder",
-                policy.dir, last.step
+                dir, last.step
             ))),
             None => Ok((Some((checkpoints, policy.clone())), None)),
         };

@@ -29,9 +29,10 @@ const BEST: Reader<KeepBest> =
 pub(super) fn checkpoint(run: &Mapping<'_>, folder: &Path) -> Result<Option<Policy>, Diagnostic> {
     let Some(node) = run.get("checkpoint") else { return Ok(None) };
     let keys = node.mapping("`checkpoint`", "key", &["dir", "every", "keep", "keep_best"])?;
-    let dir = keys.required("dir", &TEXT)?;
-    let dir =
-        if dir.contains("://") { dir } else { folder.join(dir).to_string_lossy().into_owned() };
+    let dir = keys.optional("dir", &TEXT)?.map(|dir| match dir.contains("://") {
+        true => dir,
+        false => folder.join(dir).to_string_lossy().into_owned(),
+    });
     let keep = keys.optional("keep", &SIZE)?.unwrap_or(KEEP);
     Ok(Some(Policy {
         dir,

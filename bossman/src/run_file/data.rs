@@ -64,17 +64,28 @@ const DIVISOR: Reader<f64> = Reader::new("a number that is not 0", |node| match 
 
 pub(super) fn data(node: &Node, folder: &Path) -> Result<Data, Diagnostic> {
     let data =
-        node.mapping("`data`", "key", &["train", "validation", "test", "normalize", "on"])?;
+        node.mapping("`data`", "key", &["train", "validation", "test", "normalize", "on", "root"])?;
     Ok(Data {
         train: source(data.need("train")?, "`train`", folder)?,
         validation: data.get("validation").map(|node| validation(node, folder)).transpose()?,
         test: data.get("test").map(|node| source(node, "`test`", folder)).transpose()?,
         normalize: data.get("normalize").map(normalize).transpose()?,
-        on_workers: data
-            .optional("on", &ON)?
-            .filter(|on| *on == DataReader::Workers)
-            .map(|_| folder.to_path_buf()),
+        on_workers: on_workers(&data, folder)?,
     })
+}
+
+/// The folder here that corresponds to the folder of workers: `root`, or that of the run file.
+fn on_workers(data: &Mapping<'_>, folder: &Path) -> Result<Option<PathBuf>, Diagnostic> {
+    let root = data.optional("root", &TEXT)?;
+    match (data.optional("on", &ON)?, root) {
+        (Some(DataReader::Workers), None) => Ok(Some(folder.to_path_buf())),
+        (Some(DataReader::Workers), Some(root)) => Ok(Some(folder.join(root))),
+        (_, None) => Ok(None),
+        (_, Some(_)) => Err(Diagnostic::new(
+            data.need("root")?.location,
+            "`root` is for data that workers read: add `on: workers`",
+        )),
+    }
 }
 
 fn validation(node: &Node, folder: &Path) -> Result<Validation, Diagnostic> {

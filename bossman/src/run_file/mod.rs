@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! RunFile -> learning (loss, optimizer, lr_schedule)      data -> text (text, pairs, translate)
-//!         -> checkpoint, recovery (redundancy), guards    collective
+//!         -> checkpoint, recovery (redundancy), guards    parallel
+//!         <- write (the run as a run file again) -> yaml_text
 //! ```
 
 mod checkpoint;
@@ -16,14 +17,17 @@ mod parallel;
 mod recovery;
 mod string_map;
 mod text;
+mod write;
+mod yaml_text;
 
 use crate::checkpoint::Policy;
+use crate::runs::RunName;
 use crate::settings::conflicts::{self, Facts, ReductionOrder, RunFacts};
 use crate::weights::rename_rules::RenameRules;
 use crate::{BossManError, Guards, RecoverySource, TranslationSettings};
 pub use data::{Data, Validation};
 use layerspec::yaml::{
-    self, Mapping, Node, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT,
+    self, Mapping, Node, Reader, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT,
 };
 use layerspec::{Diagnostic, Precision, Recompute};
 use learning::{loss, lr_schedule, optimizer};
@@ -43,6 +47,8 @@ use std::path::{Path, PathBuf};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunFile {
+    /// The name of the run's folder.
+    pub name: Option<String>,
     /// The model file.
     pub model: PathBuf,
     /// Samples to train on and to test on.
@@ -89,6 +95,8 @@ pub struct RunFile {
     pub sharding: Option<Sharding>,
     /// Weights to start from.
     pub weights: Option<Weights>,
+    /// Whether each epoch has an order of samples of its own. Otherwise it is that of the files.
+    pub shuffle: bool,
     /// Whether texts of about one length are trained on together.
     pub group_by_length: bool,
     /// The pairs of texts to translate after each epoch.
@@ -119,7 +127,8 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 28] = [
+const KEYS: [&str; 30] = [
+    "name",
     "model",
     "data",
     "loss",
@@ -144,6 +153,7 @@ const KEYS: [&str; 28] = [
     "precision",
     "weights",
     "translate",
+    "shuffle",
     "group_by_length",
     "checkpoint",
     "redundancy",
@@ -170,6 +180,11 @@ impl RunFile {
     }
 }
 
+/// The name of a run's folder.
+const NAME: Reader<String> = Reader::new(RunName::EXPECTED, |node| {
+    (TEXT.read)(node).filter(|name| RunName::parse(name).is_some())
+});
+
 fn parse(text: &str, folder: &Path) -> Result<RunFile, Diagnostic> {
     let root = yaml::parse(text)?;
     let run = root.mapping("the run file", "key", &KEYS)?;
@@ -178,6 +193,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Diagnostic> {
     let optimizer = optimizer(&optimizer_node.choice("`optimizer`", "an optimizer")?)?;
     optimizer.check().map_err(|why| Diagnostic::new(optimizer_node.location, why))?;
     Ok(RunFile {
+        name: run.optional("name", &NAME)?,
         model: folder.join(run.required("model", &TEXT)?),
         data: data::data(run.need("data")?, folder)?,
         loss: loss(&run.need("loss")?.choice("`loss`", "a loss")?)?,
@@ -200,6 +216,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Diagnostic> {
         compress: facts.compress,
         sharding: facts.sharding,
         weights: weights(&run, folder)?,
+        shuffle: run.optional("shuffle", &FLAG)?.unwrap_or(true),
         group_by_length: facts.run.groups_by_length,
         translate: run.get("translate").map(text::translate).transpose()?,
         checkpoint: checkpoint::checkpoint(&run, folder)?,

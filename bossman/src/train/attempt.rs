@@ -64,7 +64,7 @@ impl<'a> Attempt<'a> {
                 boss.open_data(data).await?;
             }
         }
-        let seed = (!options.no_shuffle).then_some(file.seed);
+        let seed = file.shuffle.then_some(file.seed);
         let batches = Batches::after(data.train.clone(), file.batch_size, seed, done);
         let best = resumed.as_ref().and_then(|found| found.run().best);
         let best = best.map(|best| (best.step, best.score()));
@@ -101,6 +101,7 @@ impl<'a> Attempt<'a> {
             steps: prepared.steps,
             done,
             from: resumed.as_ref().map(ResumeState::source),
+            microbatches: attempt.record.microbatches,
             metrics_bytes: metrics_bytes.unwrap_or(0),
         })?;
         if options.pool {

@@ -1,7 +1,8 @@
 //! A training run: steps, epochs, validation, metrics and checkpoints.
 //!
 //! ```text
-//! run (Attempts) -> prepared (Prepared)   what needs no workers
+//! run (Attempts) -> placed                the run's folder
+//!  |             -> prepared (Prepared)   what needs no workers
 //!  +-> attempt (Attempt) -> epochs -> validation
 //!       +-> checkpoint_writer
 //!       +-> Event -> metrics, trace, and the observers of the caller
@@ -11,6 +12,7 @@ mod attempt;
 pub(crate) mod checkpoint_writer;
 pub(crate) mod epochs;
 pub mod metrics;
+mod placed;
 mod prepared;
 pub(crate) mod run;
 pub(crate) mod settings;

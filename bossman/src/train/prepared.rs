@@ -62,7 +62,7 @@ pub(super) async fn prepare<'a>(
     if let Some(fixed) = &fixed_batch {
         check_fixed_batch(fixed, file, options, &data)?;
     }
-    let mut record = record(file, options, &data);
+    let mut record = record(file, &data);
     let (checkpoints, state) = resume::open_checkpoints(file, options, &record).await?;
     if let (Some(_), Some(texts)) = (&file.translate, file.pairs(Part::Train)) {
         Translator::new(&model, texts)?;
@@ -169,11 +169,11 @@ fn check_fixed_batch(
 }
 
 /// The record of a new run.
-fn record(file: &RunFile, options: &TrainOptions, data: &Parts) -> RunRecord {
+fn record(file: &RunFile, data: &Parts) -> RunRecord {
     RunRecord {
         seed: file.seed,
         optimizer: file.optimizer.name().into(),
-        shuffled: !options.no_shuffle,
+        shuffled: file.shuffle,
         group_by_length: file.group_by_length,
         batch_size: file.batch_size,
         microbatches: file.microbatches,

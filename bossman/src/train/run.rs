@@ -8,6 +8,7 @@ use crate::recovery::resume::{self, ResumeState};
 use crate::run_file::RunFile;
 use crate::train::attempt::{Attempt, Observers};
 use crate::train::metrics::Metrics;
+use crate::train::placed;
 use crate::train::prepared::{prepare, Prepared, Start};
 use crate::train::settings::TrainOptions;
 use crate::train::trace::TraceRecorder;
@@ -17,6 +18,7 @@ use crate::{BossMan, BossManError, RecoverySource, StepReport};
 use parking_lot::Mutex;
 use pipeline::recovery::{RecoveryCost, Remedy, ResumeReport, StateSource};
 use runtime::Handle;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::info;
@@ -32,6 +34,8 @@ pub struct Outcome {
     pub best: Option<(u64, ValidationResult)>,
     /// The score of the final weights on the test data, if there is any.
     pub test: Option<ValidationResult>,
+    /// The file of the final weights, if they were saved.
+    pub weights: Option<PathBuf>,
 }
 
 /// Trains as a run file says. Files, data and cuts are checked before any worker is waited for.
@@ -51,8 +55,20 @@ pub async fn run_with(
     settings: &TrainOptions,
     mut on_step: impl FnMut(&StepReport),
 ) -> Result<Outcome, BossManError> {
-    let (prepared, start) = prepare(file, settings).await?;
-    let mut attempts = Attempts::new(&prepared, start)?;
+    let (mut file, mut settings) = (file.clone(), settings.clone());
+    file.shuffle &= !settings.no_shuffle;
+    let folder = placed::open_folder(&file, &settings)?;
+    // A mistake leaves no folder.
+    let discard = |_: &BossManError| folder.iter().for_each(|folder| folder.discard());
+    if let Some(folder) = &folder {
+        placed::place(folder, &mut file, &mut settings).inspect_err(discard)?;
+    }
+    let (prepared, start) = prepare(&file, &settings).await.inspect_err(discard)?;
+    let mut attempts = Attempts::new(&prepared, start).inspect_err(discard)?;
+    if let Some(folder) = &folder {
+        let path = folder.path().to_path_buf();
+        attempts.observers.events.report(&Event::Folder { path });
+    }
     loop {
         let error = match attempts.attempt(&prepared, &mut on_step).await {
             Ok(outcome) => return Ok(outcome),
@@ -122,7 +138,13 @@ impl Attempts {
         self.report_end(prepared.steps, None)?;
         let test = attempt.test().await?;
         attempt.boss.shutdown().await;
-        Ok(Outcome { steps: prepared.steps, time: self.time, best: attempt.epochs.best, test })
+        Ok(Outcome {
+            steps: prepared.steps,
+            time: self.time,
+            best: attempt.epochs.best,
+            test,
+            weights: prepared.options.save.clone(),
+        })
     }
 
     /// Starts a session, in the state to resume from.

@@ -1,6 +1,7 @@
 //! The settings of a training run beside its run file.
 
 use crate::events::Events;
+use crate::runs::RunFolderSettings;
 use crate::workers::fleet_settings::FleetSettings;
 use std::path::PathBuf;
 
@@ -23,6 +24,9 @@ pub struct TrainOptions {
     pub resume: Option<Option<String>>,
     /// Take samples in the order of the file.
     pub no_shuffle: bool,
+    /// Where the run's folder goes. Weights, metrics and checkpoints go there unless another place
+    /// is named for them. `None`: there is no folder.
+    pub run_folder: Option<RunFolderSettings>,
     /// The observers of the run. By default a console shows it on standard output.
     pub events: Events,
     /// Whether ticket holders may join and leave during the run (`bossman serve`).

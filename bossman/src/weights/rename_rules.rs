@@ -3,6 +3,7 @@
 use crate::weights::model::Model;
 use crate::{BossManError, StateDict};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use tch::Tensor;
 
 /// A table of renames.
@@ -15,6 +16,14 @@ pub struct RenameRules {
     rules: Vec<(Pattern, Vec<String>)>,
     ignored: Vec<Pattern>,
     fresh: Vec<Pattern>,
+}
+
+/// The rules as a run file has them.
+pub(crate) struct RuleTexts {
+    /// Names in the model, each with its sources.
+    pub(crate) renamed: Vec<(String, Vec<String>)>,
+    pub(crate) ignored: Vec<String>,
+    pub(crate) fresh: Vec<String>,
 }
 
 /// A name with words for numbers.
@@ -64,6 +73,17 @@ impl RenameRules {
     pub fn fresh(&mut self, name: &str) -> Result<(), String> {
         self.fresh.push(Pattern::parse(name)?);
         Ok(())
+    }
+
+    /// The rules as a run file has them.
+    pub(crate) fn texts(&self) -> RuleTexts {
+        let rules = self.rules.iter().map(|(name, sources)| (name.to_string(), sources.clone()));
+        let texts = |patterns: &[Pattern]| patterns.iter().map(ToString::to_string).collect();
+        RuleTexts {
+            renamed: rules.collect(),
+            ignored: texts(&self.ignored),
+            fresh: texts(&self.fresh),
+        }
     }
 
     /// The model's parameters that are drawn.
@@ -131,6 +151,15 @@ impl RenameRules {
             }
         }
         vec![name.to_string()]
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|part| match part {
+            NamePart::Text(text) => f.write_str(text),
+            NamePart::Number(word) => write!(f, "{{{word}}}"),
+        })
     }
 }
 

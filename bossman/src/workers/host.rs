@@ -207,13 +207,14 @@ impl Host {
         let local = self.start_local(port, identity.ticket())?;
         let reason = if again.is_some() { WaitReason::Rejoin } else { WaitReason::Start };
         let invitation = (!only_local).then(|| Invitation {
+            missing: self.workers - self.local,
             address: link::own_address(),
             port,
             ticket: identity.ticket().clone(),
             is_pool: self.open_to_joins,
             data: self.data.clone(),
         });
-        self.report_wait(self.workers - self.local, reason, Duration::ZERO, invitation);
+        self.report_wait(self.workers, reason, Duration::ZERO, invitation);
         let mut wait = JoinWait::new(&self, listener, local, again);
         let count = wait.run().await?;
         let JoinWait { listener, local, .. } = wait;

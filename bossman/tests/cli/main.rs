@@ -12,6 +12,7 @@ fn bossman(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bossman"));
     command.args(arguments).env_remove("MODEL_PORT").env_remove("BOSSMAN_WORKER");
     command.env("BOSSMAN_CONFIG_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/cli"));
+    command.env("BOSSMAN_RUNS_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/cli-runs"));
     command.envs(environment.iter().copied()).stdin(Stdio::null()).output().unwrap()
 }
 

@@ -72,7 +72,10 @@ impl Source {
     }
 
     /// Returns the same source with each path replaced.
-    pub(super) fn with_paths(
+    ///
+    /// # Errors
+    /// Those of `path`.
+    pub fn with_paths(
         &self,
         path: &dyn Fn(&Path) -> Result<PathBuf, DataError>,
     ) -> Result<Self, DataError> {

@@ -26,6 +26,7 @@ mod recovery;
 mod recovery_by_hand;
 mod replicas;
 mod replicas_in_use;
+mod run_folders;
 mod sharding;
 mod slow;
 mod strangers;

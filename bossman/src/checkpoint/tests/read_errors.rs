@@ -34,7 +34,7 @@ async fn with(steps: &[u64]) -> (Faulty, Checkpoints) {
 }
 
 fn policy(keep: usize) -> Policy {
-    Policy { dir: String::new(), every: Every::Steps(1), keep, keep_best: None }
+    Policy { dir: None, every: Every::Steps(1), keep, keep_best: None }
 }
 
 /// A failure, and a part of its message.

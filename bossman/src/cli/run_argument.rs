@@ -1,0 +1,69 @@
+//! The argument `RUN` of commands: a run file, or the folder of a run.
+
+use anyhow::Result;
+use bossman::output;
+use bossman::run_file::{RunFile, Weights};
+use bossman::runs::{is_run_folder, resolve_latest};
+use std::path::{Path, PathBuf};
+
+/// The word of `--weights` for the weights after the last epoch.
+const LAST: &str = "last";
+/// A run folder's weights with the best validation, and those after the last epoch.
+const BEST_WEIGHTS: &str = "weights.best.safetensors";
+const LAST_WEIGHTS: &str = "weights.safetensors";
+
+/// The run file, and the folder in which it lies if the argument is the folder of a run.
+pub(super) fn run_file(run: &Path) -> Result<(RunFile, Option<PathBuf>)> {
+    if !run.is_dir() {
+        return Ok((RunFile::from_file(run)?, None));
+    }
+    let folder = resolve_latest(run);
+    if !is_run_folder(&folder) {
+        anyhow::bail!("{}: is no run's folder: it has no run.yaml; give a run file", run.display());
+    }
+    Ok((RunFile::from_file(folder.join("run.yaml"))?, Some(folder)))
+}
+
+/// As [`run_file`], and tells which folder it is, because `latest` may lead elsewhere soon.
+pub(super) fn shown(run: &Path) -> Result<(RunFile, Option<PathBuf>)> {
+    let (file, folder) = run_file(run)?;
+    if let Some(folder) = &folder {
+        output::warn(&format!("run folder {}", folder.display()));
+    }
+    Ok((file, folder))
+}
+
+/// As [`shown`], with the trained weights of a run's folder: the best ones, or the last with
+/// `--weights last`. Returns the weights that the user named otherwise.
+pub(super) fn trained(run: &Path, weights: Option<PathBuf>) -> Result<(RunFile, Option<PathBuf>)> {
+    let (mut file, folder) = shown(run)?;
+    let takes_last = weights.as_deref() == Some(Path::new(LAST));
+    let Some(folder) = folder else {
+        if takes_last && !Path::new(LAST).exists() {
+            anyhow::bail!("--weights last: it is for the folder of a run; name a file");
+        }
+        return Ok((file, weights));
+    };
+    if weights.is_some() && !takes_last {
+        return Ok((file, weights));
+    }
+    let (best, last) = (folder.join(BEST_WEIGHTS), folder.join(LAST_WEIGHTS));
+    let path = if best.exists() && !takes_last { best } else { last };
+    if !path.exists() {
+        anyhow::bail!("{}: the run has no weights yet", folder.display());
+    }
+    file.weights = Some(Weights { path, rename: Default::default() });
+    Ok((file, None))
+}
+
+/// The checkpoints of an argument: those of a run's folder, or the folder or URL itself.
+pub(super) fn checkpoints(dir: &str) -> Result<String> {
+    let path = Path::new(dir);
+    if !path.is_dir() || !is_run_folder(&resolve_latest(path)) {
+        return Ok(dir.into());
+    }
+    let (file, folder) = shown(path)?;
+    let named = file.checkpoint.and_then(|policy| policy.dir);
+    let inside = folder.unwrap_or_default().join("checkpoints");
+    Ok(named.unwrap_or_else(|| inside.to_string_lossy().into_owned()))
+}

@@ -1,0 +1,86 @@
+//! Keeps a run's folder up to date: `run.yaml`, `model.yaml`, and the link to the newest run.
+
+use super::RunFolder;
+use crate::events::{Event, Observer, PlannedStage};
+use crate::run_file::RunFile;
+use crate::{data::atomic_file, BossManError};
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Writes the run as it is carried out.
+pub(crate) struct FolderKeeper {
+    folder: Arc<RunFolder>,
+    file: RunFile,
+    model: PathBuf,
+    /// The workers that have joined, with their threads.
+    workers: Vec<(u16, u32)>,
+    planned: Option<(String, Vec<PlannedStage>, String)>,
+}
+
+impl FolderKeeper {
+    /// Keeps this folder. `file` is the run with its flags, and with absolute paths.
+    pub(crate) fn new(folder: Arc<RunFolder>, file: RunFile) -> Self {
+        let model = file.model.clone();
+        FolderKeeper { folder, file, model, workers: Vec::new(), planned: None }
+    }
+
+    /// Copies the model, and names the copy in the run file. A model with files of its own stays
+    /// where it is, because its paths are relative to it.
+    fn copy_model(&mut self) -> Result<(), BossManError> {
+        let copy = self.folder.file("model.yaml");
+        if self.model == copy {
+            self.file.model = "model.yaml".into();
+            return Ok(());
+        }
+        let text = std::fs::read(&self.model).map_err(|e| BossManError::io(&self.model, &e))?;
+        write(&copy, &text)?;
+        if crate::Model::from_file(&self.model)?.files().next().is_none() {
+            self.file.model = "model.yaml".into();
+        }
+        Ok(())
+    }
+
+    fn write_run(&self) -> Result<(), BossManError> {
+        let mut text = String::from("# The run as it was carried out. Written by bossman.\n");
+        for (worker, threads) in &self.workers {
+            writeln!(text, "# worker {worker}: {threads} threads").ok();
+        }
+        if let Some((schedule, stages, why)) = &self.planned {
+            let cuts: Vec<_> = stages.iter().skip(1).map(|stage| &*stage.first_layer).collect();
+            writeln!(text, "# schedule: {schedule} ({why}), cuts: [{}]", cuts.join(", ")).ok();
+        }
+        text.push_str(&self.file.to_yaml());
+        write(&self.folder.file("run.yaml"), text.as_bytes())
+    }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), BossManError> {
+    let mut file = atomic_file::create(path)?;
+    file.write_all(bytes).map_err(|e| BossManError::io(path, &e))?;
+    atomic_file::commit(path, file)
+}
+
+impl Observer for FolderKeeper {
+    fn on_event(&mut self, event: &Event) -> Result<(), BossManError> {
+        match event {
+            Event::Waiting { .. } => self.workers.clear(),
+            Event::Joined { worker, threads, missing: Some(_), .. } => {
+                self.workers.push((worker.0, *threads));
+            }
+            Event::Started { microbatches, .. } => {
+                self.file.microbatches = *microbatches;
+                self.copy_model()?;
+                self.write_run()?;
+                self.folder.make_latest()?;
+            }
+            Event::Planned { schedule, stages, why } => {
+                self.planned = Some((schedule.clone(), stages.clone(), why.clone()));
+                self.write_run()?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,231 @@
+//! Tests the folder that a run leaves, and the commands that take it.
+
+use std::path::{Path, PathBuf};
+use tests::programs::{free_port, Ended, Process, TestFolder};
+use tests::Case;
+
+/// A run that validates and has checkpoints in its folder.
+const MORE: &str = "microbatches: 4\ncheckpoint: {every: 2}";
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn events(folder: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(folder.join("events.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn kinds(folder: &Path) -> Vec<String> {
+    events(folder).iter().map(|event| event["event"].as_str().unwrap().to_string()).collect()
+}
+
+/// A run file, and commands that work with its folder.
+struct Run {
+    place: TestFolder,
+    file: PathBuf,
+}
+
+impl Run {
+    fn new(steps: usize, more: &str) -> Self {
+        let place = TestFolder::new();
+        let file = place.run_file(&Case::branchy(), steps, more);
+        Run { place, file }
+    }
+
+    fn runs(&self, name: &str) -> PathBuf {
+        self.place.file("runs").join(name)
+    }
+
+    fn train(&self, flags: &[&str]) -> Process {
+        let all = ["train", self.file.to_str().unwrap(), "--local", "1", "--threads", "1"];
+        self.place.start("bossman", &[&all, flags].concat())
+    }
+
+    async fn trained(&self, flags: &[&str]) -> Ended {
+        self.train(flags).end().await.expect_success()
+    }
+
+    async fn command(&self, arguments: &[&str]) -> Ended {
+        self.place.start("bossman", arguments).end().await
+    }
+}
+
+/// The name is that of the folder of the run file, which is `run.yaml`.
+fn derived(run: &Run) -> String {
+    let folder = run.file.parent().unwrap().file_name().unwrap().to_str().unwrap();
+    folder.trim_start_matches('.').to_string()
+}
+
+#[tokio::test]
+async fn a_run_leaves_everything_in_its_folder() {
+    let run = Run::new(6, MORE);
+    let said = run.trained(&[]).await;
+    let (name, latest) = (derived(&run), run.runs("latest"));
+    let folder = run.runs(&name);
+    assert_eq!(said.output[0], format!("run folder {}", folder.display()));
+    assert_eq!(std::fs::read_link(&latest).unwrap(), Path::new(&name));
+    assert_eq!(
+        names(&folder),
+        [
+            "checkpoints",
+            "events.jsonl",
+            "lock",
+            "log.txt",
+            "metrics.jsonl",
+            "model.yaml",
+            "run.yaml",
+            "weights.safetensors"
+        ]
+    );
+    assert_eq!(std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap().lines().count(), 6);
+    let kinds = kinds(&folder);
+    for kind in ["folder", "waiting", "joined", "planned", "started", "weights_saved", "ended"] {
+        assert!(kinds.iter().any(|found| found == kind), "no {kind} in {kinds:?}");
+    }
+    assert_eq!(kinds.iter().filter(|kind| *kind == "step").count(), 6);
+
+    // Commands take the folder, and tell which one it is.
+    let weights = run.place.file("exported.safetensors");
+    let latest = latest.to_str().unwrap();
+    let exported = run.command(&["export", latest, "--to", weights.to_str().unwrap()]).await;
+    let exported = exported.expect_success();
+    assert_eq!(exported.errors, [format!("run folder {}", folder.display())]);
+    assert_eq!(
+        std::fs::read(&weights).unwrap(),
+        std::fs::read(folder.join("weights.safetensors")).unwrap()
+    );
+    let listed = run.command(&["checkpoint", "ls", latest]).await.expect_success();
+    assert_eq!(listed.output.len(), 3);
+    assert!(listed.output[2].starts_with("step-00000006"), "{:?}", listed.output);
+}
+
+/// The folder holds the run as it was carried out, so a copy elsewhere trains to the same bits.
+#[tokio::test]
+async fn a_copied_folder_gives_the_same_bits_elsewhere() {
+    let run = Run::new(6, MORE);
+    run.trained(&["--no-shuffle", "--name", "mine"]).await;
+    let (folder, copy) = (run.runs("mine"), run.place.file("elsewhere/copied"));
+    std::fs::create_dir_all(&copy).unwrap();
+    for name in ["run.yaml", "model.yaml", "weights.safetensors"] {
+        std::fs::copy(folder.join(name), copy.join(name)).unwrap();
+    }
+    let read = |folder: &Path, name: &str| std::fs::read(folder.join(name)).unwrap();
+    let path = copy.to_str().unwrap();
+    let train = ["train", path, "--local", "1", "--threads", "1"];
+    run.command(&train).await.expect_success();
+    let again = run.runs("copied");
+    for name in ["weights.safetensors", "run.yaml"] {
+        assert!(read(&folder, name) == read(&again, name), "{name} differs");
+    }
+    let eval = |folder: String| {
+        let run = &run;
+        async move {
+            let all = ["eval", &folder, "--local", "1", "--threads", "1", "--data", "train"];
+            run.command(&all).await.expect_success().output
+        }
+    };
+    let found = eval(folder.to_str().unwrap().into()).await;
+    assert_eq!(eval(path.into()).await, found);
+    assert!(found[0].contains("samples: accuracy"), "{found:?}");
+}
+
+#[tokio::test]
+async fn a_run_goes_on_in_its_folder_and_a_new_one_never_enters_it() {
+    let run = Run::new(6, MORE);
+    run.trained(&[]).await;
+    let name = derived(&run);
+    // A line that a crash has torn.
+    let log = run.runs(&name).join("events.jsonl");
+    let mut text = std::fs::read(&log).unwrap();
+    let lines = text.iter().filter(|byte| **byte == b'\n').count();
+    text.truncate(text.len() - 3);
+    std::fs::write(&log, &text).unwrap();
+    let longer = std::fs::read_to_string(&run.file).unwrap().replace("steps: 6", "steps: 8");
+    std::fs::write(&run.file, longer).unwrap();
+    run.trained(&["--resume"]).await;
+    let folder = run.runs(&name);
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert!(text.lines().count() > lines);
+    let torn = text.lines().filter(|line| serde_json::from_str::<serde_json::Value>(line).is_err());
+    assert_eq!(torn.count(), 1);
+    assert_eq!(std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap().lines().count(), 8);
+
+    // A new run gets the next number, and goes on there.
+    run.trained(&[]).await;
+    let both = ["latest".to_string(), name.clone(), format!("{name}-2")];
+    assert_eq!(names(&run.place.file("runs")), both);
+    run.trained(&["--resume=if-any"]).await;
+    let second = run.runs(&format!("{name}-2"));
+    run.command(&["train", second.to_str().unwrap(), "--local", "1", "--resume"])
+        .await
+        .expect_success();
+    assert_eq!(names(&run.place.file("runs")), both);
+
+    let refused = run.train(&["--name", &name]).end().await.error_line();
+    assert!(refused.contains("is the folder of another run"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_mistake_leaves_no_folder() {
+    let run = Run::new(6, "microbatches: 4");
+    let missing = run.train(&["--weights", "none.safetensors"]).end().await.error_line();
+    assert!(missing.contains("none.safetensors"), "{missing}");
+    let none = run.train(&["--resume"]).end().await.error_line();
+    assert!(none.contains("the run file does not say where checkpoints are"), "{none}");
+    assert!(!run.place.file("runs").exists());
+
+    std::fs::write(&run.file, std::fs::read_to_string(&run.file).unwrap() + MORE).unwrap();
+    let text = std::fs::read_to_string(&run.file).unwrap().replacen("microbatches: 4\n", "", 1);
+    std::fs::write(&run.file, text).unwrap();
+    let none = run.train(&["--resume"]).end().await.error_line();
+    assert!(none.contains("--resume: there is no run `"), "{none}");
+    let none = run.train(&["--no-run-folder"]).end().await.error_line();
+    assert!(none.contains("`checkpoint` needs `dir`, because the run has no folder"), "{none}");
+    assert!(!run.place.file("runs").exists());
+}
+
+/// While a run lasts, its folder is locked, and no file of it holds the ticket.
+#[tokio::test]
+async fn one_process_trains_in_a_folder_and_the_ticket_is_not_in_it() {
+    let run = Run::new(1_000_000_000, "microbatches: 4\ncheckpoint: {every: 1}");
+    let port = free_port();
+    let all = ["train", run.file.to_str().unwrap(), "--workers", "1", "--port", &port];
+    let mut boss = run.place.start("bossman", &all);
+    let line = boss.line("MODEL_TICKET=").await;
+    let ticket = line.split("MODEL_TICKET=").nth(1).unwrap().split(' ').next().unwrap();
+    let worker = run.place.worker(&port, &[]);
+    boss.line(" written").await;
+    let refused = run.train(&["--resume"]).end().await.error_line();
+    let holder = format!("process {} trains in this folder", boss.id());
+    assert!(refused.contains(&holder), "{refused}");
+    boss.signal("KILL");
+    boss.end().await;
+    drop(worker);
+    let folder = run.runs(&derived(&run));
+    for name in names(&folder).iter().filter(|name| *name != "checkpoints") {
+        let bytes = std::fs::read(folder.join(name)).unwrap();
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(!text.contains(ticket) && !text.contains("bossman1-"), "{name} has the ticket");
+    }
+}
+
+/// Files that the user puts elsewhere are there as links.
+#[tokio::test]
+async fn files_elsewhere_are_linked() {
+    let run = Run::new(4, "microbatches: 4");
+    let (weights, metrics) = (run.place.file("w.safetensors"), run.place.file("m.jsonl"));
+    let flags = ["--save", weights.to_str().unwrap(), "--metrics", metrics.to_str().unwrap()];
+    run.trained(&flags).await;
+    let folder = run.runs(&derived(&run));
+    assert_eq!(std::fs::read_link(folder.join("weights.safetensors")).unwrap(), weights);
+    assert_eq!(std::fs::read_link(folder.join("metrics.jsonl")).unwrap(), metrics);
+    let exported = run.place.file("e.safetensors");
+    let export = ["export", folder.to_str().unwrap(), "--to", exported.to_str().unwrap()];
+    run.command(&export).await.expect_success();
+    assert_eq!(std::fs::read(exported).unwrap(), std::fs::read(weights).unwrap());
+}
