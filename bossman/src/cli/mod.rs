@@ -3,6 +3,7 @@
 //! ```text
 //! Command -> inspect (check, plan)   runs (train, serve, status, eval, predict)
 //!         -> text (generate, translate)   export_and_data   checkpoint
+//!         -> run_folders (runs, log)
 //! fleet: the flags for workers, run_argument: a run file or a run's folder; both are shared
 //! ```
 
@@ -11,6 +12,7 @@ mod export_and_data;
 mod fleet;
 mod inspect;
 mod run_argument;
+mod run_folders;
 mod runs;
 mod text;
 
@@ -50,6 +52,10 @@ enum Command {
     Train(runs::Train),
     /// Train as a run file says, in a pool: workers may join and leave at any moment.
     Serve(runs::Serve),
+    /// List the runs that have folders here: state, steps, loss, and whether they can go on.
+    Runs(run_folders::Runs),
+    /// Print what happened in a run.
+    Log(run_folders::Log),
     /// Print the status of a pool, worker by worker.
     Status(runs::Status),
     /// Test trained weights on a part of a run's data.
@@ -102,6 +108,8 @@ fn execute(command: Command) -> Result<()> {
         Command::Plan(plan) => plan.run(),
         Command::Train(train) => train.run(),
         Command::Serve(serve) => serve.run(),
+        Command::Runs(runs) => runs.run(),
+        Command::Log(log) => log.run(),
         Command::Status(status) => status.run(),
         Command::Eval(eval) => eval.run(),
         Command::Predict(predict) => predict.run(),

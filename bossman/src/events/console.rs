@@ -33,7 +33,7 @@ pub enum Stream {
 
 /// A line, and where it goes.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Line {
+pub enum Line {
     /// To the stream of the console.
     Progress(String),
     /// To standard error.
@@ -41,7 +41,8 @@ pub(crate) enum Line {
 }
 
 impl Line {
-    pub(crate) fn text(&self) -> &str {
+    /// The text.
+    pub fn text(&self) -> &str {
         match self {
             Line::Progress(text) | Line::Warning(text) => text,
         }
@@ -79,12 +80,12 @@ impl Console {
     }
 
     /// A console that shows no bar.
-    pub(crate) fn without_bar() -> Self {
+    pub fn without_bar() -> Self {
         Console { has_bar: false, ..Console::new(Stream::Stdout) }
     }
 
     /// The lines of an event that happens now. The bar, if there is one, changes by itself.
-    pub(crate) fn lines(&mut self, event: &Event, now: Instant) -> Vec<Line> {
+    pub fn lines(&mut self, event: &Event, now: Instant) -> Vec<Line> {
         let progress = |text: String| vec![Line::Progress(text)];
         let warning = |text: String| vec![Line::Warning(text)];
         match event {
@@ -179,7 +180,7 @@ impl Console {
             Event::Recovered(cost) => progress(cost.to_string()),
             Event::Warning { message } => warning(format!("warning: {message}")),
             Event::Notice { message } => warning(message.clone()),
-            Event::Ended { .. } => {
+            Event::Ended { .. } | Event::Interrupted => {
                 self.end_steps();
                 Vec::new()
             }

@@ -165,6 +165,8 @@ pub enum Event {
         /// Which, and why.
         message: String,
     },
+    /// The user ended the run before its last step.
+    Interrupted,
     /// Training ended.
     Ended {
         /// The steps that are done.

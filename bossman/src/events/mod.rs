@@ -17,7 +17,7 @@ mod observer;
 #[cfg(test)]
 mod tests;
 
-pub use console::{Console, Stream};
+pub use console::{Console, Line, Stream};
 pub use event::{
     CheckpointOutcome, Completed, Event, Invitation, PlannedStage, SnapshotOutcome, WaitReason,
 };

@@ -150,6 +150,40 @@ impl RunFolder {
     }
 }
 
+/// The process that trains in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    Nobody,
+    /// Its number, if it is known.
+    Process(Option<u32>),
+}
+
+/// Finds out whether a process trains in a folder.
+///
+/// # Errors
+/// The lock cannot be read.
+pub(super) fn holder(folder: &Path) -> Result<Holder, BossManError> {
+    let place = folder.join(LOCK);
+    let fault = |e: std::io::Error| BossManError::io(&place, &e);
+    let lock = match File::open(&place) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Holder::Nobody),
+        lock => lock.map_err(fault)?,
+    };
+    match lock.try_lock_shared() {
+        Ok(()) => Ok(Holder::Nobody),
+        Err(TryLockError::WouldBlock) => Ok(Holder::Process(pid(&lock))),
+        Err(TryLockError::Error(e)) => Err(fault(e)),
+    }
+}
+
+/// Whether a process trains in a folder.
+///
+/// # Errors
+/// The lock cannot be read.
+pub fn is_held(folder: &Path) -> Result<bool, BossManError> {
+    Ok(holder(folder)? != Holder::Nobody)
+}
+
 /// Whether a path is the folder of a run.
 pub fn is_run_folder(path: &Path) -> bool {
     path.join(RUN).is_file()
@@ -238,9 +272,12 @@ mod tests {
         let runs = settings(place.path(), None);
         let folder = RunFolder::create(&runs).unwrap();
         let refused = RunFolder::newest(&runs).unwrap_err().to_string();
-        let holder = format!("process {} trains in this folder", std::process::id());
-        assert!(refused.contains(&holder), "{refused}");
+        let expected = format!("process {} trains in this folder", std::process::id());
+        assert!(refused.contains(&expected), "{refused}");
+        assert_eq!(holder(folder.path()).unwrap(), Holder::Process(Some(std::process::id())));
+        let path = folder.path().to_path_buf();
         drop(folder);
+        assert_eq!(holder(&path).unwrap(), Holder::Nobody);
         let again = RunFolder::newest(&runs).unwrap().unwrap();
         assert_eq!(name_of(&again), "digits");
         // An old folder stays, whatever happens.

@@ -3,21 +3,25 @@
 //! ```text
 //! RunFolder (name, lock, latest) -> FolderKeeper (run.yaml, latest), EventLog, TextLog: observers
 //!      ^
-//!      +-- RunSummary (what `bossman runs` shows), from run.yaml and events.jsonl
+//!      +-- RunSummary (for `bossman runs`) <- EventReader (events.jsonl, for `bossman log`)
 //! ```
 //!
 //! A folder holds `run.yaml` (the run as carried out), `model.yaml`, `weights.safetensors`,
-//! `weights.best.safetensors`, `metrics.jsonl`, `events.jsonl`, `log.txt` and `checkpoints/`. A file
-//! that the user put elsewhere is there as a link. No file of it holds the join ticket.
+//! `weights.best.safetensors`, `metrics.jsonl`, `events.jsonl`, `log.txt` and `checkpoints/`. A
+//! file that the user put elsewhere is there as a link. No file of it holds the join ticket.
 
 mod event_log;
 mod folder;
 mod keeper;
 mod name;
+mod reader;
+mod summary;
 mod text_log;
 
 pub(crate) use event_log::EventLog;
-pub use folder::{is_run_folder, resolve_latest, RunFolder, RunFolderSettings};
+pub use folder::{is_held, is_run_folder, resolve_latest, RunFolder, RunFolderSettings};
 pub(crate) use keeper::FolderKeeper;
 pub use name::RunName;
+pub use reader::{EventReader, LoggedEvent};
+pub use summary::{RunState, RunSummary};
 pub(crate) use text_log::TextLog;

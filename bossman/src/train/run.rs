@@ -2,7 +2,7 @@
 //! weights, a test.
 
 use crate::checkpoint::RunRecord;
-use crate::events::{Completed, Event};
+use crate::events::{Completed, Event, Events};
 use crate::recovery::policy::{self, Recovery};
 use crate::recovery::resume::{self, ResumeState};
 use crate::run_file::RunFile;
@@ -69,14 +69,30 @@ pub async fn run_with(
         let path = folder.path().to_path_buf();
         attempts.observers.events.report(&Event::Folder { path });
     }
+    let mut unfinished = Unfinished(Some(attempts.observers.events.clone()));
     loop {
         let error = match attempts.attempt(&prepared, &mut on_step).await {
-            Ok(outcome) => return Ok(outcome),
+            Ok(outcome) => {
+                unfinished.0 = None;
+                return Ok(outcome);
+            }
             Err(error) => error,
         };
         if let Err(error) = attempts.recover(&prepared, error) {
+            unfinished.0 = None;
             attempts.report_end(attempts.recovery.furthest(), Some(&error)).ok();
             return Err(error);
+        }
+    }
+}
+
+/// Reports that the run was interrupted, if its future is dropped before its end.
+struct Unfinished(Option<Events>);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some(events) = &self.0 {
+            events.report(&Event::Interrupted);
         }
     }
 }

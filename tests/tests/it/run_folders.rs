@@ -229,3 +229,48 @@ async fn files_elsewhere_are_linked() {
     run.command(&export).await.expect_success();
     assert_eq!(std::fs::read(exported).unwrap(), std::fs::read(weights).unwrap());
 }
+
+/// `runs` tells how each run ended, and `prune` deletes old ones. `log` tells what happened.
+#[tokio::test]
+async fn runs_are_listed_followed_and_pruned() {
+    let run = Run::new(6, MORE);
+    run.trained(&["--name", "first"]).await;
+    let longer = std::fs::read_to_string(&run.file).unwrap().replace("steps: 6", "steps: 1000000");
+    std::fs::write(&run.file, longer).unwrap();
+    let mut boss = run.train(&["--name", "second"]);
+    boss.line(" written").await;
+    let second = run.runs("second");
+    let follow = ["log", second.to_str().unwrap(), "--follow"];
+    let mut follower = run.place.start("bossman", &follow);
+    follower.line("checkpoint of step 2 written").await;
+
+    let state = |ended: &Ended, name: &str| {
+        let of = |line: &String| serde_json::from_str::<serde_json::Value>(line).unwrap();
+        let found = ended.output.iter().map(of).find(|run| run["name"] == name).unwrap();
+        (found["state"].as_str().unwrap().to_string(), found["resumes_from"].as_u64())
+    };
+    let list = run.command(&["runs", "--json"]).await.expect_success();
+    assert_eq!(state(&list, "first"), ("ended".into(), None));
+    assert_eq!(state(&list, "second"), ("running".into(), None));
+    // A run that lasts is not deleted.
+    run.command(&["runs", "prune", "--keep", "0"]).await.expect_success();
+    assert_eq!(names(&run.place.file("runs")), ["latest", "second"]);
+
+    boss.signal("INT");
+    assert_eq!(boss.end().await.status.code(), Some(130));
+    follower.line("interrupted").await;
+    follower.end().await.expect_success();
+    let (found, from) = state(&run.command(&["runs", "--json"]).await.expect_success(), "second");
+    assert!(found == "interrupted" && from.unwrap() >= 2, "{found} {from:?}");
+
+    let mut boss = run.train(&["--resume", "--name", "second"]);
+    boss.line("resuming from the checkpoint of step").await;
+    boss.signal("KILL");
+    boss.end().await;
+    let list = run.command(&["runs", "--json"]).await.expect_success();
+    assert_eq!(state(&list, "second").0, "crashed");
+    let table = run.command(&["runs"]).await.expect_success().output;
+    assert!(table[1].starts_with("second  crashed") && table[1].contains("from step"), "{table:?}");
+    let none = run.command(&["runs", "--runs-dir", "nowhere"]).await.error_line();
+    assert!(none.contains("nowhere: there is no such folder"), "{none}");
+}

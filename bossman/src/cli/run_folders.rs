@@ -1,0 +1,217 @@
+//! `bossman runs` and `bossman log`: run folders, without workers.
+
+use anyhow::Result;
+use bossman::events::{Console, Event};
+use bossman::output;
+use bossman::runs::{resolve_latest, EventReader, RunState, RunSummary};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The time between two looks at a log that is followed.
+const FOLLOW_EVERY: Duration = Duration::from_millis(200);
+
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  bossman runs\n  bossman runs prune --keep 5")]
+pub(crate) struct Runs {
+    #[command(subcommand)]
+    command: Option<RunsCommand>,
+    /// The folder in which runs have their folders.
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        env = "BOSSMAN_RUNS_DIR",
+        default_value = "runs"
+    )]
+    runs_dir: PathBuf,
+    /// Print a line of JSON for each run.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Subcommand)]
+enum RunsCommand {
+    /// Delete the folders of old runs, with their weights and checkpoints. A run that lasts stays.
+    Prune {
+        /// Keep the runs that changed last.
+        #[arg(long, value_name = "N")]
+        keep: usize,
+    },
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "Example: bossman log runs/latest --follow")]
+pub(crate) struct Log {
+    /// The folder of a run.
+    run: PathBuf,
+    /// Wait for further events until the run ends.
+    #[arg(long)]
+    follow: bool,
+    /// Print the events as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Runs {
+    pub(crate) fn run(self) -> Result<()> {
+        if !self.runs_dir.is_dir() {
+            anyhow::bail!(
+                "{}: there is no such folder; `bossman train` makes it, or name it with --runs-dir",
+                self.runs_dir.display()
+            );
+        }
+        let runs = RunSummary::list(&self.runs_dir)?;
+        match self.command {
+            Some(RunsCommand::Prune { keep }) => prune(&runs, keep),
+            None if self.json => runs.iter().try_for_each(|run| {
+                output::print_line(&serde_json::to_string(run)?)?;
+                Ok(())
+            }),
+            None => {
+                output::print(&table(&runs))?;
+                Ok(())
+            }
+        }
+    }
+}
+
+fn prune(runs: &[RunSummary], keep: usize) -> Result<()> {
+    for run in runs.iter().skip(keep) {
+        if matches!(run.state, RunState::Running { .. }) {
+            continue;
+        }
+        std::fs::remove_dir_all(&run.path)
+            .map_err(|e| anyhow::anyhow!("{}: cannot be deleted: {e}", run.path.display()))?;
+        output::print_line(&format!("deleted {}", run.path.display()))?;
+    }
+    Ok(())
+}
+
+fn table(runs: &[RunSummary]) -> String {
+    let titles = ["run", "state", "step", "loss", "best", "workers", "size", "resume"];
+    let mut rows = vec![titles.map(String::from)];
+    rows.extend(runs.iter().map(row));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: Vec<usize> = (0..titles.len()).map(|column| width(column).unwrap_or(0)).collect();
+    let line = |row: &[String; 8]| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_string() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
+
+fn row(run: &RunSummary) -> [String; 8] {
+    let steps = run.steps.map_or("-".into(), |steps| format!("{}/{steps}", run.step));
+    let resume = match (&run.resumes_from, &run.why_not) {
+        (Some(step), _) => format!("from step {step}"),
+        (None, why) => format!("no: {}", why.as_deref().unwrap_or("unknown")),
+    };
+    let state = match &run.state {
+        RunState::Failed { why } => format!("failed: {}", short(why)),
+        state => state.to_string(),
+    };
+    [
+        run.name.clone(),
+        state,
+        steps,
+        run.loss.map_or("-".into(), |loss| format!("{loss:.4}")),
+        run.best.as_ref().map_or("-".into(), |best| best.score.to_string()),
+        run.workers.to_string(),
+        format!("{:.1} MiB", run.bytes as f64 / f64::from(1 << 20)),
+        short(&resume),
+    ]
+}
+
+/// The beginning of a text, safe for the terminal.
+fn short(text: &str) -> String {
+    let safe: String =
+        text.chars().take(60).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if safe.len() < text.len() {
+        safe + "..."
+    } else {
+        safe
+    }
+}
+
+impl Log {
+    pub(crate) fn run(self) -> Result<()> {
+        let folder = resolve_latest(&self.run);
+        let Some(mut reader) = EventReader::open(&folder)? else {
+            anyhow::bail!("{}: is no run's folder: it has no events.jsonl", folder.display());
+        };
+        let mut shown = Shown::new();
+        loop {
+            // Asked before the rest is read, so that nothing is missed.
+            let lasts = self.follow && is_running(&folder)?;
+            while let Some(line) = reader.next_line()? {
+                let has_reader = match self.json {
+                    true => output::print_line(&line)?,
+                    false => shown.show(&line)?,
+                };
+                if !has_reader {
+                    return Ok(());
+                }
+            }
+            if !lasts {
+                return Ok(());
+            }
+            std::thread::sleep(FOLLOW_EVERY);
+        }
+    }
+}
+
+fn is_running(folder: &Path) -> Result<bool> {
+    Ok(bossman::runs::is_held(folder)?)
+}
+
+/// The console of a run that is over, or elsewhere.
+struct Shown {
+    console: Console,
+    /// Now, and the time of the first event.
+    begin: Option<(Instant, f64)>,
+}
+
+impl Shown {
+    fn new() -> Self {
+        Shown { console: Console::without_bar(), begin: None }
+    }
+
+    /// Prints the lines of an event. Returns whether they still have a reader.
+    fn show(&mut self, line: &str) -> Result<bool> {
+        let Ok(logged) = serde_json::from_str::<bossman::runs::LoggedEvent>(line) else {
+            return Ok(true);
+        };
+        let (begin, first) = *self.begin.get_or_insert((Instant::now(), logged.time));
+        let after = Duration::try_from_secs_f64(logged.time - first).unwrap_or_default();
+        let mut lines: Vec<String> = self
+            .console
+            .lines(&logged.event, begin + after)
+            .iter()
+            .map(|l| l.text().into())
+            .collect();
+        lines.extend(end_of(&logged.event));
+        for line in lines {
+            if !output::print_line(&format!("{:9.1} s  {line}", after.as_secs_f64()))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// A line for the events that a terminal shows in another way.
+fn end_of(event: &Event) -> Option<String> {
+    match event {
+        Event::Planned { schedule, stages, why } => {
+            Some(format!("schedule {schedule}, {} stages: {why}", stages.len()))
+        }
+        Event::WeightsSaved { path, .. } => Some(format!("weights written to {}", path.display())),
+        Event::Ended { steps, time, error: None } => {
+            Some(format!("{steps} steps in {:.1} s", time.as_secs_f64()))
+        }
+        Event::Ended { error: Some(error), .. } => Some(format!("failed: {error}")),
+        Event::Interrupted => Some("interrupted".into()),
+        Event::Tested { validation } => Some(format!("test {}", validation.score)),
+        _ => None,
+    }
+}

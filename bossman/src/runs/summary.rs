@@ -1,0 +1,234 @@
+//! A run in a line: what its folder tells about it.
+
+use super::folder::{holder, is_run_folder, Holder};
+use super::EventReader;
+use crate::events::Event;
+use crate::run_file::RunFile;
+use crate::{BossManError, ValidationResult};
+use serde::Serialize;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// The state of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum RunState {
+    /// A process trains in its folder.
+    Running {
+        /// Its number, if it is known.
+        pid: Option<u32>,
+    },
+    /// All steps are done.
+    Ended,
+    /// The user ended it.
+    Interrupted,
+    /// An error ended it.
+    Failed {
+        /// The error.
+        why: String,
+    },
+    /// Its process ended without a word.
+    Crashed,
+}
+
+impl fmt::Display for RunState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RunState::Running { .. } => "running",
+            RunState::Ended => "ended",
+            RunState::Interrupted => "interrupted",
+            RunState::Failed { .. } => "failed",
+            RunState::Crashed => "crashed",
+        })
+    }
+}
+
+/// What a run's folder tells about it.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunSummary {
+    /// The name of the folder.
+    pub name: String,
+    /// The folder.
+    pub path: PathBuf,
+    /// The state.
+    #[serde(flatten)]
+    pub state: RunState,
+    /// The last step that is done.
+    pub step: u64,
+    /// The steps of the whole run. `None` if it has not begun.
+    pub steps: Option<u64>,
+    /// The loss of the last step. `None` if it is no number.
+    pub loss: Option<f32>,
+    /// The best validation.
+    pub best: Option<ValidationResult>,
+    /// The workers of the last session.
+    pub workers: usize,
+    /// The bytes of its files.
+    pub bytes: u64,
+    /// The step from which it can go on.
+    pub resumes_from: Option<u64>,
+    /// Why it cannot go on.
+    pub why_not: Option<String>,
+    /// The time of the last change.
+    #[serde(skip)]
+    pub changed: SystemTime,
+}
+
+impl RunSummary {
+    /// Reads the folder of a run.
+    ///
+    /// # Errors
+    /// A file in it cannot be read.
+    pub fn read(path: &Path) -> Result<Self, BossManError> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let log = path.join("events.jsonl");
+        let changed = log.metadata().and_then(|of| of.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let mut run = RunSummary {
+            name,
+            path: path.to_path_buf(),
+            state: RunState::Crashed,
+            step: 0,
+            steps: None,
+            loss: None,
+            best: None,
+            workers: 0,
+            bytes: bytes_of(path),
+            resumes_from: None,
+            why_not: None,
+            changed,
+        };
+        let mut events = EventReader::open(path)?;
+        while let Some(logged) = events.as_mut().map_or(Ok(None), EventReader::next_event)? {
+            run.follow(logged.event);
+        }
+        if let Holder::Process(pid) = holder(path)? {
+            run.state = RunState::Running { pid };
+        }
+        match run.last_checkpoint() {
+            Ok(step) => run.resumes_from = Some(step),
+            Err(why) => run.why_not = Some(why),
+        }
+        Ok(run)
+    }
+
+    /// Reads all runs in a folder of run folders, the one that changed last first.
+    ///
+    /// # Errors
+    /// The folder, or a file of a run, cannot be read.
+    pub fn list(runs: &Path) -> Result<Vec<Self>, BossManError> {
+        let fault = |e: std::io::Error| BossManError::io(runs, &e);
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(runs).map_err(fault)? {
+            let path = entry.map_err(fault)?.path();
+            // `latest` is a link to one of the others.
+            let is_run = is_run_folder(&path) || path.join("events.jsonl").is_file();
+            if is_run && !path.is_symlink() {
+                found.push(RunSummary::read(&path)?);
+            }
+        }
+        found.sort_by(|a, b| b.changed.cmp(&a.changed).then_with(|| a.name.cmp(&b.name)));
+        Ok(found)
+    }
+
+    fn follow(&mut self, event: Event) {
+        match event {
+            // A process begins to work in the folder.
+            Event::Folder { .. } => self.state = RunState::Crashed,
+            Event::Started { steps, done, .. } => {
+                (self.steps, self.step) = (Some(steps), done);
+            }
+            Event::Waiting { .. } => self.workers = 0,
+            Event::Joined { .. } => self.workers += 1,
+            Event::Left { .. } => self.workers = self.workers.saturating_sub(1),
+            Event::Step { report, .. } => {
+                self.step = report.step;
+                self.loss = Some(report.loss).filter(|loss| loss.is_finite());
+            }
+            Event::Validated { validation, best: true, .. } => self.best = Some(validation),
+            Event::Interrupted => self.state = RunState::Interrupted,
+            Event::Ended { error: None, .. } => self.state = RunState::Ended,
+            Event::Ended { error: Some(why), .. } => self.state = RunState::Failed { why },
+            _ => {}
+        }
+    }
+
+    /// The step of the last checkpoint whose manifest is there, or why the run cannot go on.
+    fn last_checkpoint(&self) -> Result<u64, String> {
+        match &self.state {
+            RunState::Running { .. } => return Err("it runs".into()),
+            RunState::Ended => return Err("all its steps are done".into()),
+            _ => {}
+        }
+        let file = RunFile::from_file(self.path.join("run.yaml"));
+        let file = file.map_err(|e| format!("run.yaml cannot be used: {e}"))?;
+        let Some(policy) = file.checkpoint else {
+            return Err("its run file has no `checkpoint`".into());
+        };
+        let dir = match policy.dir {
+            Some(dir) if dir.contains("://") => {
+                return Err(format!("its checkpoints are at {dir}, which was not asked"));
+            }
+            Some(dir) => PathBuf::from(dir),
+            None => self.path.join("checkpoints"),
+        };
+        let steps = std::fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|entry| {
+            let step = entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok()?;
+            entry.path().join("manifest.json").is_file().then_some(step)
+        });
+        steps.max().ok_or_else(|| "it has no checkpoint".into())
+    }
+}
+
+/// The bytes of all files below a folder. Links count nothing.
+fn bytes_of(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let bytes = entries.map(|entry| match entry.metadata() {
+        Ok(of) if of.is_dir() => bytes_of(&entry.path()),
+        Ok(of) if of.is_file() => of.len(),
+        _ => 0,
+    });
+    bytes.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(lines: &[&str]) -> RunSummary {
+        let folder = tempfile::tempdir().unwrap();
+        let line = |line: &&str| format!("{{\"time\":1.0,\"version\":1,{line}}}\n");
+        let text: String = lines.iter().map(line).collect();
+        std::fs::write(folder.path().join("events.jsonl"), text).unwrap();
+        RunSummary::read(folder.path()).unwrap()
+    }
+
+    #[test]
+    fn the_last_process_in_a_folder_decides_its_state() {
+        let begin = "\"event\":\"folder\",\"path\":\"runs/a\"";
+        let started = "\"event\":\"started\",\"steps\":9,\"done\":0,\"from\":null,\
+                       \"microbatches\":2,\"metrics_bytes\":0";
+        let step = "\"event\":\"step\",\"step\":3,\"loss\":0.5,\"samples\":2,\"tokens\":null,\
+                    \"step_ms\":1.0,\"lr\":null,\"grad_norm\":null";
+        let best = "\"event\":\"validated\",\"step\":3,\"epoch\":1,\"loss\":0.25,\"best\":true";
+        let ended =
+            |error| format!("\"event\":\"ended\",\"steps\":3,\"time_s\":1.0,\"error\":{error}");
+        let (well, ill) = (ended("null"), ended("\"no memory\""));
+        let interrupted = "\"event\":\"interrupted\"";
+        let failed = RunState::Failed { why: "no memory".into() };
+        for (lines, state) in [
+            (vec![begin], RunState::Crashed),
+            (vec![begin, started, step], RunState::Crashed),
+            (vec![begin, started, step, &well], RunState::Ended),
+            (vec![begin, started, step, &ill], failed),
+            (vec![begin, started, step, interrupted], RunState::Interrupted),
+            (vec![begin, started, interrupted, begin, started], RunState::Crashed),
+        ] {
+            assert_eq!(summary(&lines).state, state, "{lines:?}");
+        }
+        let run = summary(&[begin, started, step, best]);
+        assert_eq!((run.step, run.steps, run.loss), (3, Some(9), Some(0.5)));
+        assert_eq!(run.best.unwrap().score.loss, 0.25);
+        assert!(run.why_not.unwrap().contains("run.yaml cannot be used"));
+    }
+}
