@@ -111,7 +111,7 @@ impl TestFolder {
             command.env_remove(inherited);
         }
         command.args(arguments).env("BOSSMAN_CONFIG_DIR", self.file("config"));
-        command.env("BOSSMAN_RUNS_DIR", self.file("runs"));
+        command.env("BOSSMAN_RUNS_DIR", self.file("run-folders"));
         command.envs(environment.iter().copied()).kill_on_drop(true);
         let mut child = command
             .stdin(Stdio::null())

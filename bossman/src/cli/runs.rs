@@ -191,7 +191,7 @@ impl Train {
             _ if file.checkpoint.is_some() => "--resume continues from the last checkpoint",
             Some(_) => "the weights of the last whole epoch are in the file of --save",
             None if settings.run_folder.is_some() => {
-                "the weights of the last whole epoch are in the run's folder"
+                "the weights of the last whole epoch, if there is one, are in the run's folder"
             }
             None => "nothing was saved",
         };

@@ -245,7 +245,8 @@ async fn ctrl_c_at_the_boss_ends_it_and_its_local_workers() {
     let ended = boss.end().await;
     assert_within(interrupted, Duration::from_secs(2), "the end of all");
     assert_eq!(ended.status.code(), Some(130), "{}", ended.status);
-    assert_eq!(ended.errors, ["bossman: interrupted; nothing was saved"]);
+    let saved = "the weights of the last whole epoch, if there is one, are in the run's folder";
+    assert_eq!(ended.errors, [format!("bossman: interrupted; {saved}")]);
 }
 
 #[tokio::test]

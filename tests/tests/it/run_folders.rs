@@ -38,7 +38,7 @@ impl Run {
     }
 
     fn runs(&self, name: &str) -> PathBuf {
-        self.place.file("runs").join(name)
+        self.place.file("run-folders").join(name)
     }
 
     fn train(&self, flags: &[&str]) -> Process {
@@ -158,13 +158,13 @@ async fn a_run_goes_on_in_its_folder_and_a_new_one_never_enters_it() {
     // A new run gets the next number, and goes on there.
     run.trained(&[]).await;
     let both = ["latest".to_string(), name.clone(), format!("{name}-2")];
-    assert_eq!(names(&run.place.file("runs")), both);
+    assert_eq!(names(&run.place.file("run-folders")), both);
     run.trained(&["--resume=if-any"]).await;
     let second = run.runs(&format!("{name}-2"));
     run.command(&["train", second.to_str().unwrap(), "--local", "1", "--resume"])
         .await
         .expect_success();
-    assert_eq!(names(&run.place.file("runs")), both);
+    assert_eq!(names(&run.place.file("run-folders")), both);
 
     let refused = run.train(&["--name", &name]).end().await.error_line();
     assert!(refused.contains("is the folder of another run"), "{refused}");
@@ -177,7 +177,7 @@ async fn a_mistake_leaves_no_folder() {
     assert!(missing.contains("none.safetensors"), "{missing}");
     let none = run.train(&["--resume"]).end().await.error_line();
     assert!(none.contains("the run file does not say where checkpoints are"), "{none}");
-    assert!(!run.place.file("runs").exists());
+    assert!(!run.place.file("run-folders").exists());
 
     std::fs::write(&run.file, std::fs::read_to_string(&run.file).unwrap() + MORE).unwrap();
     let text = std::fs::read_to_string(&run.file).unwrap().replacen("microbatches: 4\n", "", 1);
@@ -186,7 +186,7 @@ async fn a_mistake_leaves_no_folder() {
     assert!(none.contains("--resume: there is no run `"), "{none}");
     let none = run.train(&["--no-run-folder"]).end().await.error_line();
     assert!(none.contains("`checkpoint` needs `dir`, because the run has no folder"), "{none}");
-    assert!(!run.place.file("runs").exists());
+    assert!(!run.place.file("run-folders").exists());
 }
 
 /// While a run lasts, its folder is locked, and no file of it holds the ticket.
@@ -254,7 +254,7 @@ async fn runs_are_listed_followed_and_pruned() {
     assert_eq!(state(&list, "second"), ("running".into(), None));
     // A run that lasts is not deleted.
     run.command(&["runs", "prune", "--keep", "0"]).await.expect_success();
-    assert_eq!(names(&run.place.file("runs")), ["latest", "second"]);
+    assert_eq!(names(&run.place.file("run-folders")), ["latest", "second"]);
 
     boss.signal("INT");
     assert_eq!(boss.end().await.status.code(), Some(130));
