@@ -1,9 +1,12 @@
-//! The flags for workers, and work that Ctrl-C ends.
+//! The flags for workers, and work that Ctrl-C and SIGTERM end.
 
 use anyhow::Result;
 use bossman::fleet::FleetSettings;
+use bossman::output;
+use bossman::train::StopSignal;
 use bossman::{BossManError, Transport};
 use std::future::Future;
+use std::time::Duration;
 
 /// The workers of a run.
 #[derive(clap::Args)]
@@ -43,22 +46,97 @@ impl Fleet {
     }
 }
 
-/// Ctrl-C was pressed before the end of the work.
+/// The user ended the work before its end.
 #[derive(Debug, thiserror::Error)]
-#[error("interrupted; {0}")]
-pub(crate) struct Interrupted(pub(crate) &'static str);
+#[error("interrupted; {text}")]
+pub(crate) struct Interrupted {
+    pub(crate) code: u8,
+    pub(crate) text: String,
+}
 
-/// Runs work until its end or Ctrl-C. `on_interrupt` tells the user what an interruption leaves.
+/// Ctrl-C and SIGTERM, each with its exit code. They are handled, so they also work for process 1.
+struct Signals {
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+}
+
+/// The exit codes of shells: 128 and the number of the signal.
+const INTERRUPTED: u8 = 130;
+#[cfg(unix)]
+const TERMINATED: u8 = 143;
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Signals {
+            #[cfg(unix)]
+            terminate: tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?,
+        })
+    }
+
+    /// Waits for the next signal, and returns its exit code.
+    async fn next(&mut self) -> u8 {
+        #[cfg(unix)]
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => INTERRUPTED,
+            _ = self.terminate.recv() => TERMINATED,
+        }
+        #[cfg(not(unix))]
+        {
+            tokio::signal::ctrl_c().await.ok();
+            INTERRUPTED
+        }
+    }
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
+}
+
+/// Runs work until its end or a signal. `on_interrupt` tells the user what an interruption leaves.
 pub(crate) fn until_interrupted<T>(
     on_interrupt: &'static str,
     work: impl Future<Output = Result<T, BossManError>>,
 ) -> Result<T> {
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(async {
+    runtime()?.block_on(async {
+        let mut signals = Signals::new()?;
         tokio::select! {
             result = work => Ok(result?),
-            _ = tokio::signal::ctrl_c() => Err(Interrupted(on_interrupt).into()),
+            code = signals.next() => Err(Interrupted { code, text: on_interrupt.into() }.into()),
+        }
+    })
+}
+
+/// Runs work until its end. The first signal asks it to stop well, for which it has the time
+/// `grace`; a second one ends it at once. Returns the exit code of a signal, too.
+pub(crate) fn until_stopped<T>(
+    stop: &StopSignal,
+    grace: Duration,
+    work: impl Future<Output = Result<T, BossManError>>,
+) -> Result<(T, Option<u8>)> {
+    runtime()?.block_on(async {
+        let mut signals = Signals::new()?;
+        let mut work = std::pin::pin!(work);
+        let code = tokio::select! {
+            result = &mut work => return Ok((result?, None)),
+            code = signals.next() => code,
+        };
+        stop.stop();
+        let seconds = grace.as_secs_f64();
+        output::warn(&format!(
+            "stopping after this step, within {seconds} s; press Ctrl-C again to end at once"
+        ));
+        let at_once = |why: &str| Interrupted {
+            code,
+            text: format!(
+                "{why}, so nothing is saved of the steps after the last epoch or checkpoint"
+            ),
+        };
+        tokio::select! {
+            result = &mut work => Ok((result?, Some(code))),
+            () = tokio::time::sleep(grace) => {
+                Err(at_once(&format!("the step did not end within {seconds} s (--grace)")).into())
+            }
+            _ = signals.next() => Err(at_once("it ended at once").into()),
         }
     })
 }

@@ -39,8 +39,8 @@ Examples:
   bossman eval run.yaml --local 2 --weights w.safetensors
   bossman generate run.yaml --local 2 --weights w.safetensors --prompt \"My fellow citizens\"
 
-Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command line is wrong; 130 \
-                        interrupted.";
+Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command line is wrong; 130 or \
+                        143 interrupted.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -93,10 +93,9 @@ pub(crate) fn run() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             output::warn(&format!("bossman: {e:#}"));
-            if e.is::<fleet::Interrupted>() {
-                ExitCode::from(130)
-            } else {
-                ExitCode::FAILURE
+            match e.downcast_ref::<fleet::Interrupted>() {
+                Some(interrupted) => ExitCode::from(interrupted.code),
+                None => ExitCode::FAILURE,
             }
         }
     }

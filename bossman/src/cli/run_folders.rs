@@ -210,7 +210,10 @@ fn end_of(event: &Event) -> Option<String> {
             Some(format!("{steps} steps in {:.1} s", time.as_secs_f64()))
         }
         Event::Ended { error: Some(error), .. } => Some(format!("failed: {error}")),
-        Event::Interrupted => Some("interrupted".into()),
+        Event::Interrupted { step: Some(step), .. } => {
+            Some(format!("interrupted after step {step}"))
+        }
+        Event::Interrupted { .. } => Some("interrupted".into()),
         Event::Tested { validation } => Some(format!("test {}", validation.score)),
         _ => None,
     }

@@ -1,16 +1,17 @@
 //! `bossman train`, `eval` and `predict`: a run's data through its model.
 
-use super::fleet::{until_interrupted, Fleet};
+use super::fleet::{until_interrupted, until_stopped, Fleet, Interrupted};
 use super::run_argument;
 use anyhow::Result;
 use bossman::data::{Dataset, Part, Source};
 use bossman::events::{Console, Events, Stream};
 use bossman::output;
 use bossman::runs::{RunFolderSettings, RunName};
-use bossman::train::{self, TrainOptions};
+use bossman::train::{self, Interruption, StopSignal, TrainOptions};
 use bossman::{best_path, validate, Model, Predicted, Predictions, ValidationResult};
 use serde_json::json;
 use std::path::PathBuf;
+use std::time::Duration;
 
 #[derive(clap::Args)]
 #[command(after_help = "Example: bossman train run.yaml --local 2 --save weights.safetensors \
@@ -49,6 +50,10 @@ pub(crate) struct Train {
     /// The folder in which runs have their folders.
     #[arg(long, value_name = "DIR", env = "BOSSMAN_RUNS_DIR", default_value = "runs")]
     runs_dir: PathBuf,
+    /// After Ctrl-C or SIGTERM, the time for the current step and for saving. A second signal ends
+    /// the run at once.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    grace: u64,
     /// Leave no folder: weights and metrics are only where --save and --metrics say.
     #[arg(long, conflicts_with = "name")]
     no_run_folder: bool,
@@ -145,6 +150,23 @@ pub(crate) struct Predict {
     to: PathBuf,
 }
 
+/// What an interrupted run has saved.
+fn saved_by(interruption: &Interruption) -> String {
+    let Interruption { step, weights, has_checkpoint } = interruption;
+    if *step == 0 {
+        return "training had not begun".into();
+    }
+    let weights = match weights {
+        Some(path) => format!("the weights are in {}", path.display()),
+        None => "its weights are not saved".into(),
+    };
+    let checkpoint = match has_checkpoint {
+        true => "--resume goes on from its checkpoint",
+        false => "it has no checkpoint",
+    };
+    format!("step {step} is done; {weights}; {checkpoint}")
+}
+
 fn run_name(text: &str) -> Result<RunName, String> {
     RunName::parse(text).ok_or_else(|| format!("expected {}", RunName::EXPECTED))
 }
@@ -186,16 +208,14 @@ impl Train {
             no_shuffle: self.no_shuffle,
             events: Events::on(Console::new(stream)),
             run_folder,
+            stop: StopSignal::default(),
         };
-        let on_interrupt = match &settings.save {
-            _ if file.checkpoint.is_some() => "--resume continues from the last checkpoint",
-            Some(_) => "the weights of the last whole epoch are in the file of --save",
-            None if settings.run_folder.is_some() => {
-                "the weights of the last whole epoch, if there is one, are in the run's folder"
-            }
-            None => "nothing was saved",
-        };
-        let outcome = until_interrupted(on_interrupt, train::run(&file, &settings))?;
+        let grace = Duration::from_secs(self.grace);
+        let (outcome, code) = until_stopped(&settings.stop, grace, train::run(&file, &settings))?;
+        if let Some(interruption) = &outcome.interrupted {
+            let text = saved_by(interruption);
+            return Err(Interrupted { code: code.unwrap_or(130), text }.into());
+        }
         if self.json {
             let best = outcome.best.as_ref().map(
                 |(step, validation)| json!({"step": step, "validation": validation.to_json()}),

@@ -180,7 +180,7 @@ impl Console {
             Event::Recovered(cost) => progress(cost.to_string()),
             Event::Warning { message } => warning(format!("warning: {message}")),
             Event::Notice { message } => warning(message.clone()),
-            Event::Ended { .. } | Event::Interrupted => {
+            Event::Ended { .. } | Event::Interrupted { .. } => {
                 self.end_steps();
                 Vec::new()
             }

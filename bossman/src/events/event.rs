@@ -166,7 +166,14 @@ pub enum Event {
         message: String,
     },
     /// The user ended the run before its last step.
-    Interrupted,
+    Interrupted {
+        /// The last step that is done. `None` if the run was ended at once.
+        step: Option<u64>,
+        /// The file of the weights after that step, if they were saved.
+        weights: Option<PathBuf>,
+        /// Whether there is a checkpoint of that step.
+        has_checkpoint: bool,
+    },
     /// Training ended.
     Ended {
         /// The steps that are done.

@@ -125,7 +125,11 @@ fn run(ticket: Ticket) -> Vec<Event> {
         Notice::Evicted { worker: WorkerId(1), why: "it is slow".into() }.into(),
         Notice::Members { step: 4, workers: 2 }.into(),
         step(4, 0.125),
-        Event::Interrupted,
+        Event::Interrupted {
+            step: Some(4),
+            weights: Some("w.safetensors".into()),
+            has_checkpoint: true,
+        },
         Event::Ended { steps: 4, time: Duration::from_secs(9), error: None },
         Event::Tested { validation: validation(0.5) },
     ]

@@ -146,7 +146,7 @@ impl RunSummary {
                 self.loss = Some(report.loss).filter(|loss| loss.is_finite());
             }
             Event::Validated { validation, best: true, .. } => self.best = Some(validation),
-            Event::Interrupted => self.state = RunState::Interrupted,
+            Event::Interrupted { .. } => self.state = RunState::Interrupted,
             Event::Ended { error: None, .. } => self.state = RunState::Ended,
             Event::Ended { error: Some(why), .. } => self.state = RunState::Failed { why },
             _ => {}
@@ -214,7 +214,8 @@ mod tests {
         let ended =
             |error| format!("\"event\":\"ended\",\"steps\":3,\"time_s\":1.0,\"error\":{error}");
         let (well, ill) = (ended("null"), ended("\"no memory\""));
-        let interrupted = "\"event\":\"interrupted\"";
+        let interrupted =
+            "\"event\":\"interrupted\",\"step\":3,\"weights\":null,\"has_checkpoint\":false";
         let failed = RunState::Failed { why: "no memory".into() };
         for (lines, state) in [
             (vec![begin], RunState::Crashed),

@@ -9,6 +9,7 @@ use crate::recovery::resume::ResumeState;
 use crate::train::checkpoint_writer::{CheckpointWriter, StepEnd};
 use crate::train::epochs::{validate_with_current_members, Epochs};
 use crate::train::metrics::SharedMetrics;
+use crate::train::run::Interruption;
 use crate::train::validation::ValidationResult;
 use crate::{Batch, BossMan, BossManError, RecoverySource, StepReport};
 use std::sync::Arc;
@@ -179,6 +180,31 @@ impl<'a> Attempt<'a> {
             writer.wait_for_pending().await;
         }
         self.started.elapsed()
+    }
+
+    /// The user ended the run after this step: saves what it has made. Errors cost what they name
+    /// alone.
+    pub(super) async fn interrupt(&mut self, step: u64) -> Interruption {
+        let mut interruption = Interruption { step, weights: None, has_checkpoint: false };
+        // No step was done in this session, so everything is saved already.
+        if step == self.done {
+            interruption.has_checkpoint = self.done > 0 && self.checkpoints.is_some();
+            return interruption;
+        }
+        let events = self.observers.events.clone();
+        if self.epochs.saved != Some(step) {
+            if let Err(error) = self.epochs.save_weights(&mut self.boss, step, &events).await {
+                events.warn(format!("the weights of step {step} are not saved: {error}"));
+            }
+        }
+        let is_saved = self.epochs.saved == Some(step);
+        interruption.weights = self.prepared.options.save.clone().filter(|_| is_saved);
+        let record = self.record();
+        if let Some(writer) = &mut self.checkpoints {
+            let end = StepEnd { step, is_last: true, was_validated: false, record };
+            interruption.has_checkpoint = writer.finish(&mut self.boss, end).await;
+        }
+        interruption
     }
 
     /// A step failed. A checkpoint in progress is completed, because the run resumes from it.

@@ -35,6 +35,8 @@ pub(crate) struct CheckpointWriter {
     overdue: bool,
     /// The checkpoint that is being written, and its step.
     pending: Option<(u64, JoinHandle<Result<(), BossManError>>)>,
+    /// The step of the last checkpoint that is whole.
+    pub(crate) written: Option<u64>,
     /// Whether the user was told that training waits for checkpoints.
     warned: bool,
 }
@@ -54,8 +56,21 @@ impl CheckpointWriter {
             due,
             overdue: false,
             pending: None,
+            written: None,
             warned: false,
         }
+    }
+
+    /// Makes a checkpoint of this step, which ended the run early, unless there is one or gradients
+    /// are half accumulated. Returns whether there is one.
+    pub(crate) async fn finish(&mut self, boss: &mut BossMan, end: StepEnd) -> bool {
+        let step = end.step;
+        self.wait_for_pending().await;
+        if self.written != Some(step) {
+            self.after_step(boss, StepEnd { is_last: true, ..end }).await;
+            self.wait_for_pending().await;
+        }
+        self.written == Some(step)
     }
 
     /// Makes a checkpoint after a step if one is due. Reports errors, and training continues.
@@ -124,7 +139,10 @@ impl CheckpointWriter {
         self.pending = None;
         info!(step, problem, "checkpoint ends");
         match problem {
-            None => self.report(step, CheckpointOutcome::Written),
+            None => {
+                self.written = Some(step);
+                self.report(step, CheckpointOutcome::Written);
+            }
             Some(problem) => self.report_failure(step, problem),
         }
     }

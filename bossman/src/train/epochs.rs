@@ -5,7 +5,7 @@ use crate::events::{Event, Events};
 use crate::inference::score::Score;
 use crate::run_file::RunFile;
 use crate::train::validation::{validate, ValidationResult};
-use crate::{BossMan, BossManError};
+use crate::{BossMan, BossManError, StateDict};
 use std::path::{Path, PathBuf};
 use tracing::debug;
 
@@ -14,6 +14,8 @@ pub(crate) struct Epochs<'a> {
     file: &'a RunFile,
     validation: Option<Dataset>,
     save: Option<&'a Path>,
+    /// The last step after which weights were saved.
+    pub(crate) saved: Option<u64>,
     /// The validation with the lowest loss, and its step.
     pub(crate) best: Option<(u64, ValidationResult)>,
     /// The last validation, and its step.
@@ -29,7 +31,7 @@ impl<'a> Epochs<'a> {
         best: Option<(u64, Score)>,
     ) -> Self {
         let best = best.map(|(step, score)| (step, ValidationResult { score, translations: None }));
-        Epochs { file, validation, save, best, last: None }
+        Epochs { file, validation, save, saved: None, best, last: None }
     }
 
     /// An epoch ended with this step, or the run did.
@@ -42,20 +44,7 @@ impl<'a> Epochs<'a> {
     ) -> Result<(), BossManError> {
         debug!(epoch, step, "epoch ends");
         // Weights are saved before validation, which may fail.
-        let weights = match self.save {
-            Some(path) => {
-                let weights = loop {
-                    match boss.state_dict().await {
-                        Err(error) if boss.recover(&error) => boss.update_membership().await?,
-                        other => break other?,
-                    }
-                };
-                weights.save(path)?;
-                events.report(&Event::WeightsSaved { step, path: path.into(), best: false });
-                Some((path, weights))
-            }
-            None => None,
-        };
+        let weights = self.save_weights(boss, step, events).await?;
         let looked = match &self.validation {
             Some(data) => {
                 Some(validate_with_current_members(boss, self.file, Part::Validation, data).await?)
@@ -79,6 +68,26 @@ impl<'a> Epochs<'a> {
             self.best = Some((step, validation));
         }
         Ok(())
+    }
+
+    /// Saves the weights after this step, if they have a place. Returns both.
+    pub(crate) async fn save_weights(
+        &mut self,
+        boss: &mut BossMan,
+        step: u64,
+        events: &Events,
+    ) -> Result<Option<(&'a Path, StateDict)>, BossManError> {
+        let Some(path) = self.save else { return Ok(None) };
+        let weights = loop {
+            match boss.state_dict().await {
+                Err(error) if boss.recover(&error) => boss.update_membership().await?,
+                other => break other?,
+            }
+        };
+        weights.save(path)?;
+        self.saved = Some(step);
+        events.report(&Event::WeightsSaved { step, path: path.into(), best: false });
+        Ok(Some((path, weights)))
     }
 }
 

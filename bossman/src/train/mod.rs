@@ -16,8 +16,10 @@ mod placed;
 mod prepared;
 pub(crate) mod run;
 pub(crate) mod settings;
+mod stop;
 pub mod trace;
 pub(crate) mod validation;
 
-pub use run::{run, run_with, Outcome};
+pub use run::{run, run_with, Interruption, Outcome};
 pub use settings::TrainOptions;
+pub use stop::StopSignal;

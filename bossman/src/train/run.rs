@@ -36,6 +36,19 @@ pub struct Outcome {
     pub test: Option<ValidationResult>,
     /// The file of the final weights, if they were saved.
     pub weights: Option<PathBuf>,
+    /// Set if the user ended the run before its last step.
+    pub interrupted: Option<Interruption>,
+}
+
+/// What an interrupted run has saved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interruption {
+    /// The last step that is done. 0 if training had not begun.
+    pub step: u64,
+    /// The file of the weights after that step, if they were saved.
+    pub weights: Option<PathBuf>,
+    /// Whether there is a checkpoint of that step.
+    pub has_checkpoint: bool,
 }
 
 /// Trains as a run file says. Files, data and cuts are checked before any worker is waited for.
@@ -92,9 +105,19 @@ struct Unfinished(Option<Events>);
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if let Some(events) = &self.0 {
-            events.report(&Event::Interrupted);
+            let (weights, has_checkpoint) = (None, false);
+            events.report(&Event::Interrupted { step: None, weights, has_checkpoint });
         }
     }
+}
+
+/// How training ended.
+enum Training {
+    Done,
+    /// The user ended it after this step.
+    Stopped {
+        step: u64,
+    },
 }
 
 /// The state of a run that outlives its attempts.
@@ -139,7 +162,18 @@ impl Attempts {
         prepared: &Prepared<'_>,
         on_step: &mut impl FnMut(&StepReport),
     ) -> Result<Outcome, BossManError> {
-        let mut attempt = self.start(prepared).await?;
+        // Before the first step there is nothing to save.
+        let started = tokio::select! {
+            started = self.start(prepared) => Some(started?),
+            () = prepared.options.stop.wait() => None,
+        };
+        let Some(mut attempt) = started else {
+            let done = self.recovery.furthest();
+            return Ok(self.interrupted(
+                prepared,
+                Interruption { step: done, weights: None, has_checkpoint: false },
+            ));
+        };
         let cost = self.recovery.state_restored();
         self.report_cost(cost);
         let (workers, from_step) = (self.workers, attempt.done);
@@ -147,10 +181,13 @@ impl Attempts {
         let trained = self.train(&mut attempt, prepared, on_step).await;
         self.failed_at = trained.is_err().then(Instant::now);
         self.time += match trained {
-            Ok(()) => attempt.end().await,
+            Ok(_) => attempt.end().await,
             Err(_) => attempt.abandon().await,
         };
-        trained?;
+        if let Training::Stopped { step } = trained? {
+            let interruption = attempt.interrupt(step).await;
+            return Ok(self.interrupted(prepared, interruption));
+        }
         self.report_end(prepared.steps, None)?;
         let test = attempt.test().await?;
         attempt.boss.shutdown().await;
@@ -160,7 +197,23 @@ impl Attempts {
             best: attempt.epochs.best,
             test,
             weights: prepared.options.save.clone(),
+            interrupted: None,
         })
+    }
+
+    /// The outcome of a run that the user ended. Its workers wait for the next boss.
+    fn interrupted(&self, prepared: &Prepared<'_>, interruption: Interruption) -> Outcome {
+        let Interruption { step, weights, has_checkpoint } = interruption.clone();
+        let event = Event::Interrupted { step: Some(step), weights, has_checkpoint };
+        self.observers.events.report(&event);
+        Outcome {
+            steps: step.min(prepared.steps),
+            time: self.time,
+            best: None,
+            test: None,
+            weights: interruption.weights.clone(),
+            interrupted: Some(interruption),
+        }
     }
 
     /// Starts a session, in the state to resume from.
@@ -181,15 +234,18 @@ impl Attempts {
         attempt: &mut Attempt<'_>,
         prepared: &Prepared<'_>,
         on_step: &mut impl FnMut(&StepReport),
-    ) -> Result<(), BossManError> {
+    ) -> Result<Training, BossManError> {
         for step in attempt.done + 1..=prepared.steps {
+            if prepared.options.stop.is_set() {
+                return Ok(Training::Stopped { step: step - 1 });
+            }
             let report = attempt.train_step().await?;
             let cost = self.recovery.step_done(step);
             self.report_cost(cost);
             on_step(&report);
             attempt.after_step(&report).await?;
         }
-        Ok(())
+        Ok(Training::Done)
     }
 
     /// Decides what to do after a failure.

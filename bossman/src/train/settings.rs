@@ -2,6 +2,7 @@
 
 use crate::events::Events;
 use crate::runs::RunFolderSettings;
+use crate::train::stop::StopSignal;
 use crate::workers::fleet_settings::FleetSettings;
 use std::path::PathBuf;
 
@@ -27,6 +28,8 @@ pub struct TrainOptions {
     /// Where the run's folder goes. Weights, metrics and checkpoints go there unless another place
     /// is named for them. `None`: there is no folder.
     pub run_folder: Option<RunFolderSettings>,
+    /// Asks the run to stop after its current step, with everything saved.
+    pub stop: StopSignal,
     /// The observers of the run. By default a console shows it on standard output.
     pub events: Events,
     /// Whether ticket holders may join and leave during the run (`bossman serve`).

@@ -72,6 +72,9 @@ impl LocalWorkers {
             command.env("MODEL_HOST", address.ip().to_string());
             command.env("MODEL_PORT", address.port().to_string());
             command.env("MODEL_TICKET", ticket.to_string());
+            // Ctrl-C goes to the boss alone, which may still need its workers to save their state.
+            #[cfg(unix)]
+            command.process_group(0);
             command.stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
             let failed =
                 |e| BossManError::LocalWorkers(format!("cannot start {}: {e}", program.display()));
