@@ -26,6 +26,7 @@ NOTES = (
     CHECKOUT / "bench" / "notes"
 )  # what a reader should know of a workload's figures, written by hand
 BATCH = 32
+NO_BREAK = "\N{NO-BREAK SPACE}"
 TIMELINES = """\
 The last step of the last run of P under each schedule, in milliseconds: what each
 worker did between the first action and the last, as it was (`train_step` also sends the batch and
@@ -166,8 +167,10 @@ def section(name, result):
 
 
 def wrapped(words):
-    """A paragraph in lines of a page's width."""
-    return textwrap.fill(words, 120, break_long_words=False, break_on_hyphens=False)
+    """A paragraph in lines of a page's width. Code between backticks stays on one line."""
+    whole = note.CODE.sub(lambda code: code[0].replace(" ", NO_BREAK), words)
+    filled = textwrap.fill(whole, 100, break_long_words=False, break_on_hyphens=False)
+    return filled.replace(NO_BREAK, " ")
 
 
 def ms(seconds):

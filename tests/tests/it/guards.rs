@@ -287,7 +287,8 @@ layers:
 async fn replicas_that_differ_end_the_run_with_the_names_of_both_and_of_the_parameter() {
     let place = TestFolder::new();
     let run = place.run_file(&Case::branchy(), 200, "microbatches: 4\nreplicas: 2");
-    let (boss, at) = place.boss(&run, 2, &[]).await;
+    // Weights for a folder would be compared after each epoch, before the 100th step.
+    let (boss, at) = place.boss(&run, 2, &["--no-run-folder"]).await;
     let _other = place.worker(&at.port, &[]);
     let (_over, ends) = mpsc::channel();
     let left = run_faulty_worker(&at, (Fault::Miscounts, 0), ends).await;

@@ -335,7 +335,7 @@ fn no_source_file_is_very_long() {
     }
 }
 
-/// Diagrams of schedules are the only lines that may be longer.
+/// In code only diagrams of schedules may be longer. [`prose`] says what may be longer in a page.
 #[test]
 fn no_line_is_longer_than_100_columns() {
     let folders = CRATES.iter().chain(&["crates/testkit", "fuzz/fuzz_targets", "tools", "docs"]);
@@ -350,6 +350,30 @@ fn no_line_is_longer_than_100_columns() {
             }
         }
     }
+    let below = ["bench", "tests", "examples"].map(|folder| files(&root().join(folder), "md"));
+    let beside = pages().into_iter().map(|page| root().join(page));
+    for path in below.into_iter().flatten().chain(beside) {
+        // `data` folders hold fetched files.
+        if path.strip_prefix(root()).unwrap().iter().any(|part| part == "data") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let long = prose(&text).find(|line| line.chars().count() > 100).unwrap_or_default();
+        assert!(long.is_empty(), "{} is longer than 100 columns: {long}", path.display());
+    }
+}
+
+/// Returns the lines of a page without tables, fenced code, lines that hold only a link or a
+/// picture, and the manual of the layers, which comes from comments in Rust.
+fn prose(text: &str) -> impl Iterator<Item = &str> + '_ {
+    let by_hand = text.split("<!-- layers: ").step_by(2);
+    let outside_code = by_hand.flat_map(|part| part.split("```").step_by(2)).flat_map(str::lines);
+    outside_code.filter(|line| !line.starts_with('|') && !is_one_link(line))
+}
+
+/// Returns whether a line holds only a link or a picture.
+fn is_one_link(line: &str) -> bool {
+    line.starts_with(['[', '!']) && !line.rsplit("](").next().unwrap().contains(' ')
 }
 
 /// Returns every Rust file below a folder, with its text.
