@@ -86,105 +86,69 @@ impl Console {
 
     /// The lines of an event that happens now. The bar, if there is one, changes by itself.
     pub fn lines(&mut self, event: &Event, now: Instant) -> Vec<Line> {
-        let progress = |text: String| vec![Line::Progress(text)];
-        let warning = |text: String| vec![Line::Warning(text)];
-        match event {
-            Event::Folder { path } => progress(format!("run folder {}", path.display())),
-            Event::Waiting { missing, workers, reason, invitation, .. } => match reason {
-                WaitReason::Start => invitation
-                    .iter()
-                    .flat_map(Invitation::lines)
-                    .map(|line| Line::Progress(printable(&line, MAX_LINE)))
-                    .collect(),
-                WaitReason::Rejoin => Vec::new(),
-                WaitReason::TooFewRemain => progress(format!(
-                    "recovery: {} of {workers} workers remain, which is too few; waiting for more",
-                    workers.saturating_sub(*missing)
-                )),
-            },
-            Event::Joined { worker, address, host, device, threads, missing } => match missing {
-                Some(missing) => progress(printable(
-                    &format!(
-                        "{worker} joined from {address} ({host}, {device}, {threads} threads), \
-                         {missing} missing"
-                    ),
-                    MAX_LINE,
-                )),
-                None => warning(printable(
-                    &format!(
-                        "{worker} joined from {address} ({host}, {device}, {threads} threads)"
-                    ),
-                    MAX_POOL_LINE,
-                )),
-            },
-            Event::Left { worker, why, while_waiting } => {
-                let text = format!("{worker} left ({why})");
-                match while_waiting {
-                    true => progress(printable(&text, MAX_LINE)),
-                    false => warning(printable(&text, MAX_POOL_LINE)),
-                }
+        let line = match event {
+            Event::Folder { path } => Line::Progress(format!("run folder {}", path.display())),
+            Event::Waiting { missing, workers, reason, invitation, .. } => {
+                return waiting(*missing, *workers, *reason, invitation.as_ref());
+            }
+            Event::Joined { worker, address, host, device, threads, missing } => {
+                let from = format!("{address} ({host}, {device}, {threads} threads)");
+                joined(&format!("{worker} joined from {from}"), *missing)
+            }
+            Event::Left { worker, why, while_waiting: true } => {
+                Line::Progress(printable(&format!("{worker} left ({why})"), MAX_LINE))
+            }
+            Event::Left { worker, why, while_waiting: false } => {
+                Line::Warning(printable(&format!("{worker} left ({why})"), MAX_POOL_LINE))
             }
             Event::TurnedAway { address, why } => {
                 self.turned_away += 1;
-                let text = format!("turned away {address}: {why}");
-                match self.turned_away <= MAX_TURNED_AWAY {
-                    true => progress(printable(&text, MAX_LINE)),
-                    false => Vec::new(),
+                if self.turned_away > MAX_TURNED_AWAY {
+                    return Vec::new();
                 }
+                Line::Progress(printable(&format!("turned away {address}: {why}"), MAX_LINE))
             }
-            Event::Pool(notice) => warning(printable(&notice.to_string(), MAX_POOL_LINE)),
-            Event::Planned { .. } | Event::WeightsSaved { .. } | Event::Tested { .. } => Vec::new(),
+            Event::Pool(notice) => Line::Warning(printable(&notice.to_string(), MAX_POOL_LINE)),
             Event::Started { steps, done, from, .. } => {
                 self.steps = Some(Steps::start(*steps, *done, self.has_bar, now));
-                from.iter().map(|from| Line::Progress(format!("resuming from {from}"))).collect()
+                let Some(from) = from else { return Vec::new() };
+                Line::Progress(format!("resuming from {from}"))
             }
             Event::Step { report, .. } => {
                 let line = self.steps.as_mut().and_then(|steps| steps.step(report, now));
-                line.into_iter().map(Line::Progress).collect()
+                return line.into_iter().map(Line::Progress).collect();
             }
             Event::Validated { step, epoch, validation, best } => {
-                progress(describe(validation, *step, *epoch, *best))
+                Line::Progress(describe(validation, *step, *epoch, *best))
             }
-            Event::PeerSnapshot { step, outcome } => match outcome {
-                SnapshotOutcome::Stored { first: true } => {
-                    progress(format!("peer snapshots protect the run from step {step} on"))
-                }
-                SnapshotOutcome::Stored { first: false } => Vec::new(),
-                SnapshotOutcome::Failed { why } => {
-                    warning(format!("warning: no peer snapshot of step {step}: {why}"))
-                }
-            },
-            Event::Checkpoint { step, outcome } => match outcome {
-                CheckpointOutcome::Written => {
-                    progress(format!("checkpoint of step {step} written"))
-                }
-                CheckpointOutcome::Failed { why } => {
-                    warning(format!("warning: no checkpoint of step {step}: {why}"))
-                }
-                CheckpointOutcome::Waits { before } => warning(format!(
-                    "warning: a checkpoint of step {step} is due, and training waits for that of \
-                     step {before}; make them less often"
-                )),
-            },
+            Event::PeerSnapshot { outcome: SnapshotOutcome::Stored { first: false }, .. } => {
+                return Vec::new();
+            }
+            Event::PeerSnapshot { step, outcome } => peer_snapshot(*step, outcome),
+            Event::Checkpoint { step, outcome } => checkpoint(*step, outcome),
             Event::WorkersLost { after, error, .. } => {
                 self.end_steps();
                 let (count, unit) = match after {
                     Completed::Steps(steps) => (steps, "steps"),
                     Completed::Updates(updates) => (updates, "updates"),
                 };
-                warning(format!("warning: workers were lost after {count} {unit}: {error}"))
+                Line::Warning(format!("warning: workers were lost after {count} {unit}: {error}"))
             }
-            Event::Resuming(report) => warning(report.to_string()),
+            Event::Resuming(report) => Line::Warning(report.to_string()),
             // Calls by hand have no display of steps, and standard output is their program's.
-            Event::Recovered(cost) if self.steps.is_none() => warning(cost.to_string()),
-            Event::Recovered(cost) => progress(cost.to_string()),
-            Event::Warning { message } => warning(format!("warning: {message}")),
-            Event::Notice { message } => warning(message.clone()),
+            Event::Recovered(cost) if self.steps.is_none() => Line::Warning(cost.to_string()),
+            Event::Recovered(cost) => Line::Progress(cost.to_string()),
+            Event::Warning { message } => Line::Warning(format!("warning: {message}")),
+            Event::Notice { message } => Line::Warning(message.clone()),
             Event::Ended { .. } | Event::Interrupted { .. } => {
                 self.end_steps();
-                Vec::new()
+                return Vec::new();
             }
-        }
+            Event::Planned { .. } | Event::WeightsSaved { .. } | Event::Tested { .. } => {
+                return Vec::new();
+            }
+        };
+        vec![line]
     }
 
     fn end_steps(&mut self) {
@@ -291,6 +255,57 @@ impl Invitation {
             format!("{line} --data FOLDER"),
             format!("  where FOLDER holds there what {here} holds here"),
         ]
+    }
+}
+
+fn waiting(
+    missing: usize,
+    workers: usize,
+    reason: WaitReason,
+    invitation: Option<&Invitation>,
+) -> Vec<Line> {
+    match reason {
+        WaitReason::Start => {
+            let lines = invitation.into_iter().flat_map(Invitation::lines);
+            lines.map(|line| Line::Progress(printable(&line, MAX_LINE))).collect()
+        }
+        WaitReason::Rejoin => Vec::new(),
+        WaitReason::TooFewRemain => vec![Line::Progress(format!(
+            "recovery: {} of {workers} workers remain, which is too few; waiting for more",
+            workers.saturating_sub(missing)
+        ))],
+    }
+}
+
+/// A pool misses nobody: its workers join at any moment.
+fn joined(text: &str, missing: Option<usize>) -> Line {
+    match missing {
+        Some(missing) => Line::Progress(printable(&format!("{text}, {missing} missing"), MAX_LINE)),
+        None => Line::Warning(printable(text, MAX_POOL_LINE)),
+    }
+}
+
+fn peer_snapshot(step: u64, outcome: &SnapshotOutcome) -> Line {
+    match outcome {
+        SnapshotOutcome::Stored { .. } => {
+            Line::Progress(format!("peer snapshots protect the run from step {step} on"))
+        }
+        SnapshotOutcome::Failed { why } => {
+            Line::Warning(format!("warning: no peer snapshot of step {step}: {why}"))
+        }
+    }
+}
+
+fn checkpoint(step: u64, outcome: &CheckpointOutcome) -> Line {
+    match outcome {
+        CheckpointOutcome::Written => Line::Progress(format!("checkpoint of step {step} written")),
+        CheckpointOutcome::Failed { why } => {
+            Line::Warning(format!("warning: no checkpoint of step {step}: {why}"))
+        }
+        CheckpointOutcome::Waits { before } => Line::Warning(format!(
+            "warning: a checkpoint of step {step} is due, and training waits for that of step \
+             {before}; make them less often"
+        )),
     }
 }
 

@@ -72,10 +72,9 @@ impl<'a> Attempt<'a> {
         let metrics_bytes = resumed.as_ref().and_then(|found| found.run().metrics);
         record.metrics = metrics_bytes;
         let Observers { events, metrics } = observers.clone();
-        let checkpoints = prepared
-            .checkpoints
-            .clone()
-            .map(|checkpoints| CheckpointWriter::new(checkpoints, events.clone(), metrics));
+        let checkpoints = prepared.checkpoints.clone().map(|(checkpoints, policy)| {
+            CheckpointWriter::new(checkpoints, policy, events.clone(), metrics)
+        });
         let mut attempt = Attempt {
             boss,
             observers,

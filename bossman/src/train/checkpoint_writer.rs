@@ -43,7 +43,8 @@ pub(crate) struct CheckpointWriter {
 
 impl CheckpointWriter {
     pub(crate) fn new(
-        (checkpoints, policy): (Checkpoints, Policy),
+        checkpoints: Checkpoints,
+        policy: Policy,
         events: Events,
         metrics: Option<SharedMetrics>,
     ) -> Self {
