@@ -9,7 +9,7 @@ use crate::recovery::resume::ResumeState;
 use crate::train::checkpoint_writer::{CheckpointWriter, StepEnd};
 use crate::train::epochs::{validate_with_current_members, Epochs};
 use crate::train::metrics::SharedMetrics;
-use crate::train::run::Interruption;
+use crate::train::outcome::Interruption;
 use crate::train::validation::ValidationResult;
 use crate::{Batch, BossMan, BossManError, RecoverySource, StepReport};
 use std::sync::Arc;

@@ -12,6 +12,7 @@ mod attempt;
 pub(crate) mod checkpoint_writer;
 pub(crate) mod epochs;
 pub mod metrics;
+mod outcome;
 mod placed;
 mod prepared;
 pub(crate) mod run;
@@ -20,6 +21,7 @@ mod stop;
 pub mod trace;
 pub(crate) mod validation;
 
-pub use run::{run, run_with, Interruption, Outcome};
+pub use outcome::{Interruption, Outcome};
+pub use run::{run, run_with};
 pub use settings::TrainOptions;
 pub use stop::StopSignal;

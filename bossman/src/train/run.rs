@@ -8,48 +8,19 @@ use crate::recovery::resume::{self, ResumeState};
 use crate::run_file::RunFile;
 use crate::train::attempt::{Attempt, Observers};
 use crate::train::metrics::Metrics;
+use crate::train::outcome::{Interruption, Outcome};
 use crate::train::placed;
 use crate::train::prepared::{prepare, Prepared, Start};
 use crate::train::settings::TrainOptions;
 use crate::train::trace::TraceRecorder;
-use crate::train::validation::ValidationResult;
 use crate::workers::host::Workers;
 use crate::{BossMan, BossManError, RecoverySource, StepReport};
 use parking_lot::Mutex;
 use pipeline::recovery::{RecoveryCost, Remedy, ResumeReport, StateSource};
 use runtime::Handle;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::info;
-
-/// The result of a run.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Training steps done.
-    pub steps: u64,
-    /// The time spent in steps and in validation.
-    pub time: Duration,
-    /// The score of the epoch with the lowest validation loss, and the number of steps until then.
-    pub best: Option<(u64, ValidationResult)>,
-    /// The score of the final weights on the test data, if there is any.
-    pub test: Option<ValidationResult>,
-    /// The file of the final weights, if they were saved.
-    pub weights: Option<PathBuf>,
-    /// Set if the user ended the run before its last step.
-    pub interrupted: Option<Interruption>,
-}
-
-/// What an interrupted run has saved.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interruption {
-    /// The last step that is done. 0 if training had not begun.
-    pub step: u64,
-    /// The file of the weights after that step, if they were saved.
-    pub weights: Option<PathBuf>,
-    /// Whether there is a checkpoint of that step.
-    pub has_checkpoint: bool,
-}
 
 /// Trains as a run file says. Files, data and cuts are checked before any worker is waited for.
 ///
