@@ -99,6 +99,15 @@ impl Checkpoints {
         Ok(listed)
     }
 
+    /// The step of the newest checkpoint whose manifest is whole.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub(crate) async fn newest_step(&self) -> Result<Option<u64>, BossManError> {
+        let listed = self.list().await?;
+        Ok(listed.iter().rfind(|listed| listed.bytes.is_ok()).map(|listed| listed.step))
+    }
+
     /// Writes a state of training from [`crate::BossMan::checkpoint`]. Replaces a checkpoint of the
     /// same step.
     ///

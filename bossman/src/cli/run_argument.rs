@@ -14,6 +14,10 @@ const LAST_WEIGHTS: &str = "weights.safetensors";
 
 /// The run file, and the folder in which it lies if the argument is the folder of a run.
 pub(super) fn run_file(run: &Path) -> Result<(RunFile, Option<PathBuf>)> {
+    if run.is_symlink() && !run.exists() {
+        let gone = resolve_latest(run);
+        anyhow::bail!("{}: leads to {}, which is gone", run.display(), gone.display());
+    }
     if !run.is_dir() {
         return Ok((RunFile::from_file(run)?, None));
     }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use bossman::events::{Console, Event};
 use bossman::output;
-use bossman::runs::{resolve_latest, EventReader, RunState, RunSummary};
+use bossman::runs::{resolve_latest, EventReader, RunFolder, RunState, RunSummary};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -77,12 +77,9 @@ impl Runs {
 
 fn prune(runs: &[RunSummary], keep: usize) -> Result<()> {
     for run in runs.iter().skip(keep) {
-        if matches!(run.state, RunState::Running { .. }) {
-            continue;
+        if RunFolder::delete(&run.path)? {
+            output::print_line(&format!("deleted {}", run.path.display()))?;
         }
-        std::fs::remove_dir_all(&run.path)
-            .map_err(|e| anyhow::anyhow!("{}: cannot be deleted: {e}", run.path.display()))?;
-        output::print_line(&format!("deleted {}", run.path.display()))?;
     }
     Ok(())
 }

@@ -152,7 +152,7 @@ pub(crate) struct Predict {
 
 /// What an interrupted run has saved.
 fn saved_by(interruption: &Interruption) -> String {
-    let Interruption { step, weights, has_checkpoint } = interruption;
+    let Interruption { step, weights, checkpoint } = interruption;
     if *step == 0 {
         return "training had not begun".into();
     }
@@ -160,9 +160,10 @@ fn saved_by(interruption: &Interruption) -> String {
         Some(path) => format!("the weights are in {}", path.display()),
         None => "its weights are not saved".into(),
     };
-    let checkpoint = match has_checkpoint {
-        true => "--resume goes on from its checkpoint",
-        false => "it has no checkpoint",
+    let checkpoint = match checkpoint {
+        Some(of) if of == step => "--resume goes on from its checkpoint".into(),
+        Some(of) => format!("--resume goes on from the checkpoint of step {of}"),
+        None => "there is no checkpoint to go on from".into(),
     };
     format!("step {step} is done; {weights}; {checkpoint}")
 }

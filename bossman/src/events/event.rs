@@ -171,8 +171,9 @@ pub enum Event {
         step: Option<u64>,
         /// The file of the weights after that step, if they were saved.
         weights: Option<PathBuf>,
-        /// Whether there is a checkpoint of that step.
-        has_checkpoint: bool,
+        /// The step of the newest checkpoint, from which the run can resume. It may be older.
+        #[serde(default)]
+        checkpoint: Option<u64>,
     },
     /// Training ended.
     Ended {

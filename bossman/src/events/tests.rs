@@ -128,7 +128,7 @@ fn run(ticket: Ticket) -> Vec<Event> {
         Event::Interrupted {
             step: Some(4),
             weights: Some("w.safetensors".into()),
-            has_checkpoint: true,
+            checkpoint: Some(4),
         },
         Event::Ended { steps: 4, time: Duration::from_secs(9), error: None },
         Event::Tested { validation: validation(0.5) },

@@ -1,17 +1,11 @@
-//! The folder of a run: its name, its lock and the link to the newest.
+//! The folder of a run.
 
-use super::name::{RunName, LATEST};
+use super::lock::{is_held, FolderLock};
+use super::name::RunName;
+use super::paths::{lead_to, mend_latest, replace_link, resolve_latest};
 use crate::BossManError;
-use std::fs::{File, TryLockError};
-use std::io::{ErrorKind, Read, Seek, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-
-/// The run as carried out.
-const RUN: &str = "run.yaml";
-/// Locked by the process that trains in the folder. Holds its process id.
-const LOCK: &str = "lock";
-/// The most characters of a process id.
-const MAX_PID: u64 = 20;
 
 /// Where a run's folder goes.
 #[derive(Clone, Debug)]
@@ -30,8 +24,7 @@ pub struct RunFolderSettings {
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
-    /// Holds the lock.
-    _lock: File,
+    _lock: FolderLock,
     /// Whether this process made it.
     is_new: bool,
 }
@@ -84,30 +77,24 @@ impl RunFolder {
     }
 
     fn lock(path: PathBuf, is_new: bool) -> Result<Self, BossManError> {
-        let place = path.join(LOCK);
-        let fault = |e: std::io::Error| BossManError::io(&place, &e);
-        let mut lock = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&place)
-            .map_err(fault)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::Error(e)) => return Err(fault(e)),
-            Err(TryLockError::WouldBlock) => {
-                let holder = match pid(&lock) {
-                    Some(pid) => format!("process {pid}"),
-                    None => "another process".into(),
-                };
-                let problem = format!("{holder} trains in this folder; wait until it has ended");
-                return Err(BossManError::file(&path, problem));
-            }
+        let _lock = FolderLock::take(&path)?;
+        Ok(RunFolder { path, _lock, is_new })
+    }
+
+    /// Deletes the folder of a run with everything in it, unless a process trains there. Returns
+    /// whether it was deleted. `latest` then leads to the newest run that is left.
+    ///
+    /// # Errors
+    /// It cannot be locked or deleted.
+    pub fn delete(path: &Path) -> Result<bool, BossManError> {
+        if is_held(path)? {
+            return Ok(false);
         }
-        lock.set_len(0).map_err(fault)?;
-        write!(lock, "{}", std::process::id()).map_err(fault)?;
-        Ok(RunFolder { path, _lock: lock, is_new })
+        let folder = Self::lock(path.to_path_buf(), false)?;
+        std::fs::remove_dir_all(path).map_err(|e| BossManError::io(path, &e))?;
+        drop(folder);
+        path.parent().map_or(Ok(()), mend_latest)?;
+        Ok(true)
     }
 
     /// Its path.
@@ -129,13 +116,31 @@ impl RunFolder {
         }
     }
 
-    /// Puts a link into it to a file that the user put elsewhere.
+    /// The place of a file that an earlier process of the run may have put elsewhere.
+    pub(crate) fn place_of(&self, name: &str) -> PathBuf {
+        let file = self.file(name);
+        std::fs::read_link(&file).unwrap_or(file)
+    }
+
+    /// Puts a link into it to a file that the user puts elsewhere. If the run began without that,
+    /// its file moves there.
     ///
     /// # Errors
-    /// The link cannot be made.
+    /// The link cannot be made, or both files are there.
     pub(crate) fn link_to(&self, name: &str, file: &Path) -> Result<(), BossManError> {
         let target = std::path::absolute(file).map_err(|e| BossManError::io(file, &e))?;
-        replace_link(&self.file(name), &target)
+        let own = self.file(name);
+        if own.is_file() && !own.is_symlink() {
+            if target.exists() {
+                let problem = format!(
+                    "is not replaced by the run's own, which is {}; move one of them away",
+                    own.display()
+                );
+                return Err(BossManError::file(&target, problem));
+            }
+            move_file(&own, &target).map_err(|e| BossManError::io(&target, &e))?;
+        }
+        replace_link(&own, &target)
     }
 
     /// Makes `latest` beside it a link to it.
@@ -143,58 +148,18 @@ impl RunFolder {
     /// # Errors
     /// The link cannot be made.
     pub(crate) fn make_latest(&self) -> Result<(), BossManError> {
-        let (Some(runs), Some(name)) = (self.path.parent(), self.path.file_name()) else {
-            return Ok(());
-        };
-        replace_link(&runs.join(LATEST), Path::new(name))
+        lead_to(&self.path)
     }
 }
 
-/// The process that trains in a folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holder {
-    Nobody,
-    /// Its number, if it is known.
-    Process(Option<u32>),
-}
-
-/// Finds out whether a process trains in a folder.
-///
-/// # Errors
-/// The lock cannot be read.
-pub(super) fn holder(folder: &Path) -> Result<Holder, BossManError> {
-    let place = folder.join(LOCK);
-    let fault = |e: std::io::Error| BossManError::io(&place, &e);
-    let lock = match File::open(&place) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Holder::Nobody),
-        lock => lock.map_err(fault)?,
-    };
-    match lock.try_lock_shared() {
-        Ok(()) => Ok(Holder::Nobody),
-        Err(TryLockError::WouldBlock) => Ok(Holder::Process(pid(&lock))),
-        Err(TryLockError::Error(e)) => Err(fault(e)),
-    }
-}
-
-/// Whether a process trains in a folder.
-///
-/// # Errors
-/// The lock cannot be read.
-pub fn is_held(folder: &Path) -> Result<bool, BossManError> {
-    Ok(holder(folder)? != Holder::Nobody)
-}
-
-/// Whether a path is the folder of a run.
-pub fn is_run_folder(path: &Path) -> bool {
-    path.join(RUN).is_file()
-}
-
-/// The folder to which `latest` leads now. A run that begins later changes the link, and one
-/// command must read one folder.
-pub fn resolve_latest(path: &Path) -> PathBuf {
-    match std::fs::read_link(path) {
-        Ok(target) => path.parent().unwrap_or_else(|| Path::new(".")).join(target),
-        Err(_) => path.to_path_buf(),
+/// Moves a file, also to another disk.
+fn move_file(from: &Path, to: &Path) -> std::io::Result<()> {
+    match std::fs::rename(from, to) {
+        Err(e) if e.kind() == ErrorKind::CrossesDevices => {
+            std::fs::copy(from, to)?;
+            std::fs::remove_file(from)
+        }
+        moved => moved,
     }
 }
 
@@ -210,26 +175,6 @@ fn newest_number(runs: &Path, name: &RunName) -> Result<Option<u64>, BossManErro
         newest = newest.max(entry.file_name().to_str().and_then(|folder| name.number_of(folder)));
     }
     Ok(newest)
-}
-
-fn pid(mut lock: &File) -> Option<u32> {
-    let mut text = String::new();
-    lock.rewind().ok()?;
-    lock.take(MAX_PID).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
-}
-
-/// Replaces a link in one step, so that it always leads somewhere. Never replaces a file.
-fn replace_link(link: &Path, target: &Path) -> Result<(), BossManError> {
-    if link.symlink_metadata().is_ok_and(|there| !there.is_symlink()) {
-        let problem = "is no link, so it is not replaced by one; move it away";
-        return Err(BossManError::file(link, problem));
-    }
-    let fault = |e: std::io::Error| BossManError::io(link, &e);
-    let draft = link.with_extension(format!("{}.tmp", std::process::id()));
-    std::fs::remove_file(&draft).ok();
-    std::os::unix::fs::symlink(target, &draft).map_err(fault)?;
-    std::fs::rename(&draft, link).map_err(fault)
 }
 
 #[cfg(test)]
@@ -267,22 +212,21 @@ mod tests {
     }
 
     #[test]
-    fn one_process_trains_in_a_folder() {
+    fn a_run_goes_on_in_its_folder() {
         let place = tempfile::tempdir().unwrap();
         let runs = settings(place.path(), None);
-        let folder = RunFolder::create(&runs).unwrap();
-        let refused = RunFolder::newest(&runs).unwrap_err().to_string();
-        let expected = format!("process {} trains in this folder", std::process::id());
-        assert!(refused.contains(&expected), "{refused}");
-        assert_eq!(holder(folder.path()).unwrap(), Holder::Process(Some(std::process::id())));
-        let path = folder.path().to_path_buf();
-        drop(folder);
-        assert_eq!(holder(&path).unwrap(), Holder::Nobody);
+        drop(RunFolder::create(&runs).unwrap());
         let again = RunFolder::newest(&runs).unwrap().unwrap();
         assert_eq!(name_of(&again), "digits");
         // An old folder stays, whatever happens.
         again.discard();
         assert!(place.path().join("digits").is_dir());
+        // While a run lasts, nobody deletes it.
+        assert!(!RunFolder::delete(again.path()).unwrap());
+        let path = again.path().to_path_buf();
+        drop(again);
+        assert!(RunFolder::delete(&path).unwrap());
+        assert!(RunFolder::newest(&runs).unwrap().is_none());
     }
 
     #[test]
@@ -291,22 +235,5 @@ mod tests {
         let runs = place.path().join("runs");
         RunFolder::create(&settings(&runs, None)).unwrap().discard();
         assert!(!runs.exists());
-    }
-
-    #[test]
-    fn latest_leads_to_the_run_that_began_last() {
-        let place = tempfile::tempdir().unwrap();
-        let latest = place.path().join(LATEST);
-        for name in ["digits", "digits-2"] {
-            let folder = RunFolder::create(&settings(place.path(), None)).unwrap();
-            folder.make_latest().unwrap();
-            assert_eq!(std::fs::read_link(&latest).unwrap(), Path::new(name));
-            assert_eq!(resolve_latest(&latest), folder.path());
-        }
-        std::fs::remove_file(&latest).unwrap();
-        std::fs::write(&latest, "a file of the user").unwrap();
-        let folder = RunFolder::create(&settings(place.path(), None)).unwrap();
-        let refused = folder.make_latest().unwrap_err().to_string();
-        assert!(refused.contains("is no link"), "{refused}");
     }
 }

@@ -1,7 +1,7 @@
 //! Run folders: what a run leaves behind, and the argument of every later command.
 //!
 //! ```text
-//! RunFolder (name, lock, latest) -> FolderKeeper (run.yaml, latest), EventLog, TextLog: observers
+//! RunFolder (name, lock, paths) -> FolderKeeper (run.yaml, latest), EventLog, TextLog: observers
 //!      ^
 //!      +-- RunSummary (for `bossman runs`) <- EventReader (events.jsonl, for `bossman log`)
 //! ```
@@ -13,15 +13,19 @@
 mod event_log;
 mod folder;
 mod keeper;
+mod lock;
 mod name;
+mod paths;
 mod reader;
 mod summary;
 mod text_log;
 
 pub(crate) use event_log::EventLog;
-pub use folder::{is_held, is_run_folder, resolve_latest, RunFolder, RunFolderSettings};
+pub use folder::{RunFolder, RunFolderSettings};
 pub(crate) use keeper::FolderKeeper;
+pub use lock::is_held;
 pub use name::RunName;
+pub use paths::{is_run_folder, resolve_latest};
 pub use reader::{EventReader, LoggedEvent};
 pub use summary::{RunState, RunSummary};
 pub(crate) use text_log::TextLog;

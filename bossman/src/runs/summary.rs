@@ -1,6 +1,7 @@
 //! A run in a line: what its folder tells about it.
 
-use super::folder::{holder, is_run_folder, Holder};
+use super::lock::{holder, Holder};
+use super::paths::is_run_folder;
 use super::EventReader;
 use crate::events::Event;
 use crate::run_file::RunFile;
@@ -215,7 +216,7 @@ mod tests {
             |error| format!("\"event\":\"ended\",\"steps\":3,\"time_s\":1.0,\"error\":{error}");
         let (well, ill) = (ended("null"), ended("\"no memory\""));
         let interrupted =
-            "\"event\":\"interrupted\",\"step\":3,\"weights\":null,\"has_checkpoint\":false";
+            "\"event\":\"interrupted\",\"step\":3,\"weights\":null,\"checkpoint\":null";
         let failed = RunState::Failed { why: "no memory".into() };
         for (lines, state) in [
             (vec![begin], RunState::Crashed),

@@ -9,9 +9,9 @@ use crate::recovery::resume::ResumeState;
 use crate::train::checkpoint_writer::{CheckpointWriter, StepEnd};
 use crate::train::epochs::{validate_with_current_members, Epochs};
 use crate::train::metrics::SharedMetrics;
-use crate::train::outcome::Interruption;
 use crate::train::validation::ValidationResult;
 use crate::{Batch, BossMan, BossManError, RecoverySource, StepReport};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -182,13 +182,11 @@ impl<'a> Attempt<'a> {
     }
 
     /// The user ended the run after this step: saves what it has made. Errors cost what they name
-    /// alone.
-    pub(super) async fn interrupt(&mut self, step: u64) -> Interruption {
-        let mut interruption = Interruption { step, weights: None, has_checkpoint: false };
-        // No step was done in this session, so everything is saved already.
+    /// alone. Returns the file of the weights, if they were saved.
+    pub(super) async fn interrupt(&mut self, step: u64) -> Option<PathBuf> {
+        // No step was done in this session, so there is nothing new.
         if step == self.done {
-            interruption.has_checkpoint = self.done > 0 && self.checkpoints.is_some();
-            return interruption;
+            return None;
         }
         let events = self.observers.events.clone();
         if self.epochs.saved != Some(step) {
@@ -197,13 +195,12 @@ impl<'a> Attempt<'a> {
             }
         }
         let is_saved = self.epochs.saved == Some(step);
-        interruption.weights = self.prepared.options.save.clone().filter(|_| is_saved);
         let record = self.record();
         if let Some(writer) = &mut self.checkpoints {
             let end = StepEnd { step, is_last: true, was_validated: false, record };
-            interruption.has_checkpoint = writer.finish(&mut self.boss, end).await;
+            writer.finish(&mut self.boss, end).await;
         }
-        interruption
+        self.prepared.options.save.clone().filter(|_| is_saved)
     }
 
     /// A step failed. A checkpoint in progress is completed, because the run resumes from it.

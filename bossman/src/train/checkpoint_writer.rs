@@ -36,7 +36,7 @@ pub(crate) struct CheckpointWriter {
     /// The checkpoint that is being written, and its step.
     pending: Option<(u64, JoinHandle<Result<(), BossManError>>)>,
     /// The step of the last checkpoint that is whole.
-    pub(crate) written: Option<u64>,
+    written: Option<u64>,
     /// Whether the user was told that training waits for checkpoints.
     warned: bool,
 }
@@ -63,15 +63,14 @@ impl CheckpointWriter {
     }
 
     /// Makes a checkpoint of this step, which ended the run early, unless there is one or gradients
-    /// are half accumulated. Returns whether there is one.
-    pub(crate) async fn finish(&mut self, boss: &mut BossMan, end: StepEnd) -> bool {
+    /// are half accumulated.
+    pub(crate) async fn finish(&mut self, boss: &mut BossMan, end: StepEnd) {
         let step = end.step;
         self.wait_for_pending().await;
         if self.written != Some(step) {
             self.after_step(boss, StepEnd { is_last: true, ..end }).await;
             self.wait_for_pending().await;
         }
-        self.written == Some(step)
     }
 
     /// Makes a checkpoint after a step if one is due. Reports errors, and training continues.

@@ -28,6 +28,6 @@ pub struct Interruption {
     pub step: u64,
     /// The file of the weights after that step, if they were saved.
     pub weights: Option<PathBuf>,
-    /// Whether there is a checkpoint of that step.
-    pub has_checkpoint: bool,
+    /// The step of the newest checkpoint, from which the run can resume. It may be older.
+    pub checkpoint: Option<u64>,
 }

@@ -73,11 +73,11 @@ pub(super) fn place(
             let best = best_path(Path::new(last));
             folder.link_to(&best.to_string_lossy(), &best_path(path))?;
         }
-        None => options.save = Some(folder.file(last)),
+        None => options.save = Some(folder.place_of(last)),
     }
     match &options.metrics {
         Some(path) => folder.link_to(metrics, path)?,
-        None => options.metrics = Some(folder.file(metrics)),
+        None => options.metrics = Some(folder.place_of(metrics)),
     }
     let shown = options.events.clone();
     options.events = shown

@@ -18,6 +18,7 @@ use crate::{BossMan, BossManError, RecoverySource, StepReport};
 use parking_lot::Mutex;
 use pipeline::recovery::{RecoveryCost, Remedy, ResumeReport, StateSource};
 use runtime::Handle;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::info;
@@ -76,8 +77,8 @@ struct Unfinished(Option<Events>);
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if let Some(events) = &self.0 {
-            let (weights, has_checkpoint) = (None, false);
-            events.report(&Event::Interrupted { step: None, weights, has_checkpoint });
+            let (weights, checkpoint) = (None, None);
+            events.report(&Event::Interrupted { step: None, weights, checkpoint });
         }
     }
 }
@@ -139,11 +140,9 @@ impl Attempts {
             () = prepared.options.stop.wait() => None,
         };
         let Some(mut attempt) = started else {
-            let done = self.recovery.furthest();
-            return Ok(self.interrupted(
-                prepared,
-                Interruption { step: done, weights: None, has_checkpoint: false },
-            ));
+            let resumes_after = self.state.as_ref().map_or(0, |state| state.counters().step);
+            let done = self.recovery.furthest().max(resumes_after);
+            return Ok(self.interrupted(prepared, done, None).await);
         };
         let cost = self.recovery.state_restored();
         self.report_cost(cost);
@@ -156,8 +155,9 @@ impl Attempts {
             Err(_) => attempt.abandon().await,
         };
         if let Training::Stopped { step } = trained? {
-            let interruption = attempt.interrupt(step).await;
-            return Ok(self.interrupted(prepared, interruption));
+            let weights = attempt.interrupt(step).await;
+            let outcome = self.interrupted(prepared, step, weights).await;
+            return Ok(Outcome { best: attempt.epochs.best, ..outcome });
         }
         self.report_end(prepared.steps, None)?;
         let test = attempt.test().await?;
@@ -172,17 +172,31 @@ impl Attempts {
         })
     }
 
-    /// The outcome of a run that the user ended. Its workers wait for the next boss.
-    fn interrupted(&self, prepared: &Prepared<'_>, interruption: Interruption) -> Outcome {
-        let Interruption { step, weights, has_checkpoint } = interruption.clone();
-        let event = Event::Interrupted { step: Some(step), weights, has_checkpoint };
-        self.observers.events.report(&event);
+    /// The outcome of a run that the user ended after this step. Its workers wait for the next
+    /// boss.
+    async fn interrupted(
+        &self,
+        prepared: &Prepared<'_>,
+        step: u64,
+        weights: Option<PathBuf>,
+    ) -> Outcome {
+        let events = &self.observers.events;
+        let checkpoint = match &prepared.checkpoints {
+            Some((checkpoints, _)) => checkpoints.newest_step().await.unwrap_or_else(|error| {
+                events.warn(format!("whether there is a checkpoint is not known: {error}"));
+                None
+            }),
+            None => None,
+        };
+        let interruption = Interruption { step, weights: weights.clone(), checkpoint };
+        let event = Event::Interrupted { step: Some(step), weights: weights.clone(), checkpoint };
+        events.report(&event);
         Outcome {
             steps: step.min(prepared.steps),
             time: self.time,
             best: None,
             test: None,
-            weights: interruption.weights.clone(),
+            weights,
             interrupted: Some(interruption),
         }
     }

@@ -97,6 +97,40 @@ async fn a_boss_that_waits_ends_at_once_and_a_step_that_lasts_is_cut_off() {
     assert!(said.starts_with("the step did not end within 0 s (--grace), so nothing is"), "{said}");
 }
 
+/// A boss that waits for workers tells from which checkpoint the run goes on, also if the loss of
+/// the workers cost the steps after it.
+#[tokio::test]
+async fn a_boss_that_waits_again_tells_what_is_saved() {
+    let place = TestFolder::new();
+    let more = "microbatches: 4\ncheckpoint: {every: 2}";
+    let run = place.run_file(&Case::branchy(), ENDLESS, more);
+    let (mut boss, at) = place.boss(&run, 1, &["--name", "mine"]).await;
+    let worker = place.worker(&at.port, &[]);
+    boss.line("checkpoint of step 4 written").await;
+    worker.signal("KILL");
+    worker.end().await;
+    boss.line("waiting").await;
+    boss.signal("INT");
+    let said = interrupted(&boss.end().await, 130);
+    let number = |text: &str| text.split(' ').next().unwrap().parse::<u64>().unwrap();
+    let done = number(said.strip_prefix("step ").unwrap());
+    let (_, saved) = said.split_once(" is done; its weights are not saved; ").unwrap();
+    let newest = match saved {
+        "--resume goes on from its checkpoint" => done,
+        _ => number(saved.strip_prefix("--resume goes on from the checkpoint of step ").unwrap()),
+    };
+    let folder = place.file("run-folders/mine/checkpoints");
+    assert!(newest >= 4 && folder.join(format!("step-{newest:08}/manifest.json")).is_file());
+
+    // Resumed, and ended before anybody joins.
+    let (boss, _) = place.boss(&run, 1, &["--name", "mine", "--resume"]).await;
+    boss.signal("INT");
+    let expected = format!(
+        "step {newest} is done; its weights are not saved; --resume goes on from its checkpoint"
+    );
+    assert_eq!(interrupted(&boss.end().await, 130), expected);
+}
+
 /// The kernel ignores signals to process 1 of a container that it does not handle.
 #[tokio::test]
 #[cfg(target_os = "linux")]

@@ -249,7 +249,7 @@ async fn ctrl_c_at_the_boss_ends_it_and_its_local_workers() {
     assert!(stopping.starts_with("stopping after this step"), "{stopping}");
     assert!(saved.starts_with("bossman: interrupted; step "), "{saved}");
     assert!(saved.contains(" is done; the weights are in "), "{saved}");
-    assert!(saved.ends_with("; it has no checkpoint"), "{saved}");
+    assert!(saved.ends_with("; there is no checkpoint to go on from"), "{saved}");
 }
 
 #[tokio::test]

@@ -235,6 +235,38 @@ async fn files_elsewhere_are_linked() {
     assert_eq!(std::fs::read(exported).unwrap(), std::fs::read(weights).unwrap());
 }
 
+/// A run that goes on may put its files elsewhere from then on. They move there, and stay there.
+#[tokio::test]
+async fn files_move_elsewhere_when_a_run_goes_on() {
+    let run = Run::new(4, MORE);
+    run.trained(&[]).await;
+    let lengthen = |from: &str, to: &str| {
+        let longer = std::fs::read_to_string(&run.file).unwrap().replace(from, to);
+        std::fs::write(&run.file, longer).unwrap();
+    };
+    let folder = run.runs(&derived(&run));
+    let (weights, metrics) = (run.place.file("w.safetensors"), run.place.file("m.jsonl"));
+    let flags = ["--save", weights.to_str().unwrap(), "--metrics", metrics.to_str().unwrap()];
+    lengthen("steps: 4", "steps: 6");
+    run.trained(&[&flags[..], &["--resume"]].concat()).await;
+    let lines = || std::fs::read_to_string(&metrics).unwrap().lines().count();
+    assert_eq!(lines(), 6);
+    let after_6 = std::fs::read(&weights).unwrap();
+    assert_eq!(std::fs::read_link(folder.join("weights.safetensors")).unwrap(), weights);
+    lengthen("steps: 6", "steps: 8");
+    run.trained(&["--resume"]).await;
+    assert_eq!(lines(), 8);
+    assert_eq!(std::fs::read_link(folder.join("metrics.jsonl")).unwrap(), metrics);
+    assert!(std::fs::read(&weights).unwrap() != after_6, "the weights are not saved");
+
+    // A file of the user is not replaced by another.
+    std::fs::remove_file(folder.join("metrics.jsonl")).unwrap();
+    std::fs::copy(&metrics, folder.join("metrics.jsonl")).unwrap();
+    lengthen("steps: 8", "steps: 9");
+    let refused = run.train(&[&flags[..], &["--resume"]].concat()).end().await.error_line();
+    assert!(refused.contains("m.jsonl: is not replaced by the run's own"), "{refused}");
+}
+
 /// `runs` tells how each run ended, and `prune` deletes old ones. `log` tells what happened.
 #[tokio::test]
 async fn runs_are_listed_followed_and_pruned() {
@@ -276,6 +308,14 @@ async fn runs_are_listed_followed_and_pruned() {
     assert_eq!(state(&list, "second").0, "crashed");
     let table = run.command(&["runs"]).await.expect_success().output;
     assert!(table[1].starts_with("second  crashed") && table[1].contains("from step"), "{table:?}");
+
+    // `latest` leads to the newest run that is left.
+    run.command(&["runs", "prune", "--keep", "0"]).await.expect_success();
+    assert_eq!(names(&run.place.file("run-folders")), Vec::<String>::new());
+    let latest = run.runs("latest");
+    std::os::unix::fs::symlink("second", &latest).unwrap();
+    let gone = run.command(&["eval", latest.to_str().unwrap()]).await.error_line();
+    assert!(gone.contains("latest: leads to ") && gone.ends_with("which is gone"), "{gone}");
     let none = run.command(&["runs", "--runs-dir", "nowhere"]).await.error_line();
     assert!(none.contains("nowhere: there is no such folder"), "{none}");
 }
