@@ -1,0 +1,168 @@
+//! The lock of a run's folder. One process trains there, and others can see which.
+
+use crate::BossManError;
+use std::fs::{File, Metadata, TryLockError};
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::path::Path;
+use std::time::Duration;
+
+/// Locked by the process that trains in the folder. Holds its process id.
+const LOCK: &str = "lock";
+/// The most characters of a process id.
+const MAX_PID: u64 = 20;
+/// Who only asks for the holder has the lock for a moment, too. So a process that wants it tries
+/// this often before it believes that another one trains here.
+const ATTEMPTS: u32 = 50;
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(10);
+
+/// The lock of a folder, held until it is dropped.
+#[derive(Debug)]
+pub(super) struct FolderLock {
+    _lock: File,
+}
+
+impl FolderLock {
+    /// Locks a folder.
+    ///
+    /// # Errors
+    /// Another process trains in it, or has deleted it, or the lock cannot be written.
+    pub(super) fn take(folder: &Path) -> Result<Self, BossManError> {
+        let place = folder.join(LOCK);
+        let fault = |e: std::io::Error| BossManError::io(&place, &e);
+        let mut lock = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&place)
+            .map_err(fault)?;
+        let mut attempts = 1;
+        while let Err(problem) = lock.try_lock() {
+            match problem {
+                TryLockError::Error(e) => return Err(fault(e)),
+                TryLockError::WouldBlock if attempts < ATTEMPTS => {
+                    attempts += 1;
+                    std::thread::sleep(BETWEEN_ATTEMPTS);
+                }
+                TryLockError::WouldBlock => return Err(is_taken(folder, &lock)),
+            }
+        }
+        // A process that prunes runs deletes a folder while it holds its lock.
+        let (locked, there) = (lock.metadata().map_err(fault)?, place.metadata());
+        if !there.is_ok_and(|there| is_same_file(&locked, &there)) {
+            return Err(BossManError::file(folder, "was deleted a moment ago"));
+        }
+        lock.set_len(0).map_err(fault)?;
+        write!(lock, "{}", std::process::id()).map_err(fault)?;
+        Ok(FolderLock { _lock: lock })
+    }
+}
+
+fn is_taken(folder: &Path, lock: &File) -> BossManError {
+    let holder = match pid(lock) {
+        Some(pid) => format!("process {pid}"),
+        None => "another process".into(),
+    };
+    let problem = format!("{holder} trains in this folder; wait until it has ended");
+    BossManError::file(folder, &problem)
+}
+
+fn is_same_file(one: &Metadata, other: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+/// The process that trains in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    Nobody,
+    /// Its number, if it is known.
+    Process(Option<u32>),
+}
+
+/// Finds out whether a process trains in a folder.
+///
+/// # Errors
+/// The lock cannot be read.
+pub(super) fn holder(folder: &Path) -> Result<Holder, BossManError> {
+    let place = folder.join(LOCK);
+    let fault = |e: std::io::Error| BossManError::io(&place, &e);
+    let lock = match File::open(&place) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Holder::Nobody),
+        lock => lock.map_err(fault)?,
+    };
+    match lock.try_lock_shared() {
+        Ok(()) => Ok(Holder::Nobody),
+        Err(TryLockError::WouldBlock) => Ok(Holder::Process(pid(&lock))),
+        Err(TryLockError::Error(e)) => Err(fault(e)),
+    }
+}
+
+/// Whether a process trains in a folder.
+///
+/// # Errors
+/// The lock cannot be read.
+pub fn is_held(folder: &Path) -> Result<bool, BossManError> {
+    Ok(holder(folder)? != Holder::Nobody)
+}
+
+fn pid(mut lock: &File) -> Option<u32> {
+    let mut text = String::new();
+    lock.rewind().ok()?;
+    lock.take(MAX_PID).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn the_holder_is_named() {
+        let place = tempfile::tempdir().unwrap();
+        let me = std::process::id();
+        assert_eq!(holder(place.path()).unwrap(), Holder::Nobody);
+        let lock = FolderLock::take(place.path()).unwrap();
+        assert_eq!(holder(place.path()).unwrap(), Holder::Process(Some(me)));
+        let refused = FolderLock::take(place.path()).unwrap_err().to_string();
+        assert!(refused.contains(&format!("process {me} trains in this folder")), "{refused}");
+        drop(lock);
+        assert_eq!(holder(place.path()).unwrap(), Holder::Nobody);
+    }
+
+    /// `bossman runs` and `bossman log --follow` look at a folder while a run is started in it.
+    #[test]
+    fn who_looks_keeps_nobody_out() {
+        let place = tempfile::tempdir().unwrap();
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let looks = || {
+                while !ended.load(Ordering::Relaxed) {
+                    holder(place.path()).unwrap();
+                }
+            };
+            scope.spawn(looks);
+            let refused = (0..500).find_map(|_| FolderLock::take(place.path()).err());
+            ended.store(true, Ordering::Relaxed);
+            assert!(refused.is_none(), "{refused:?}");
+        });
+    }
+
+    /// A run that starts in a folder while it is pruned would lose everything.
+    #[test]
+    fn a_folder_that_was_deleted_meanwhile_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("run");
+        std::fs::create_dir(&folder).unwrap();
+        let prunes = FolderLock::take(&folder).unwrap();
+        let refused = std::thread::scope(|scope| {
+            let starts = scope.spawn(|| FolderLock::take(&folder));
+            std::fs::remove_dir_all(&folder).unwrap();
+            drop(prunes);
+            starts.join().unwrap().unwrap_err().to_string()
+        });
+        // Whether it had opened the lock by then is chance.
+        assert!(refused.contains("was deleted") || refused.contains("No such file"), "{refused}");
+    }
+}
