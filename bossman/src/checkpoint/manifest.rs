@@ -4,10 +4,11 @@ use crate::session::position::Counters;
 use crate::Score;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Manifests of other versions are not read. Raise it with every change of the format, because a
-/// manifest that cannot be parsed counts as damaged.
-pub(super) const VERSION: u32 = 1;
+/// Manifests of later versions are not read. Raise it with every change of the format, because a
+/// manifest that cannot be parsed counts as damaged. Version 1 has no `time` and no `made_for`.
+pub(super) const VERSION: u32 = 2;
 
 /// The prefix of a checkpoint's folder, before its number of steps.
 const PREFIX: &str = "step-";
@@ -33,6 +34,9 @@ pub(super) enum ManifestError {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     pub(super) version: u32,
+    /// When it was written: seconds since 1970, UTC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) time: Option<u64>,
     pub(crate) counters: Counters,
     pub(crate) run: RunRecord,
     pub(super) files: Vec<FileEntry>,
@@ -65,6 +69,25 @@ pub(crate) struct RunRecord {
     /// The validation of these weights, if there was one.
     #[serde(rename = "look")]
     pub(crate) validation: Option<ScoreAtStep>,
+    #[serde(default, skip_serializing_if = "MadeFor::is_resuming")]
+    pub(crate) made_for: MadeFor,
+}
+
+/// Why a checkpoint was made.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum MadeFor {
+    /// To resume from: it was due, or the run ended.
+    #[default]
+    Resuming,
+    /// Only because its validation was the best so far.
+    Best,
+}
+
+impl MadeFor {
+    fn is_resuming(&self) -> bool {
+        *self == MadeFor::Resuming
+    }
 }
 
 /// The score of a validation, with its step.
@@ -108,8 +131,13 @@ impl Manifest {
         run: RunRecord,
         files: Vec<FileEntry>,
     ) -> Result<Self, serde_json::Error> {
-        let manifest = Manifest { version: VERSION, counters, run, files, sha256: String::new() };
-        Ok(Manifest { sha256: manifest.digest()?, ..manifest })
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|time| time.as_secs());
+        Manifest { version: VERSION, time, counters, run, files, sha256: String::new() }.signed()
+    }
+
+    /// The manifest with its own SHA-256.
+    pub(super) fn signed(self) -> Result<Self, serde_json::Error> {
+        Ok(Manifest { sha256: self.digest()?, ..self })
     }
 
     /// Parses a manifest, which may have any content, from the folder of this name.
@@ -117,10 +145,10 @@ impl Manifest {
         let no_manifest =
             |e: serde_json::Error| ManifestError::Damaged(format!("is no manifest: {e}"));
         let Versioned { version } = serde_json::from_slice(bytes).map_err(no_manifest)?;
-        if version != u64::from(VERSION) {
+        if !(1..=u64::from(VERSION)).contains(&version) {
             let problem = format!(
-                "is of version {version}; this program reads version {VERSION}, take another \
-                 BossMan"
+                "is of version {version}; this program reads versions 1 to {VERSION}, take \
+                 another BossMan"
             );
             return Err(ManifestError::UnknownVersion(problem));
         }

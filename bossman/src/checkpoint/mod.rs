@@ -30,8 +30,8 @@ mod verified_steps;
 pub use crate::session::position::Counters;
 #[cfg(test)]
 use crate::BossManError;
-pub(crate) use manifest::{RunRecord, ScoreAtStep};
-pub(crate) use policy::DueTimer;
+pub(crate) use manifest::{MadeFor, RunRecord, ScoreAtStep};
+pub(crate) use policy::{rate, DueTimer};
 pub use policy::{Every, KeepBest, Policy};
 pub use read_error::ReadError;
 pub use snapshot::TrainingState;

@@ -1,6 +1,6 @@
 //! The policy of checkpoints: when one is made, and which are kept.
 
-use super::manifest::Manifest;
+use super::manifest::{MadeFor, Manifest, RunRecord};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ pub struct Policy {
     /// The number of last checkpoints to keep.
     pub keep: usize,
     /// The measure of the best checkpoint, which is kept, too. A checkpoint is then made after each
-    /// epoch.
+    /// validation that is better than those before.
     pub keep_best: Option<KeepBest>,
 }
 
@@ -67,7 +67,11 @@ impl Policy {
     pub(super) fn superfluous(&self, there: &[Manifest]) -> Vec<u64> {
         let mut steps: Vec<u64> = there.iter().map(|manifest| manifest.counters.step).collect();
         steps.sort();
-        let last: BTreeSet<u64> = steps.iter().rev().take(self.keep.max(1)).copied().collect();
+        // One that was made for its score alone takes no place of those to resume from.
+        let made_for = |to| there.iter().filter(move |manifest| manifest.run.made_for == to);
+        let regular: BTreeSet<u64> =
+            made_for(MadeFor::Resuming).map(|manifest| manifest.counters.step).collect();
+        let last: BTreeSet<u64> = regular.iter().rev().take(self.keep.max(1)).copied().collect();
         let best = self.keep_best.and_then(|by| best(there, by));
         steps.into_iter().filter(|step| !last.contains(step) && best != Some(*step)).collect()
     }
@@ -75,23 +79,25 @@ impl Policy {
 
 /// The checkpoint with the best validation, or the first of equally good ones.
 fn best(there: &[Manifest], by: KeepBest) -> Option<u64> {
-    let rated = there.iter().filter_map(|manifest| {
-        let validation = manifest
-            .run
-            .validation
-            .filter(|validation| validation.step == manifest.counters.step)?;
-        let rate = match by {
-            KeepBest::Loss => -validation.loss?,
-            KeepBest::Accuracy => validation.accuracy?,
-        };
-        Some((manifest.counters.step, rate))
-    });
+    let step = |manifest: &Manifest| manifest.counters.step;
+    let rated = there
+        .iter()
+        .filter_map(|manifest| Some((step(manifest), rate(&manifest.run, step(manifest), by)?)));
     rated.max_by(|(a, one), (b, other)| one.total_cmp(other).then(b.cmp(a))).map(|(step, _)| step)
+}
+
+/// Rates the weights after this step by their validation, if there was one. More is better.
+pub(crate) fn rate(run: &RunRecord, step: u64, by: KeepBest) -> Option<f64> {
+    let validation = run.validation.filter(|validation| validation.step == step)?;
+    match by {
+        KeepBest::Loss => validation.loss.map(|loss| -loss),
+        KeepBest::Accuracy => validation.accuracy,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::manifest::{RunRecord, ScoreAtStep};
+    use super::super::manifest::ScoreAtStep;
     use super::*;
     use crate::session::position::Counters;
 
@@ -121,6 +127,23 @@ mod tests {
         assert_eq!(policy(1, Some(KeepBest::Accuracy)).superfluous(&there), [10, 30, 40]);
         assert_eq!(policy(0, None).superfluous(&there), [10, 20, 30, 40]);
         assert!(policy(9, None).superfluous(&there).is_empty());
+    }
+
+    /// A run that validates more often than it makes checkpoints would keep none to resume from.
+    #[test]
+    fn a_checkpoint_for_its_score_pushes_no_other_out() {
+        let policy =
+            Policy { dir: None, every: Every::Steps(1), keep: 2, keep_best: Some(KeepBest::Loss) };
+        let for_best = |step, loss| {
+            let Manifest { counters, run, .. } = at(step, Some(loss));
+            let run = RunRecord { made_for: MadeFor::Best, ..run };
+            Manifest::new(counters, run, Vec::new()).unwrap()
+        };
+        let mut there =
+            vec![at(10, None), at(20, None), for_best(21, 0.5), for_best(22, 0.25), at(30, None)];
+        assert_eq!(policy.superfluous(&there), [10, 21]);
+        there.push(at(40, Some(0.125)));
+        assert_eq!(policy.superfluous(&there), [10, 20, 21, 22]);
     }
 
     #[test]

@@ -4,16 +4,18 @@ use super::folder::{Content, Folder};
 use super::manifest::{
     folder_of_step, hash, step_of_folder, FileEntry, Manifest, ManifestError, RunRecord, DAMAGED,
 };
-use super::policy::Policy;
+use super::policy::{rate, KeepBest, Policy};
 use super::read_error::ReadError;
 use super::snapshot::TrainingState;
 use super::verified_steps::VerifiedSteps;
-use crate::{data::disk, events::Events, weights::safetensors_files, BossManError, StateDict};
+use crate::events::Events;
+use crate::{data::disk, weights::safetensors_files, BossManError, Score, StateDict};
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tch::Tensor;
 
 const MANIFEST: &str = "manifest.json";
@@ -46,6 +48,18 @@ pub struct CheckpointEntry {
 }
 
 impl CheckpointEntry {
+    /// When it was written, if its manifest tells that.
+    pub fn time(&self) -> Option<SystemTime> {
+        let seconds = self.manifest.as_ref()?.time?;
+        UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
+    }
+
+    /// The score of its weights on the validation data, if they were validated.
+    pub fn score(&self) -> Option<Score> {
+        let validation = self.manifest.as_ref()?.run.validation?;
+        (validation.step == self.step).then(|| validation.score())
+    }
+
     /// Whether it has no manifest: it is being written, or was never finished.
     pub fn is_unfinished(&self) -> bool {
         matches!(self.bytes, Err(ReadError::Unfinished(_)))
@@ -70,6 +84,11 @@ impl Checkpoints {
 
     pub(super) fn of(folder: Folder) -> Self {
         Checkpoints { folder, events: Events::default(), known: Arc::default() }
+    }
+
+    /// The path or URL as the user wrote it.
+    pub fn named(&self) -> &str {
+        self.folder.named()
     }
 
     /// Sets the observers of warnings. By default a console shows them.
@@ -97,6 +116,17 @@ impl Checkpoints {
         }
         listed.sort_by_key(|listed| listed.step);
         Ok(listed)
+    }
+
+    /// The rate of the best checkpoint that is there.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub(crate) async fn best_rate(&self, by: KeepBest) -> Result<Option<f64>, BossManError> {
+        let listed = self.list().await?;
+        let manifests = listed.iter().filter_map(|listed| listed.manifest.as_ref());
+        let rates = manifests.filter_map(|of| rate(&of.run, of.counters.step, by));
+        Ok(rates.max_by(f64::total_cmp))
     }
 
     /// The step of the newest checkpoint whose manifest is whole.

@@ -4,13 +4,13 @@ use super::fleet::until_interrupted;
 use super::run_argument;
 use anyhow::Result;
 use bossman::checkpoint::{CheckpointEntry, Checkpoints, ReadError};
-use bossman::{output, BossManError};
+use bossman::{output, BossManError, Score, ValidationResult};
 use serde_json::json;
 
 #[derive(clap::Subcommand)]
 pub(crate) enum Checkpoint {
-    /// List the checkpoints in a folder, and those that are not finished; `verify` reads their
-    /// files.
+    /// List the checkpoints in a folder with size, time (UTC), score and which is best, and those
+    /// that are not finished; `verify` reads their files.
     #[command(after_help = "Example: bossman checkpoint ls checkpoints")]
     Ls {
         /// The folder of a run, or the folder or URL that its run file names.
@@ -67,19 +67,78 @@ impl Checkpoint {
 }
 
 async fn ls(checkpoints: &Checkpoints, json: bool) -> Result<(), BossManError> {
-    for CheckpointEntry { name, step, bytes, .. } in checkpoints.list().await? {
-        let line = match (&bytes, json) {
-            (Ok(bytes), true) => json!({"name": name, "step": step, "bytes": bytes}).to_string(),
-            (Err(problem), true) => {
-                json!({"name": name, "step": step, "problem": problem.to_string()}).to_string()
-            }
-            (Ok(bytes), false) => format!("{name}  {:.1} MiB", *bytes as f64 / f64::from(1 << 20)),
-            (Err(ReadError::Unreadable(problem)), false) => format!("{name}  unknown: {problem}"),
-            (Err(problem), false) => format!("{name}  not whole: {problem}"),
-        };
-        output::print_line(&line)?;
+    let listed = checkpoints.list().await?;
+    if listed.is_empty() && !json {
+        output::warn(&format!("{}: there are no checkpoints", checkpoints.named()));
+    }
+    let best = Best::of(&listed);
+    for entry in &listed {
+        output::print_line(&if json { line_of_json(entry, &best) } else { line(entry, &best) })?;
     }
     Ok(())
+}
+
+/// The checkpoints with the best scores.
+struct Best {
+    loss: Option<u64>,
+    accuracy: Option<u64>,
+}
+
+impl Best {
+    fn of(listed: &[CheckpointEntry]) -> Self {
+        // The first of equally good ones.
+        let best = |rate: fn(&Score) -> Option<f64>| {
+            let rated = listed.iter().filter_map(|of| Some((rate(&of.score()?)?, of.step)));
+            rated.rev().max_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, step)| step)
+        };
+        Best {
+            loss: best(|score| Some(-score.loss).filter(|rate| !rate.is_nan())),
+            accuracy: best(|score| score.accuracy),
+        }
+    }
+
+    /// The measures by which a checkpoint is the best.
+    fn measures(&self, step: u64) -> Vec<&'static str> {
+        let by = [(self.loss, "loss"), (self.accuracy, "accuracy")];
+        by.into_iter().filter(|(best, _)| *best == Some(step)).map(|(_, name)| name).collect()
+    }
+}
+
+fn line(entry: &CheckpointEntry, best: &Best) -> String {
+    let CheckpointEntry { name, step, bytes, .. } = entry;
+    let bytes = match bytes {
+        Ok(bytes) => *bytes,
+        Err(ReadError::Unreadable(problem)) => return format!("{name}  unknown: {problem}"),
+        Err(problem) => return format!("{name}  not whole: {problem}"),
+    };
+    let mut line = format!("{name}  {:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    if let Some(time) = entry.time() {
+        line += &format!("  {}", humantime::format_rfc3339_seconds(time));
+    }
+    if let Some(score) = entry.score() {
+        line += &format!("  {score}");
+    }
+    match &best.measures(*step)[..] {
+        [] => line,
+        measures => line + &format!("  best {}", measures.join(" and ")),
+    }
+}
+
+fn line_of_json(entry: &CheckpointEntry, best: &Best) -> String {
+    let CheckpointEntry { name, step, bytes, .. } = entry;
+    let mut line = json!({"name": name, "step": step});
+    match bytes {
+        Ok(bytes) => line["bytes"] = (*bytes).into(),
+        Err(problem) => line["problem"] = problem.to_string().into(),
+    }
+    if let Some(time) = entry.time() {
+        line["time"] = humantime::format_rfc3339_seconds(time).to_string().into();
+    }
+    if let Some(score) = entry.score() {
+        line["validation"] = ValidationResult { score, translations: None }.to_json();
+        line["best"] = best.measures(*step).into();
+    }
+    line.to_string()
 }
 
 async fn verify(checkpoints: &Checkpoints, only: Option<String>) -> Result<(), BossManError> {

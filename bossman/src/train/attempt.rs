@@ -72,9 +72,13 @@ impl<'a> Attempt<'a> {
         let metrics_bytes = resumed.as_ref().and_then(|found| found.run().metrics);
         record.metrics = metrics_bytes;
         let Observers { events, metrics } = observers.clone();
-        let checkpoints = prepared.checkpoints.clone().map(|(checkpoints, policy)| {
-            CheckpointWriter::new(checkpoints, policy, events.clone(), metrics)
-        });
+        let checkpoints = match prepared.checkpoints.clone() {
+            Some((checkpoints, policy)) => {
+                let writer = CheckpointWriter::open(checkpoints, policy, events.clone(), metrics);
+                Some(writer.await?)
+            }
+            None => None,
+        };
         let mut attempt = Attempt {
             boss,
             observers,
@@ -154,8 +158,7 @@ impl<'a> Attempt<'a> {
             snapshots.after_step(&mut self.boss, step, &record).await;
         }
         if let Some(writer) = &mut self.checkpoints {
-            let was_validated = self.epochs.last.is_some_and(|(of, _)| of == step);
-            let end = StepEnd { step, is_last: step == steps, was_validated, record };
+            let end = StepEnd { step, is_last: step == steps, record };
             writer.after_step(&mut self.boss, end).await;
         }
         Ok(())
@@ -197,7 +200,7 @@ impl<'a> Attempt<'a> {
         let is_saved = self.epochs.saved == Some(step);
         let record = self.record();
         if let Some(writer) = &mut self.checkpoints {
-            let end = StepEnd { step, is_last: true, was_validated: false, record };
+            let end = StepEnd { step, is_last: true, record };
             writer.finish(&mut self.boss, end).await;
         }
         self.prepared.options.save.clone().filter(|_| is_saved)

@@ -1,6 +1,6 @@
 //! The checkpoints of a run, made when they are due and written while training continues.
 
-use crate::checkpoint::{begin_snapshot, Checkpoints, DueTimer, Policy, RunRecord};
+use crate::checkpoint::{begin_snapshot, rate, Checkpoints, DueTimer, MadeFor, Policy, RunRecord};
 use crate::events::{CheckpointOutcome, Event, Events};
 use crate::train::metrics::SharedMetrics;
 use crate::{BossMan, BossManError};
@@ -18,8 +18,6 @@ pub(crate) struct StepEnd {
     pub(crate) step: u64,
     /// Whether it is the last step of the run.
     pub(crate) is_last: bool,
-    /// Whether the model was validated after it.
-    pub(crate) was_validated: bool,
     pub(crate) record: RunRecord,
 }
 
@@ -33,23 +31,38 @@ pub(crate) struct CheckpointWriter {
     due: DueTimer,
     /// Whether one is due that could not be made yet.
     overdue: bool,
-    /// The checkpoint that is being written, and its step.
-    pending: Option<(u64, JoinHandle<Result<(), BossManError>>)>,
+    pending: Option<Pending>,
     /// The step of the last checkpoint that is whole.
     written: Option<u64>,
+    /// The rate of the best checkpoint.
+    best: Option<f64>,
     /// Whether the user was told that training waits for checkpoints.
     warned: bool,
 }
 
+/// A checkpoint that is being written.
+struct Pending {
+    step: u64,
+    /// Its rate, if the best ones are kept.
+    rate: Option<f64>,
+    writing: JoinHandle<Result<(), BossManError>>,
+}
+
 impl CheckpointWriter {
-    pub(crate) fn new(
+    /// # Errors
+    /// The folder of the checkpoints cannot be read.
+    pub(crate) async fn open(
         checkpoints: Checkpoints,
         policy: Policy,
         events: Events,
         metrics: Option<SharedMetrics>,
-    ) -> Self {
+    ) -> Result<Self, BossManError> {
+        let best = match policy.keep_best {
+            Some(by) => checkpoints.best_rate(by).await?,
+            None => None,
+        };
         let due = DueTimer::start(policy.every);
-        CheckpointWriter {
+        Ok(CheckpointWriter {
             checkpoints,
             policy,
             events,
@@ -58,8 +71,9 @@ impl CheckpointWriter {
             overdue: false,
             pending: None,
             written: None,
+            best,
             warned: false,
-        }
+        })
     }
 
     /// Makes a checkpoint of this step, which ended the run early, unless there is one or gradients
@@ -75,28 +89,42 @@ impl CheckpointWriter {
 
     /// Makes a checkpoint after a step if one is due. Reports errors, and training continues.
     pub(crate) async fn after_step(&mut self, boss: &mut BossMan, end: StepEnd) {
-        let StepEnd { step, is_last, was_validated, record } = end;
-        let written = self.pending.as_ref().is_some_and(|(_, writing)| writing.is_finished());
+        let StepEnd { step, is_last, record } = end;
+        let written = self.pending.as_ref().is_some_and(|pending| pending.writing.is_finished());
         if written {
             self.wait_for_pending().await;
         }
-        self.overdue |=
-            self.due.is_due(step) || is_last || (was_validated && self.policy.keep_best.is_some());
-        if !self.overdue || !boss.trainer.position.is_between_updates() {
+        self.overdue |= self.due.is_due(step) || is_last;
+        let rate = self.policy.keep_best.and_then(|by| rate(&record, step, by));
+        let made_for = match self.overdue {
+            true => MadeFor::Resuming,
+            false => MadeFor::Best,
+        };
+        let is_wanted = self.overdue || self.is_best(rate);
+        if !is_wanted || !boss.trainer.position.is_between_updates() {
             return;
         }
         // One is written at a time, so that no more than one is in memory.
-        let waits = self.pending.as_ref().filter(|(_, writing)| !writing.is_finished() && !is_last);
-        if let Some((before, _)) = waits.filter(|_| !self.warned) {
+        let waits = self.pending.as_ref().filter(|one| !one.writing.is_finished() && !is_last);
+        if let Some(Pending { step: before, .. }) = waits.filter(|_| !self.warned) {
             self.report(step, CheckpointOutcome::Waits { before: *before });
             self.warned = true;
         }
         self.wait_for_pending().await;
+        // The one before may have been better.
+        if made_for == MadeFor::Best && !self.is_best(rate) {
+            return;
+        }
         self.overdue = false;
-        self.begin(boss, step, record).await;
+        self.begin(boss, step, rate, RunRecord { made_for, ..record }).await;
     }
 
-    async fn begin(&mut self, boss: &mut BossMan, step: u64, run: RunRecord) {
+    /// Whether a checkpoint of this rate is better than all before.
+    fn is_best(&self, rate: Option<f64>) -> bool {
+        rate.is_some_and(|rate| self.best.is_none_or(|best| rate > best))
+    }
+
+    async fn begin(&mut self, boss: &mut BossMan, step: u64, rate: Option<f64>, run: RunRecord) {
         info!(step, "checkpoint begins");
         let flush = self.metrics.as_ref().map(|metrics| metrics.lock().flush()).transpose();
         let begun = match flush {
@@ -124,13 +152,13 @@ impl CheckpointWriter {
             }
             Ok(())
         };
-        self.pending = Some((step, tokio::spawn(write)));
+        self.pending = Some(Pending { step, rate, writing: tokio::spawn(write) });
     }
 
     /// Waits for the checkpoint that is being written.
     pub(crate) async fn wait_for_pending(&mut self) {
-        let Some((step, writing)) = &mut self.pending else { return };
-        let step = *step;
+        let Some(Pending { step, rate, writing }) = &mut self.pending else { return };
+        let (step, rate) = (*step, *rate);
         let problem = match writing.await {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error.to_string()),
@@ -141,6 +169,9 @@ impl CheckpointWriter {
         match problem {
             None => {
                 self.written = Some(step);
+                if self.is_best(rate) {
+                    self.best = rate;
+                }
                 self.report(step, CheckpointOutcome::Written);
             }
             Some(problem) => self.report_failure(step, problem),
@@ -160,7 +191,7 @@ impl CheckpointWriter {
         if tokio::time::timeout(FINAL_WAIT, self.wait_for_pending()).await.is_ok() {
             return;
         }
-        let Some((step, writing)) = self.pending.take() else { return };
+        let Some(Pending { step, writing, .. }) = self.pending.take() else { return };
         writing.abort();
         // Until then it may write.
         writing.await.ok();

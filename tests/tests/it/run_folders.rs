@@ -219,6 +219,50 @@ async fn one_process_trains_in_a_folder_and_the_ticket_is_not_in_it() {
     }
 }
 
+/// A checkpoint for its score alone is written only if it is the best so far, and pushes out none
+/// to resume from.
+#[tokio::test]
+async fn the_best_checkpoint_is_kept_beside_the_last_ones() {
+    let run = Run::new(60, "microbatches: 4\ncheckpoint: {every: 25, keep: 2, keep_best: loss}");
+    let text = std::fs::read_to_string(&run.file).unwrap();
+    let from = "data: {train: data.safetensors}";
+    assert!(text.contains(from));
+    let data = "data: {train: data.safetensors, validation: {split: 0.25}}";
+    std::fs::write(&run.file, text.replace(from, data)).unwrap();
+    let none = run.place.file("none");
+    std::fs::create_dir(&none).unwrap();
+    let none = run.command(&["checkpoint", "ls", none.to_str().unwrap()]).await.expect_success();
+    assert!(none.errors[0].ends_with("there are no checkpoints"), "{:?}", none.errors);
+
+    run.trained(&[]).await;
+    let folder = run.runs(&derived(&run));
+    let steps = |kind: &str, with: &dyn Fn(&serde_json::Value) -> bool| {
+        let events = events(&folder).into_iter();
+        let events = events.filter(|event| event["event"] == kind && with(event));
+        events.map(|event| event["step"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let best = steps("validated", &|event| event["best"] == true);
+    assert!(best.len() < steps("validated", &|_| true).len(), "each one is the best");
+    let mut expected = [best.clone(), vec![25, 50, 60]].concat();
+    expected.sort();
+    expected.dedup();
+    assert_eq!(steps("checkpoint", &|event| event["outcome"] == "written"), expected);
+    let best = best.last().unwrap();
+    let kept = names(&folder.join("checkpoints"));
+    let mut expected = vec![*best, 50, 60];
+    expected.sort();
+    expected.dedup();
+    assert_eq!(kept, expected.iter().map(|step| format!("step-{step:08}")).collect::<Vec<_>>());
+
+    let listed = run.command(&["checkpoint", "ls", folder.to_str().unwrap()]).await;
+    let of_best = format!("step-{best:08}  ");
+    for line in listed.expect_success().output {
+        assert!(line.contains(" MiB  2"), "no size or time: {line}");
+        let is_best = line.starts_with(&of_best);
+        assert_eq!(line.contains("  best loss"), is_best, "{line}");
+    }
+}
+
 /// Files that the user puts elsewhere are there as links.
 #[tokio::test]
 async fn files_elsewhere_are_linked() {

@@ -4,6 +4,7 @@
 use super::faulty_store::{Faulty, Operation};
 use super::{assert_is, run, state};
 use crate::checkpoint::folder::Folder;
+use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::*;
 use object_store::Error;
 use std::sync::Arc;
@@ -201,15 +202,27 @@ async fn prune_deletes_what_this_run_found_damaged_or_unfinished() {
 async fn a_manifest_of_another_version_is_not_damaged() {
     let (store, checkpoints) = with(&[1, 2]).await;
     let text = store.text(NEWEST[0]).await;
-    let newer = text.replacen("\"version\": 1", "\"version\": 2,\n  \"of_the_future\": [1]", 1);
+    let newer = text.replacen("\"version\": 2", "\"version\": 3,\n  \"of_the_future\": [1]", 1);
     assert_ne!(text, newer);
     store.set(NEWEST[0], &newer).await;
     let message = checkpoints.resume(None).await.unwrap_err().to_string();
-    let expected = "test://run/step-00000002/manifest.json: is of version 2; this program reads \
-                    version 1, take another BossMan";
+    let expected = "test://run/step-00000002/manifest.json: is of version 3; this program reads \
+                    versions 1 to 2, take another BossMan";
     assert!(message.starts_with(expected), "{message}");
     checkpoints.write(state(3), run()).await.unwrap();
     assert_eq!(checkpoints.prune(&policy(1), 3).await.unwrap(), ["step-00000001"]);
+}
+
+/// A run goes on from the checkpoints of an older program.
+#[tokio::test]
+async fn a_manifest_of_version_1_is_read() {
+    let (store, checkpoints) = with(&[1, 2]).await;
+    let manifest = checkpoints.list().await.unwrap().pop().unwrap().manifest.unwrap();
+    let older = Manifest { version: 1, time: None, ..manifest }.signed().unwrap();
+    let text = serde_json::to_string_pretty(&older).unwrap();
+    assert!(!text.contains("time") && !text.contains("made_for"), "{text}");
+    store.set(NEWEST[0], &text).await;
+    assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
 }
 
 /// A missing file that the manifest names is damage, unless the whole checkpoint disappears.
