@@ -8,6 +8,7 @@ use pipeline::message::{Failure, Mode, Reduction, RoundLoss, RoundUpdate};
 use pipeline::replicas::MicrobatchAssignment;
 use pipeline::schedule::{Action, Ending, Terms};
 use pipeline::watch::{FiniteCheck, Watch};
+use pipeline::StateForm;
 use pipeline::{Plan, ScheduleKind, TensorMeta};
 use tch::Tensor;
 use tensor::payload;
@@ -75,10 +76,14 @@ fn state_of(plan: &Plan, cluster: &mut impl TestCluster, stage: StageId) -> Vec<
         TestCluster::call(cluster, Box::new(run)).unwrap();
     };
     let Some([gather, let_go]) = plan.layout().whole(stage) else {
-        return cluster.call(SendState { stage: Some(stage), optimizer: false }).unwrap();
+        return cluster
+            .call(SendState { stage: Some(stage), optimizer: false, form: StateForm::Tensors })
+            .unwrap();
     };
     all_do(cluster, gather);
-    let state = cluster.call(SendState { stage: Some(stage), optimizer: false }).unwrap();
+    let state = cluster
+        .call(SendState { stage: Some(stage), optimizer: false, form: StateForm::Tensors })
+        .unwrap();
     all_do(cluster, let_go);
     state
 }

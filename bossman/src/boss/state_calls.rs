@@ -5,6 +5,7 @@ use crate::checkpoint::{self, TrainingState};
 use crate::recovery::replay::CallLog;
 use crate::session::weight_transfer;
 use crate::{BossManError, StateDict};
+use pipeline::{StateDigest, StateForm};
 use std::future::Future;
 
 impl BossMan {
@@ -92,7 +93,17 @@ impl BossMan {
     /// # Errors
     /// Accumulated gradients wait for an update, or a worker failed.
     pub async fn checkpoint(&mut self) -> Result<TrainingState, BossManError> {
-        checkpoint::begin_snapshot(&mut self.trainer).await?.finish().await
+        checkpoint::begin_snapshot(&mut self.trainer, StateForm::Tensors).await?.finish().await
+    }
+
+    /// A SHA-256 of the whole training state. Each worker hashes the tensors that it has, so only
+    /// the hashes travel; with sharded optimizer state its shards do, too. It equals
+    /// [`TrainingState::digest`], for every cut and any number of workers and replicas.
+    ///
+    /// # Errors
+    /// Accumulated gradients wait for an update, or a worker failed.
+    pub async fn digest(&mut self) -> Result<StateDigest, BossManError> {
+        checkpoint::begin_snapshot(&mut self.trainer, StateForm::Hashes).await?.digest().await
     }
 
     /// Replaces the state of all workers. Training continues from there to the bit. The optimizer

@@ -14,6 +14,7 @@ use crate::BossManError;
 use pipeline::recovery::{
     Cause, RecoveryCost, RecoveryPolicy, Remedy, Repeated, ResumeReport, Situation, StateSource,
 };
+use pipeline::StateForm;
 use std::time::Instant;
 use tracing::info;
 
@@ -229,5 +230,5 @@ struct Rebuilt {
 }
 
 async fn copy_state(trainer: &mut Trainer, log: &mut CallLog) -> Result<(), BossManError> {
-    log.refresh(checkpoint::begin_snapshot(trainer).await?.finish().await?)
+    log.refresh(checkpoint::begin_snapshot(trainer, StateForm::Tensors).await?.finish().await?)
 }

@@ -11,7 +11,7 @@ use link::{Payload, Slots};
 use pipeline::boss::{Instruction, SendState};
 use pipeline::ids::{Slot, StageId};
 use pipeline::message::Failure;
-use pipeline::StateName;
+use pipeline::{hash_tensor, StateDigest, StateForm, StateName};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -38,14 +38,18 @@ pub(crate) struct Snapshot {
     slots: Slots,
     counters: Counters,
     /// The sizes of parameters of which replicas have shards.
-    sizes: BTreeMap<String, Vec<i64>>,
+    sizes: Sizes,
 }
 
-/// Lets workers copy their state between two steps. The copy travels while training continues.
+/// Lets workers copy or hash their state between two steps. The answers travel while training
+/// continues.
 ///
 /// # Errors
 /// Accumulated gradients wait for an update, or a worker failed.
-pub(crate) async fn begin_snapshot(trainer: &mut Trainer) -> Result<Snapshot, BossManError> {
+pub(crate) async fn begin_snapshot(
+    trainer: &mut Trainer,
+    form: StateForm,
+) -> Result<Snapshot, BossManError> {
     if trainer.position.accumulated.is_pending() {
         return Err(BossManError::Usage(
             "a checkpoint is made after an optimizer step, not between two".into(),
@@ -53,7 +57,8 @@ pub(crate) async fn begin_snapshot(trainer: &mut Trainer) -> Result<Snapshot, Bo
     }
     let counters = trainer.position.counters;
     let (sizes, slots) = (sizes(trainer.model.graph()), trainer.handle.slots.clone());
-    let ask = |trainer: &Trainer, stage| trainer.handle.call(SendState { stage, optimizer: true });
+    let ask =
+        |trainer: &Trainer, stage| trainer.handle.call(SendState { stage, optimizer: true, form });
     let (replies, asked) = request_snapshots(trainer, ask).await;
     let snapshot = Snapshot { replies, slots, counters, sizes };
     if let Err(error) = asked {
@@ -148,8 +153,46 @@ fn optimizer_state_by_stage(
 }
 
 impl Snapshot {
-    /// Waits until the whole state has arrived.
+    /// Waits until the whole state has arrived. The workers were asked for tensors.
     pub(crate) async fn finish(self) -> Result<TrainingState, BossManError> {
+        let (all, counters, sizes) = self.arrive().await?;
+        let (mut weights, mut optimizer) = (StateDict::default(), BTreeMap::new());
+        let mut shards = Shards::default();
+        for (name, payload) in &all {
+            let (name, tensor) = (StateName::parse(name), from_payload(payload)?);
+            match (name.optimizer, name.start) {
+                (false, _) => weights.insert(name.name, &tensor),
+                (true, None) => drop(optimizer.insert(name.name.to_string(), tensor)),
+                (true, Some(start)) => shards.insert(name.name, start, tensor),
+            }
+        }
+        optimizer.extend(shards.concat(&sizes)?);
+        Ok(TrainingState { weights, optimizer, counters })
+    }
+
+    /// Waits until all hashes have arrived. The workers were asked for hashes.
+    pub(crate) async fn digest(self) -> Result<StateDigest, BossManError> {
+        let (all, counters, sizes) = self.arrive().await?;
+        let (mut hashes, mut shards) = (counters.hashes(), Shards::default());
+        for (name, payload) in &all {
+            let StateName { name: of, start, .. } = StateName::parse(name);
+            match (start, <[u8; 32]>::try_from(&payload.bytes[..])) {
+                (Some(start), _) => shards.insert(of, start, from_payload(payload)?),
+                (None, Ok(hash)) => drop(hashes.insert(name.clone(), hash)),
+                (None, Err(_)) => {
+                    let problem = format!("`{name}`: a worker sent something else than its hash");
+                    return Err(BossManError::StateDict(vec![problem]));
+                }
+            }
+        }
+        for (name, tensor) in shards.concat(&sizes)? {
+            hashes.insert(StateName::of_optimizer(&name, None).to_string(), hash(&tensor)?);
+        }
+        Ok(StateDigest::of(&hashes))
+    }
+
+    /// Waits until everything has arrived.
+    async fn arrive(self) -> Result<(Vec<(String, Payload)>, Counters, Sizes), BossManError> {
         let Snapshot { replies, slots, counters, sizes } = self;
         let mut all: Vec<(String, Slot)> = Vec::new();
         let mut failed = None;
@@ -165,32 +208,61 @@ impl Snapshot {
         if let Some(failure) = failed {
             return Err(failure.into());
         }
-        let (mut weights, mut optimizer) = (StateDict::default(), BTreeMap::new());
-        let mut parts: BTreeMap<String, BTreeMap<u64, Tensor>> = BTreeMap::new();
-        for (name, payload) in &all {
-            let (name, tensor) = (StateName::parse(name), from_payload(payload)?);
-            match (name.optimizer, name.start) {
-                (false, _) => weights.insert(name.name, &tensor),
-                (true, None) => drop(optimizer.insert(name.name.to_string(), tensor)),
-                (true, Some(start)) => {
-                    drop(parts.entry(name.name.to_string()).or_default().insert(start, tensor))
-                }
-            }
-        }
-        for (name, parts) in parts {
+        Ok((all, counters, sizes))
+    }
+}
+
+/// The shards of optimizer state, by name and first element.
+#[derive(Default)]
+struct Shards(BTreeMap<String, BTreeMap<u64, Tensor>>);
+
+impl Shards {
+    fn insert(&mut self, name: &str, start: u64, shard: Tensor) {
+        self.0.entry(name.to_string()).or_default().insert(start, shard);
+    }
+
+    /// # Errors
+    /// Shards are missing, or are of no parameter.
+    fn concat(self, sizes: &Sizes) -> Result<BTreeMap<String, Tensor>, BossManError> {
+        let whole = |(name, shards): (String, BTreeMap<u64, Tensor>)| {
             let wrong =
                 |problem: String| BossManError::StateDict(vec![format!("`{name}`: {problem}")]);
             let of = name.rsplit_once('.').and_then(|(parameter, _)| sizes.get(parameter));
             let sizes = of.ok_or_else(|| wrong("the model has no such parameter".into()))?;
             let whole =
-                concat_shards(parts, sizes).map_err(|problem| wrong(problem.to_string()))?;
-            optimizer.insert(name, whole);
-        }
-        Ok(TrainingState { weights, optimizer, counters })
+                concat_shards(shards, sizes).map_err(|problem| wrong(problem.to_string()))?;
+            Ok((name, whole))
+        };
+        self.0.into_iter().map(whole).collect()
     }
 }
 
-fn sizes(graph: &LayerGraph) -> BTreeMap<String, Vec<i64>> {
+impl TrainingState {
+    /// Its digest. Equal states have equal digests, whoever holds them.
+    ///
+    /// # Errors
+    /// libtorch fails.
+    pub fn digest(&self) -> Result<StateDigest, BossManError> {
+        let mut hashes = self.counters.hashes();
+        for (name, tensor) in self.weights.iter() {
+            hashes.insert(name.to_string(), hash(tensor)?);
+        }
+        for (name, tensor) in &self.optimizer {
+            hashes.insert(StateName::of_optimizer(name, None).to_string(), hash(tensor)?);
+        }
+        Ok(StateDigest::of(&hashes))
+    }
+}
+
+fn hash(tensor: &Tensor) -> Result<[u8; 32], BossManError> {
+    let payload = to_payload(tensor)?;
+    Ok(hash_tensor(&payload.meta, &payload.bytes))
+}
+
+/// The sizes of each parameter.
+type Sizes = BTreeMap<String, Vec<i64>>;
+
+fn sizes(graph: &LayerGraph) -> Sizes {
     let mut sizes = BTreeMap::new();
     for layer in graph.layers() {
         for param in graph.own_params(layer.id) {

@@ -3,7 +3,8 @@
 use pipeline::loss_scale::LossScale;
 use pipeline::message::Mode;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The counters of training. With the seed, they determine random draws and the learning rate.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -15,6 +16,22 @@ pub struct Counters {
     pub updates: u64,
     /// The loss scale of float16.
     pub loss_scale: Option<LossScale>,
+}
+
+impl Counters {
+    /// The hashes of its values, for the digest of a state.
+    pub(crate) fn hashes(&self) -> BTreeMap<String, [u8; 32]> {
+        let scale = self.loss_scale.map(|scale| format!("{scale:?}")).unwrap_or_default();
+        let values = [
+            ("step", self.step.to_string()),
+            ("updates", self.updates.to_string()),
+            ("loss_scale", scale),
+        ];
+        let hash = |(name, value): (&str, String)| {
+            (format!("counters/{name}"), Sha256::digest(value).into())
+        };
+        values.into_iter().map(hash).collect()
+    }
 }
 
 /// The position of training: its counters, and what waits for a backward pass or an update.

@@ -8,6 +8,7 @@ use crate::BossManError;
 use link::Payload;
 use pipeline::boss::{Instruction, SendState};
 use pipeline::ids::{Slot, StageId};
+use pipeline::StateForm;
 use std::collections::BTreeMap;
 use tch::Tensor;
 
@@ -47,7 +48,9 @@ async fn fetch_stage(
     stage: Option<StageId>,
     tensors: &mut BTreeMap<String, Tensor>,
 ) -> Result<(), BossManError> {
-    for (name, slot) in trainer.call(SendState { stage, optimizer: false }).await? {
+    for (name, slot) in
+        trainer.call(SendState { stage, optimizer: false, form: StateForm::Tensors }).await?
+    {
         if let Some(payload) = trainer.handle.slots.remove(slot) {
             tensors.insert(name, from_payload(&payload)?);
         }

@@ -4,6 +4,7 @@ use crate::checkpoint::{begin_snapshot, rate, Checkpoints, DueTimer, MadeFor, Po
 use crate::events::{CheckpointOutcome, Event, Events};
 use crate::train::metrics::SharedMetrics;
 use crate::{BossMan, BossManError};
+use pipeline::StateForm;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tracing::info;
@@ -128,7 +129,9 @@ impl CheckpointWriter {
         info!(step, "checkpoint begins");
         let flush = self.metrics.as_ref().map(|metrics| metrics.lock().flush()).transpose();
         let begun = match flush {
-            Ok(flush) => begin_snapshot(&mut boss.trainer).await.map(|snapshot| (snapshot, flush)),
+            Ok(flush) => begin_snapshot(&mut boss.trainer, StateForm::Tensors)
+                .await
+                .map(|snapshot| (snapshot, flush)),
             Err(error) => Err(error),
         };
         let (snapshot, flush) = match begun {

@@ -12,6 +12,7 @@ use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerProbe, LayerTimes};
 use crate::watch::{LayerHealth, Watch};
+use crate::StateForm;
 use serde::{Deserialize, Serialize};
 
 pub use crate::assignment::{Assignment, ChangeMembership, PeerAddress};
@@ -228,6 +229,8 @@ pub enum Command {
         stage: Option<StageId>,
         /// Whether to send optimizer state, too.
         optimizer: bool,
+        /// In which form.
+        form: StateForm,
     },
     /// Hash the trained parameters of each stage, and report with [`ToBoss::Digests`].
     Digest,

@@ -14,6 +14,7 @@ use crate::replicas::{BucketBytes, Node, ShardId, Sharding, UniqueId};
 use crate::stage_spec::StageSpec;
 use crate::tensor_meta::TensorMeta;
 use crate::watch::{FiniteCheck, LayerHealth};
+use crate::StateForm;
 use layerspec::Layer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -195,6 +196,8 @@ pub enum Task<T> {
         /// The stages whose optimizer state is handed out. For a stage that is not among
         /// `parameters`, only the state that this replica alone holds.
         optimizer: Vec<StageId>,
+        /// In which form.
+        form: StateForm,
     },
     /// Compute a SHA-256 of each trained parameter of each stage. Answered by [`Outcome::Digests`].
     Digest,
@@ -473,7 +476,9 @@ impl<T> Task<T> {
             Task::Reshard { stage } => Task::Reshard { stage },
             Task::Measure { probes } => Task::Measure { probes },
             Task::Discard { batch, gradients } => Task::Discard { batch, gradients },
-            Task::Snapshot { parameters, optimizer } => Task::Snapshot { parameters, optimizer },
+            Task::Snapshot { parameters, optimizer, form } => {
+                Task::Snapshot { parameters, optimizer, form }
+            }
             Task::Digest => Task::Digest,
             Task::Load { tensors, optimizer } => {
                 Task::Load { tensors: named(tensors, f)?, optimizer }

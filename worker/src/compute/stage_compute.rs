@@ -171,8 +171,8 @@ impl StageCompute {
             Task::Measure { probes } => return self.measure(&probes),
             Task::Discard { batch, gradients: true } => self.discard_step(batch)?,
             Task::Discard { batch, gradients: false } => self.discard_microbatches(batch)?,
-            Task::Snapshot { parameters, optimizer } => {
-                return self.snapshot(&parameters, &optimizer);
+            Task::Snapshot { parameters, optimizer, form } => {
+                return self.snapshot(&parameters, &optimizer, form);
             }
             Task::Digest => return self.digests(),
             Task::Load { tensors, optimizer: false } => self.load(&tensors)?,

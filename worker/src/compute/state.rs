@@ -4,11 +4,12 @@ use crate::compute::payloads::{engine_failure, tensor_failure, to_payload, to_te
 use crate::compute::stage_compute::StageCompute;
 use crate::engine::{Engine, OptimizerStateScope, OptimizerTensor};
 use bytes::Bytes;
+use layerspec::DType;
 use link::Payload;
 use pipeline::ids::StageId;
 use pipeline::message::Failure;
 use pipeline::task::Outcome;
-use pipeline::StateName;
+use pipeline::{hash_tensor, StateForm, StateName, TensorMeta};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use tch::Tensor;
@@ -108,6 +109,7 @@ impl StageCompute {
         &self,
         parameters: &[StageId],
         optimizer: &[StageId],
+        form: StateForm,
     ) -> Result<Outcome<Payload>, Failure> {
         let mut tensors = Vec::new();
         for (stage, engine) in &self.stages {
@@ -127,7 +129,12 @@ impl StageCompute {
             }
         }
         let payload = |(name, value): (String, Tensor)| {
-            Ok((name, to_payload(&value).map_err(tensor_failure)?))
+            let whole = StateName::parse(&name).start.is_none();
+            let sent = match form {
+                StateForm::Hashes if whole => hash_payload(digest(&value)?),
+                _ => to_payload(&value).map_err(tensor_failure)?,
+            };
+            Ok((name, sent))
         };
         Ok(Outcome::State { tensors: tensors.into_iter().map(payload).collect::<Result<_, _>>()? })
     }
@@ -149,13 +156,14 @@ impl StageCompute {
     }
 }
 
-/// A SHA-256 of a trained parameter that every replica has.
 fn digest(value: &Tensor) -> Result<[u8; 32], Failure> {
     let payload = to_payload(value).map_err(tensor_failure)?;
-    let mut hash = Sha256::new();
-    hash.update(format!("{}\n", payload.meta));
-    hash.update(&payload.bytes);
-    Ok(hash.finalize().into())
+    Ok(hash_tensor(&payload.meta, &payload.bytes))
+}
+
+fn hash_payload(hash: [u8; 32]) -> Payload {
+    let meta = TensorMeta { dtype: DType::UInt8, shape: vec![32] };
+    Payload { meta, bytes: Bytes::copy_from_slice(&hash) }
 }
 
 /// Checks that files have the SHA-256 that names them.

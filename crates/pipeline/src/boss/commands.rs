@@ -62,9 +62,9 @@ pub(super) fn commands(request: Request, id: u64, setup: &Setup) -> Vec<BossEffe
         | Request::ChangeMembership(_)
         | Request::Instruct(Instruction::Stop) => Vec::new(),
         // Replicas have the same state. The first one sends it.
-        Request::SendState(SendState { stage, optimizer }) => {
+        Request::SendState(SendState { stage, optimizer, form }) => {
             let senders = state_senders(plan, stage, optimizer).into_iter();
-            to_some(id, senders, &Command::SendState { stage, optimizer })
+            to_some(id, senders, &Command::SendState { stage, optimizer, form })
         }
         Request::Instruct(Instruction::OpenData(spec)) => {
             to_some(id, readers(plan).into_iter(), &Command::OpenData(spec))

@@ -338,7 +338,7 @@ impl BossSession {
         };
         let unanswered = match request {
             Request::Instruct(Instruction::Stop) => BTreeSet::new(),
-            Request::SendState(SendState { stage, optimizer }) => {
+            Request::SendState(SendState { stage, optimizer, .. }) => {
                 state_senders(&self.setup.plan, stage, optimizer)
             }
             Request::Instruct(Instruction::OpenData(_)) => commands::readers(&self.setup.plan),

@@ -12,6 +12,7 @@ use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::LayerProbe;
 use crate::watch::Watch;
+use crate::StateForm;
 use layerspec::ValueId;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -126,6 +127,8 @@ pub struct SendState {
     pub stage: Option<StageId>,
     /// Whether to fetch optimizer state, too.
     pub optimizer: bool,
+    /// In which form.
+    pub form: StateForm,
 }
 
 /// Lists the snapshots of a run that workers store.

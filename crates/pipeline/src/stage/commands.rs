@@ -15,6 +15,7 @@ use crate::message::{
 use crate::peer_snapshot::{SendSnapshot, StoreSnapshot};
 use crate::replicas::UniqueId;
 use crate::task::{Outcome, Task};
+use crate::StateForm;
 
 impl StageSession {
     /// A command arrived. It waits if the last one is not complete.
@@ -67,9 +68,9 @@ impl StageSession {
             }
             // The parameters of stages of which this is the first replica, and the optimizer state
             // that no earlier replica has.
-            Command::SendState { stage, optimizer } => {
+            Command::SendState { stage, optimizer, form } => {
                 let me = self.membership.worker;
-                self.single(id, self.membership.snapshot(me, stage, optimizer));
+                self.single(id, self.membership.snapshot(me, stage, optimizer, form));
             }
             Command::StoreSnapshot(command) => self.store_snapshot(id, *command),
             Command::ListSnapshots { run } => {
@@ -249,7 +250,7 @@ impl StageSession {
         match make {
             Some(make) => {
                 self.job = Some(Job::StoreSnapshot { id });
-                let task = self.membership.snapshot(Some(make.of), stage, true);
+                let task = self.membership.snapshot(Some(make.of), stage, true, StateForm::Tensors);
                 self.compute(Purpose::Command(id), task);
             }
             None => self.done(id),

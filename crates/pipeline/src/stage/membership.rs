@@ -9,6 +9,7 @@ use crate::message::Assignment;
 use crate::plan::StageSpec;
 use crate::replicas::{BucketBytes, ShardId, Sharding, StagePlacement};
 use crate::task::Task;
+use crate::StateForm;
 use std::collections::BTreeMap;
 
 /// The place of a worker among the others. Empty before the first assignment.
@@ -125,6 +126,7 @@ impl Membership {
         of: Option<WorkerId>,
         stage: Option<StageId>,
         optimizer: bool,
+        form: StateForm,
     ) -> Task<Slot> {
         let sends = |stage: &StageId| of.is_some() && self.placement.first(*stage) == of;
         let shares = |stage: &StageId| self.groups.get(stage).is_some_and(ReplicaGroup::is_sharded);
@@ -133,13 +135,13 @@ impl Membership {
             .wanted(stage)
             .filter(|stage| optimizer && (sends(stage) || shares(stage)))
             .collect();
-        Task::Snapshot { parameters, optimizer }
+        Task::Snapshot { parameters, optimizer, form }
     }
 
     /// The task that copies the whole state of this worker.
     pub(super) fn full_snapshot(&self) -> Task<Slot> {
         let all: Vec<StageId> = self.wanted(None).collect();
-        Task::Snapshot { parameters: all.clone(), optimizer: all }
+        Task::Snapshot { parameters: all.clone(), optimizer: all, form: StateForm::Tensors }
     }
 
     /// Whether the plan lets this sender send this number of tensors of this kind to a stage.
@@ -213,10 +215,15 @@ mod tests {
     #[test]
     fn the_first_replica_speaks_for_the_others() {
         let second = membership(&[2, 1], 2, None);
-        let speaks = Task::Snapshot { parameters: vec![StageId(0)], optimizer: vec![StageId(0)] };
-        let silent = Task::Snapshot { parameters: Vec::new(), optimizer: Vec::new() };
-        assert_eq!(second.snapshot(Some(WorkerId(0)), None, true), speaks);
-        assert_eq!(second.snapshot(second.worker, None, true), silent);
+        let form = StateForm::Hashes;
+        let snapshot = |of: &[StageId]| Task::Snapshot {
+            parameters: of.to_vec(),
+            optimizer: of.to_vec(),
+            form,
+        };
+        let (speaks, silent) = (snapshot(&[StageId(0)]), snapshot(&[]));
+        assert_eq!(second.snapshot(Some(WorkerId(0)), None, true, form), speaks);
+        assert_eq!(second.snapshot(second.worker, None, true, form), silent);
         assert!(second.has_state_of(WorkerId(0), None));
         assert!(!second.has_state_of(WorkerId(1), None));
     }

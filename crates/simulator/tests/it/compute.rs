@@ -10,6 +10,7 @@ use pipeline::plan::StageSpec;
 use pipeline::replicas::{buckets, Bucket, Node, ShardId, Sharding, Tree, UniqueId};
 use pipeline::task::{EarlyOutput, LossTask, Outcome, Task, TreeLeaf, Update};
 use pipeline::watch::LayerHealth;
+use pipeline::StateForm;
 use pipeline::StateName;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -187,7 +188,9 @@ impl Compute {
                     self.communicators.clear();
                 }
             }
-            Task::Snapshot { parameters, optimizer } => {
+            Task::Snapshot { parameters, optimizer, form } => {
+                // Hashes travel as tensors do, and the simulator computes with numbers.
+                assert_eq!(form, StateForm::Tensors);
                 let mut tensors = Vec::new();
                 for (stage, s) in &self.stages {
                     let all = parameters.contains(stage);

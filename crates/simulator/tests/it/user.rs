@@ -17,6 +17,7 @@ use pipeline::replicas::MicrobatchAssignment;
 use pipeline::samples::{DataSpec, Samples};
 use pipeline::schedule::{Action, Ending, Order, Terms};
 use pipeline::watch::{FiniteCheck, Watch};
+use pipeline::StateForm;
 use pipeline::{Plan, ScheduleKind};
 pub use state::together;
 use std::collections::BTreeMap;
@@ -181,8 +182,12 @@ impl<'g> User<'g> {
         let request = match call {
             Call::Distribute => Instruction::Distribute.into_request(),
             Call::Optimizer(lr) => Instruction::SetOptimizer(calls::optimizer(lr)).into_request(),
-            Call::State => SendState { stage: None, optimizer: false }.into_request(),
-            Call::Checkpoint => SendState { stage: None, optimizer: true }.into_request(),
+            Call::State => {
+                SendState { stage: None, optimizer: false, form: StateForm::Tensors }.into_request()
+            }
+            Call::Checkpoint => {
+                SendState { stage: None, optimizer: true, form: StateForm::Tensors }.into_request()
+            }
             Call::Load(salt) => self.load(salt),
             Call::Resume(_) => self.resume(),
             Call::Train(step) => {
@@ -277,7 +282,9 @@ impl<'g> User<'g> {
     /// Lets workers copy their state for a checkpoint. Returns the requests whose replies bring it,
     /// while other requests run.
     pub fn begin_snapshot(&mut self) -> Result<Vec<u64>, Failure> {
-        self.copy_stages(|stage| SendState { stage, optimizer: true }.into_request())
+        self.copy_stages(|stage| {
+            SendState { stage, optimizer: true, form: StateForm::Tensors }.into_request()
+        })
     }
 
     /// Lets workers copy their state for each other. These numbers choose the neighbours. The

@@ -22,6 +22,7 @@ use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{EarlyOutput, LayerTimes, Outcome, Task};
 use pipeline::watch::Watch;
+use pipeline::StateForm;
 use pipeline::{LossSpec, OptimizerSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use testkit::Random;
@@ -447,7 +448,12 @@ impl BossDriver {
             }
             2 => Instruction::SetOptimizer(OptimizerSpec::sgd(0.1)).into_request(),
             3 => Instruction::Discard { batch: 1 + random.below(4) }.into_request(),
-            4 => SendState { stage: None, optimizer: random.chance(50) }.into_request(),
+            4 => SendState {
+                stage: None,
+                optimizer: random.chance(50),
+                form: *random.pick(&[StateForm::Tensors, StateForm::Hashes]),
+            }
+            .into_request(),
             5 => {
                 let tensors = vec![(stage(random), "0.weight".into(), self.slots.hold())];
                 Instruction::LoadState { tensors, optimizer: random.chance(50) }.into_request()

@@ -21,6 +21,7 @@ use pipeline::samples::{DataId, DataSpec, Samples};
 use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes};
 use pipeline::watch::{FiniteCheck, LayerHealth, Watch};
+use pipeline::StateForm;
 use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -304,6 +305,7 @@ fn command(random: &mut Random) -> Command {
         3 => Command::SendState {
             stage: random.chance(50).then_some(StageId(1)),
             optimizer: random.chance(50),
+            form: *random.pick(&[StateForm::Tensors, StateForm::Hashes]),
         },
         4 => Command::LoadState { tensors: random.below(4) as u32, optimizer: random.chance(50) },
         5 => Command::Measure((0..random.below(3)).map(|_| probe(random)).collect()),

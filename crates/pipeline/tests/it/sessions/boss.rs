@@ -14,6 +14,7 @@ use pipeline::message::{
 };
 use pipeline::replicas::BucketBytes;
 use pipeline::schedule::{Action, Ending, Placement};
+use pipeline::StateForm;
 use pipeline::{Cuts, LossSpec, Plan};
 
 fn graph() -> LayerGraph {
@@ -259,7 +260,7 @@ fn a_worker_that_sends_too_much_is_hung_up_on() {
     assert!(boss.hangup(1).contains("sent more tensors than it says, or fewer than it can"));
 
     let mut boss = Boss::ready();
-    boss.ask(SendState { stage: None, optimizer: false });
+    boss.ask(SendState { stage: None, optimizer: false, form: StateForm::Tensors });
     let state = |boss: &Boss| TensorHead::State { id: boss.command, name: "0.weight".into() };
     let head = state(&boss);
     boss.hear(0, head.clone(), &[10]);
@@ -434,7 +435,7 @@ fn who_takes_no_part_cannot_end_spoil_or_flood_what_others_do() {
 
     // Its weights are not taken for another worker's.
     let mut boss = joined();
-    boss.ask(SendState { stage: None, optimizer: false });
+    boss.ask(SendState { stage: None, optimizer: false, form: StateForm::Tensors });
     let head = TensorHead::State { id: boss.command, name: "0.weight".into() };
     boss.hear(2, head.clone(), &[11]);
     let unasked = |e: &BossEffect| {

@@ -17,6 +17,7 @@ use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
 use pipeline::watch::Watch;
 use pipeline::{Cuts, Placement, Plan};
+use pipeline::StateForm;
 use std::collections::{BTreeMap, BTreeSet};
 
 const NOW: Micros = Micros(0);
@@ -172,7 +173,9 @@ fn a_replica_makes_the_copy_that_it_keeps_itself() {
         receive: BTreeMap::new(),
     };
     let effects = tell(&mut session, 2, Command::StoreSnapshot(Box::new(keep)));
-    let task = Task::Snapshot { parameters: vec![StageId(1)], optimizer: vec![StageId(1)] };
+    let of = vec![StageId(1)];
+    let task =
+        Task::Snapshot { parameters: of.clone(), optimizer: of, form: StateForm::Tensors };
     assert!(
         effects
             .iter()
