@@ -289,7 +289,8 @@ impl StageDriver {
                 | StageEffect::Dial { .. }
                 | StageEffect::Hangup { .. }
                 | StageEffect::Progress(_)
-                | StageEffect::Finish => {}
+                | StageEffect::Finish
+                | StageEffect::Leave => {}
             }
         }
     }
