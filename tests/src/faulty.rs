@@ -4,7 +4,7 @@ use crate::programs::{BossAddress, TIMEOUT};
 use link::{LinkError, Payload, WorkerInfo};
 use pipeline::message::{Failure, FailureKind};
 use pipeline::task::{EarlyOutput, Outcome, Task, TaskError};
-use runtime::ComputeThread;
+use runtime::{ComputeThread, LeaveSignal, SnapshotStore};
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -92,7 +92,8 @@ pub async fn run_faulty_worker(
         Faulty { compute: StageCompute::new(Device::Cpu), updates: 0, fault, after, over }
     });
     let compute = compute.unwrap().task_limit(Duration::from_secs(2));
-    runtime::serve(membership, &endpoint, &ticket, compute, None, runtime::SnapshotStore::default())
+    let (snapshots, leave) = (SnapshotStore::default(), LeaveSignal::default());
+    runtime::serve(membership, &endpoint, &ticket, compute, None, snapshots, &leave)
         .await
         .unwrap_err()
 }

@@ -101,6 +101,7 @@ async fn work(
         compute.unwrap(),
         None,
         runtime::SnapshotStore::default(),
+        &runtime::LeaveSignal::default(),
     )
     .await
     .unwrap();

@@ -166,15 +166,9 @@ async fn work(number: u16, boss: SocketAddr, transport: Transport) -> Result<()>
     let info = WorkerInfo { process: std::process::id(), ..WorkerInfo::default() };
     let membership = link::join(&endpoint, boss, &ticket, info).await?.transport(transport);
     let compute = ComputeThread::start(move || Gradients { number, ..Gradients::default() })?;
-    Ok(runtime::serve(
-        membership,
-        &endpoint,
-        &ticket,
-        compute,
-        None,
-        runtime::SnapshotStore::default(),
-    )
-    .await?)
+    let (snapshots, leave) = (runtime::SnapshotStore::default(), runtime::LeaveSignal::default());
+    runtime::serve(membership, &endpoint, &ticket, compute, None, snapshots, &leave).await?;
+    Ok(())
 }
 
 /// A compute thread without layers: it hands out gradients and receives their sums.

@@ -192,6 +192,8 @@ pub enum StageEffect {
     Progress(Progress),
     /// End: the boss ended the run.
     Finish,
+    /// End: the worker was told to leave, and its work has not begun.
+    Leave,
 }
 
 /// How gradients are summed beside the compute thread.

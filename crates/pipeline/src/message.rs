@@ -23,7 +23,7 @@ pub use crate::tensor_head::{TensorHead, MAX_TENSORS};
 
 /// The version of the protocol, sent first on every connection. Peers of different versions
 /// disconnect.
-pub const PROTOCOL_VERSION: u32 = 17;
+pub const PROTOCOL_VERSION: u32 = 18;
 
 /// The most microbatches of a batch.
 pub const MAX_MICROBATCHES: u32 = 1 << 16;
@@ -174,6 +174,8 @@ pub enum ToBoss {
         /// Whether the connection was up before, so that tensors may be lost.
         was_up: bool,
     },
+    /// This worker was told to leave. The boss closes its connection between two requests.
+    Leaving,
 }
 
 impl ToBoss {
@@ -190,7 +192,7 @@ impl ToBoss {
             | ToBoss::Measured { id, .. }
             | ToBoss::Failed { id, .. }
             | ToBoss::Aborted { id, .. } => Some(*id),
-            ToBoss::LinkReport { .. } | ToBoss::LinkFailed { .. } => None,
+            ToBoss::LinkReport { .. } | ToBoss::LinkFailed { .. } | ToBoss::Leaving => None,
         }
     }
 }
@@ -361,6 +363,13 @@ pub struct Round {
     pub update: Option<RoundUpdate>,
     /// The checks of the worker during the round.
     pub watch: Watch,
+}
+
+impl Round {
+    /// Whether it completes a training step: it trains on a loss, or updates parameters.
+    pub(crate) fn is_step(&self) -> bool {
+        self.mode == Mode::Train && (self.loss.is_some() || self.update.is_some())
+    }
 }
 
 /// How a round's gradients change parameters.

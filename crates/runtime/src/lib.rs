@@ -9,6 +9,7 @@
 //!                        +-> reduction::thread (sums of gradients)
 //!                        +-> reader_thread (samples from the worker's files)
 //!                        +-> snapshot_store (peers' state, beyond the run)
+//!                        +-- leave_signal (a request to leave between two steps)
 //! ```
 
 mod boss_driver;
@@ -16,6 +17,7 @@ mod clock;
 mod compute;
 mod handle;
 mod interrupt;
+mod leave_signal;
 mod log;
 mod log_fields;
 mod peer_connections;
@@ -31,8 +33,9 @@ pub use boss_driver::start;
 pub use compute::{Compute, ComputeThread};
 pub use handle::{Handle, MembershipEvent};
 pub use interrupt::Interrupt;
+pub use leave_signal::LeaveSignal;
 pub use log::{start_log, LogError, LOG_VARIABLE};
 pub use reader_thread::SampleReader;
 pub use reduction::compression::decompress;
 pub use snapshot_store::SnapshotStore;
-pub use stage_driver::serve;
+pub use stage_driver::{serve, End};

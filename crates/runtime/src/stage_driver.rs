@@ -2,6 +2,7 @@
 
 use crate::clock::Clock;
 use crate::compute::{ComputeEvent, ComputeThread};
+use crate::leave_signal::LeaveSignal;
 use crate::log_fields::{command_span, log_message, log_received};
 use crate::peer_connections::{DialledWorker, PeerConnections, PeerEvent, PeerEvents};
 use crate::reader_thread::{ReaderThread, SampleReader};
@@ -25,7 +26,19 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use tracing::{debug, info, Instrument, Span};
 
-/// Works for a boss until the boss ends the run.
+/// How the work of a worker for a boss ended.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum End {
+    /// The boss ended the run.
+    RunOver,
+    /// The worker was asked to leave.
+    Left {
+        /// The last step that it completed in the run.
+        after: Option<u64>,
+    },
+}
+
+/// Works for a boss until the boss ends the run, or `leave` asks this worker to leave it.
 ///
 /// Other workers connect as the boss's assignment says. Without `reader`, a boss that asks for
 /// samples breaks the protocol. `snapshots` outlives this run: if the boss is lost, the next boss
@@ -40,7 +53,8 @@ pub async fn serve(
     compute: ComputeThread,
     reader: Option<Box<dyn SampleReader>>,
     snapshots: SnapshotStore,
-) -> Result<(), LinkError> {
+    leave: &LeaveSignal,
+) -> Result<End, LinkError> {
     let span = joined.span.clone();
     let (connections, events) =
         span.in_scope(|| PeerConnections::start(joined, endpoint, ticket))?;
@@ -55,7 +69,7 @@ pub async fn serve(
         snapshots,
         command: Span::none(),
     };
-    driver.serve(events).instrument(span).await
+    driver.serve(events, leave).instrument(span).await
 }
 
 struct Driver {
@@ -72,10 +86,11 @@ struct Driver {
 }
 
 impl Driver {
-    async fn serve(mut self, events: PeerEvents) -> Result<(), LinkError> {
-        let result = self.run(events).await;
+    async fn serve(mut self, events: PeerEvents, leave: &LeaveSignal) -> Result<End, LinkError> {
+        let result = self.run(events, leave).await;
         let (code, reason) = match &result {
-            Ok(()) => (DONE, "the run is over".to_string()),
+            Ok(End::RunOver) => (DONE, "the run is over".to_string()),
+            Ok(End::Left { .. }) => (DONE, "the worker was told to leave".to_string()),
             Err(e) => (PROTOCOL_VIOLATION, e.to_string()),
         };
         info!(reason, "run ends");
@@ -83,14 +98,22 @@ impl Driver {
         result
     }
 
-    async fn run(&mut self, mut events: PeerEvents) -> Result<(), LinkError> {
+    async fn run(&mut self, mut events: PeerEvents, leave: &LeaveSignal) -> Result<End, LinkError> {
         self.session.on_measuring(Peer::Boss);
         let watchdog = self.compute.watchdog();
         tokio::pin!(watchdog);
-        while self.execute_effects()?.is_continue() {
+        let mut is_leaving = false;
+        loop {
+            if let ControlFlow::Break(end) = self.execute_effects()? {
+                return Ok(end);
+            }
             let deadline = self.session.poll_timeout();
             tokio::select! {
-                event = events.next() => self.on_peer_event(event)?,
+                event = events.next() => match self.on_peer_event(event) {
+                    // The boss lets this worker go.
+                    Err(LinkError::Lost { .. }) if is_leaving => return Ok(self.left()),
+                    result => result?,
+                },
                 Some(event) = self.compute.next() => self.on_compute_event(event),
                 Some((ticket, sums)) = self.reduction.next() => {
                     let slots = sums.map(|sums| self.store(sums));
@@ -101,31 +124,38 @@ impl Driver {
                     self.session.on_data(self.clock.now(), ticket, slots);
                 }
                 () = self.clock.at(deadline) => self.session.on_timeout(self.clock.now()),
+                () = leave.wait(), if !is_leaving => {
+                    is_leaving = true;
+                    self.session.on_leave();
+                }
                 () = &mut watchdog => {
                     self.compute.abandon();
                     return Err(LinkError::Hung { seconds: self.compute.limit().as_secs() });
                 }
             }
         }
-        Ok(())
+    }
+
+    fn left(&self) -> End {
+        End::Left { after: self.session.last_step() }
     }
 
     fn store(&self, tensors: Vec<Payload>) -> Vec<Slot> {
         tensors.into_iter().map(|tensor| self.slots.insert(tensor)).collect()
     }
 
-    /// Executes all effects. Breaks if the boss ended the run.
-    fn execute_effects(&mut self) -> Result<ControlFlow<()>, LinkError> {
+    /// Executes all effects. Breaks if one of them ends the work.
+    fn execute_effects(&mut self) -> Result<ControlFlow<End>, LinkError> {
         let _in_command = self.command.clone().entered();
         while let Some(effect) = self.session.poll_effect() {
-            if self.execute(effect)?.is_break() {
-                return Ok(ControlFlow::Break(()));
+            if let ControlFlow::Break(end) = self.execute(effect)? {
+                return Ok(ControlFlow::Break(end));
             }
         }
         Ok(ControlFlow::Continue(()))
     }
 
-    fn execute(&mut self, effect: StageEffect) -> Result<ControlFlow<()>, LinkError> {
+    fn execute(&mut self, effect: StageEffect) -> Result<ControlFlow<End>, LinkError> {
         match effect {
             StageEffect::Tell(message) => self.connections.tell(message).map_err(defect)?,
             StageEffect::Send { to, slots } => {
@@ -175,7 +205,8 @@ impl Driver {
                 self.connections.hang_up(peer, &reason)
             }
             StageEffect::Progress(progress) => print_progress(&progress),
-            StageEffect::Finish => return Ok(ControlFlow::Break(())),
+            StageEffect::Finish => return Ok(ControlFlow::Break(End::RunOver)),
+            StageEffect::Leave => return Ok(ControlFlow::Break(self.left())),
         }
         Ok(ControlFlow::Continue(()))
     }

@@ -360,9 +360,10 @@ async fn work(address: Address, gpu: &'static str, role: Role) {
         }
         drop::<mpsc::Sender<()>>(alive);
     };
-    let snapshots = runtime::SnapshotStore::default();
+    let (snapshots, leave) = (runtime::SnapshotStore::default(), runtime::LeaveSignal::default());
+    let compute = compute.unwrap();
     tokio::select! {
-        _ = runtime::serve(membership, &endpoint, ticket, compute.unwrap(), None, snapshots) => {}
+        _ = runtime::serve(membership, &endpoint, ticket, compute, None, snapshots, &leave) => {}
         () = dead => endpoint.close(1u32.into(), b"dead"),
     }
 }

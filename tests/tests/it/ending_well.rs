@@ -15,7 +15,7 @@ fn interrupted(ended: &Ended, code: i32) -> String {
 }
 
 /// The lines of metrics without times.
-fn losses(path: &Path) -> Vec<String> {
+pub(crate) fn losses(path: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(path).unwrap();
     text.lines().map(|line| line.split(",\"samples\"").next().unwrap().to_string()).collect()
 }

@@ -14,6 +14,7 @@ mod guide;
 mod hostile;
 mod law_1;
 mod law_1_steps;
+mod leaving;
 mod losses;
 mod oracle;
 mod overload;

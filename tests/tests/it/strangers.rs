@@ -108,7 +108,7 @@ struct Rogue {
     handle: Handle,
     quic: Connection,
     control: (SendStream, RecvStream),
-    honest: tokio::task::JoinHandle<Result<(), link::LinkError>>,
+    honest: tokio::task::JoinHandle<Result<runtime::End, link::LinkError>>,
     _keys: tempfile::TempDir,
     _endpoint: Endpoint,
 }
@@ -145,6 +145,7 @@ impl Rogue {
                 compute,
                 None,
                 runtime::SnapshotStore::default(),
+                &runtime::LeaveSignal::default(),
             )
             .await
         });

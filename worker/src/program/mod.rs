@@ -5,6 +5,7 @@
 //!                   |-> every_gpu.rs        one process for each GPU
 //!                   |-> nccl.rs             the report about NCCL for the boss
 //!                   |-> output.rs           lines for the user
+//!                   |-> signals.rs          the signals that end it
 //!                   |-> compute/            the stages
 //! ```
 
@@ -13,3 +14,4 @@ pub(crate) mod nccl;
 pub(crate) mod options;
 pub(crate) mod output;
 pub(crate) mod run;
+pub(crate) mod signals;

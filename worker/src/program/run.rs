@@ -5,13 +5,16 @@ use crate::compute::stage_compute::StageCompute;
 use crate::engine::CustomLayers;
 use crate::program::nccl::NcclNetwork;
 use crate::program::options::Options;
+use crate::program::signals::{Signal, Signals};
 use crate::program::{every_gpu, nccl, output};
 use anyhow::{bail, Context, Result};
 use clap::Parser;
 use link::{EndpointCloser, LinkError, Ticket, WorkerInfo};
 use parking_lot::Mutex;
-use runtime::{ComputeThread, SnapshotStore};
+use runtime::{ComputeThread, End, LeaveSignal, SnapshotStore};
+use std::future::Future;
 use std::io::Write;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tch::Device;
@@ -26,8 +29,6 @@ const REFUSED_WAIT: Duration = Duration::from_secs(1);
 
 const SUCCESS: i32 = 0;
 const FAILURE: i32 = 1;
-/// Exit code after Ctrl-C, as shells have it.
-const INTERRUPTED: i32 = 130;
 
 /// Closes the connections to the boss and the other workers, while there are some.
 type SharedCloser = Mutex<Option<EndpointCloser>>;
@@ -35,10 +36,6 @@ type SharedCloser = Mutex<Option<EndpointCloser>>;
 /// The program with its arguments.
 pub(crate) fn main(custom_layers: CustomLayers) -> ! {
     let options = Options::parse();
-    if let Err(e) = runtime::start_log() {
-        output::warn(&format!("worker: {e}"));
-        exit_now(FAILURE);
-    }
     if let Err(e) = runtime::start_log() {
         output::warn(&format!("worker: {e}"));
         exit_now(FAILURE);
@@ -67,6 +64,7 @@ pub(crate) fn main(custom_layers: CustomLayers) -> ! {
     }
 }
 
+/// Works until the end of the run. Does not return after a signal.
 fn run_until_signal(
     options: &Options,
     custom_layers: CustomLayers,
@@ -76,18 +74,37 @@ fn run_until_signal(
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let closer = SharedCloser::default();
+    let leave = LeaveSignal::default();
     runtime.block_on(async {
-        tokio::select! {
-            result = serve_runs(options, custom_layers, network, &closer) => result,
-            () = interrupted() => {
-                // The others need not wait for a silent worker.
-                let closer = closer.lock().take();
-                if let Some(closer) = closer {
-                    closer.close("the worker was told to leave").await;
+        let mut signals = Signals::new().context("cannot handle signals")?;
+        let mut work = pin!(serve_runs(options, custom_layers, network, &closer, &leave));
+        let signal = tokio::select! {
+            result = &mut work => return result.map(drop),
+            signal = signals.next() => signal,
+        };
+        if signal == Signal::Terminate {
+            leave.leave();
+            let grace = options.grace;
+            let how = tokio::select! {
+                biased;
+                result = &mut work => match result? {
+                    End::RunOver => return Ok(()),
+                    End::Left { after: Some(step) } => format!("; left after step {step}"),
+                    End::Left { after: None } => String::new(),
+                },
+                _ = signals.next() => "; it ended at once".into(),
+                () = tokio::time::sleep(Duration::from_secs(grace)) => {
+                    format!("; the step did not end within {grace} s (--grace)")
                 }
-                exit_now(INTERRUPTED)
-            }
+            };
+            output::warn(&format!("worker: terminated{how}"));
         }
+        // The others need not wait for a silent worker.
+        let closer = closer.lock().take();
+        if let Some(closer) = closer {
+            closer.close("the worker was told to leave").await;
+        }
+        exit_now(signal as i32)
     })
 }
 
@@ -106,18 +123,20 @@ struct Program<'a> {
     custom_layers: CustomLayers,
     nccl: Option<Arc<Nccl>>,
     closer: &'a SharedCloser,
+    leave: &'a LeaveSignal,
     /// The next boss finds the snapshots here.
     peer_snapshots: SnapshotStore,
 }
 
-/// Works for one run after another until a boss ends its run. Returns errors that a retry cannot
-/// help.
+/// Works for one run after another until a boss ends its run, or `leave` asks the worker to leave.
+/// Returns errors that a retry cannot help.
 async fn serve_runs(
     options: &Options,
     custom_layers: CustomLayers,
     network: NcclNetwork,
     closer: &SharedCloser,
-) -> Result<()> {
+    leave: &LeaveSignal,
+) -> Result<End> {
     tensor::memory::keep_freed_memory();
     let device = device(options)?;
     if let Some(threads) = options.threads {
@@ -140,16 +159,23 @@ async fn serve_runs(
     ));
     let nccl = loaded.library;
     let peer_snapshots = SnapshotStore::default();
-    let program = Program { options, device, info, custom_layers, nccl, closer, peer_snapshots };
+    let program =
+        Program { options, device, info, custom_layers, nccl, closer, leave, peer_snapshots };
     let mut wait = BossWait::default();
     loop {
         match program.serve_run().await {
-            Ok(()) => {
+            Ok(End::RunOver) => {
                 output::line("the run is over");
-                return Ok(());
+                return Ok(End::RunOver);
             }
+            Ok(left) => return Ok(left),
+            Err(RunError::Left) => return Ok(End::Left { after: None }),
             Err(RunError::Fatal(e)) => return Err(e),
-            Err(RunError::Transient(lost)) => wait.before_retry(options, lost).await?,
+            Err(RunError::Transient(lost)) => tokio::select! {
+                biased;
+                () = leave.wait() => return Ok(End::Left { after: None }),
+                waited = wait.before_retry(options, lost) => waited?,
+            },
         }
     }
 }
@@ -211,6 +237,8 @@ const GIB: f64 = (1u64 << 30) as f64;
 
 /// The end of a membership, or of an attempt to join.
 enum RunError {
+    /// The worker was told to leave before it had joined.
+    Left,
     Transient(Transient),
     Fatal(anyhow::Error),
 }
@@ -225,8 +253,19 @@ struct Transient {
 }
 
 impl Program<'_> {
-    /// Runs one membership, from dialling to the end of the run.
-    async fn serve_run(&self) -> Result<(), RunError> {
+    /// Waits for a step of joining.
+    async fn unless_told_to_leave<T>(
+        &self,
+        step: impl Future<Output = Result<T, LinkError>>,
+    ) -> Result<T, RunError> {
+        tokio::select! {
+            result = step => result.map_err(before_joining),
+            () = self.leave.wait() => Err(RunError::Left),
+        }
+    }
+
+    /// Runs one membership, from dialling to the end of the run, or until this worker leaves it.
+    async fn serve_run(&self) -> Result<End, RunError> {
         let Some(ticket) = ticket(self.options).map_err(RunError::Fatal)? else {
             let reason = "this user has started no boss on this machine; on another machine, set \
                           MODEL_TICKET";
@@ -237,14 +276,12 @@ impl Program<'_> {
                 refused: false,
             }));
         };
-        let boss = link::resolve(&self.options.model_host, self.options.model_port)
-            .await
-            .map_err(before_joining)?;
+        let (host, port) = (&self.options.model_host, self.options.model_port);
+        let boss = self.unless_told_to_leave(link::resolve(host, port)).await?;
         let endpoint = link::worker_endpoint(&ticket, boss).map_err(before_joining)?;
         *self.closer.lock() = Some(EndpointCloser::of(&endpoint));
-        let membership = link::join(&endpoint, boss, &ticket, self.info.clone())
-            .await
-            .map_err(before_joining)?;
+        let join = link::join(&endpoint, boss, &ticket, self.info.clone());
+        let membership = self.unless_told_to_leave(join).await?;
         output::line(&format!("joined the boss at {boss} as {}", membership.worker));
         let membership = membership.transport(self.options.transport);
         let (device, custom_layers, nccl) =
@@ -257,15 +294,31 @@ impl Program<'_> {
         let compute = compute
             .map_err(RunError::Fatal)?
             .task_limit(Duration::from_secs(self.options.task_timeout));
-        let result = runtime::serve(
+        let mut work = pin!(runtime::serve(
             membership,
             &endpoint,
             &ticket,
             compute,
             Some(samples),
             self.peer_snapshots.clone(),
-        )
-        .await;
+            self.leave,
+        ));
+        let result = tokio::select! {
+            biased;
+            result = &mut work => result,
+            // It would have left if it did nothing.
+            () = self.leave.wait() => {
+                let grace = self.options.grace;
+                output::warn(&format!(
+                    "leaving after this step, within {grace} s; a second signal ends it at once"
+                ));
+                work.await
+            }
+        };
+        // The connections end with the program.
+        if let Ok(left @ End::Left { .. }) = result {
+            return Ok(left);
+        }
         // The wait is bounded, because the network may be gone.
         tokio::time::timeout(Duration::from_millis(500), endpoint.wait_idle()).await.ok();
         result.map_err(|e| match e {
@@ -317,21 +370,6 @@ fn info(options: &Options, device: Device, nccl: link::Nccl) -> WorkerInfo {
         process: std::process::id(),
         nccl,
     }
-}
-
-async fn interrupted() {
-    #[cfg(unix)]
-    {
-        let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
-        if let Ok(mut terminate) = terminate {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
-            return;
-        }
-    }
-    tokio::signal::ctrl_c().await.ok();
 }
 
 /// Ends this process once the process that started it is gone: the kernel then closes the other end

@@ -6,16 +6,16 @@
 //! microbatches, and no worker waits for it. When it has nearly caught up, it becomes a replica
 //! with the next change of membership.
 //!
-//! A leaving worker ends the current round, unless every other worker already has the data for its
-//! update. Then the round completes without it. After the change of membership the round is
-//! repeated, or the next one begins.
+//! A worker that is told to leave goes between two requests. A worker that is lost ends the current
+//! round, unless every other worker already has the data for its update. Then the round completes
+//! without it. After the change of membership the round is repeated, or the next one begins.
 
 use super::commands::{assignment, command, send_files};
 use super::round_frames::round;
 use super::{
     Answer, BossSession, Instruction, Job, MembershipChange, Phase, Prepare, Request, RunRequest,
 };
-use crate::effect::{BossEffect, Message};
+use crate::effect::{BossEffect, Message, Micros};
 use crate::ids::{StageId, WorkerId};
 use crate::message::{ChangeMembership, Command, Failure, PeerAddress, Progress, ToBoss, ToWorker};
 use crate::plan::{Plan, StageSpec};
@@ -215,6 +215,19 @@ impl BossSession {
     /// Closes the connection to a worker, which may join again. The driver then reports it lost.
     fn dismiss(&mut self, worker: WorkerId, reason: &str) {
         self.effects.push_back(BossEffect::Dismiss { worker, reason: reason.into() });
+    }
+
+    /// Lets workers go that leave. Between two requests nobody waits for anything of theirs.
+    pub(super) fn release_leaving(&mut self, now: Micros) {
+        if self.job.is_some() {
+            return;
+        }
+        for worker in std::mem::take(&mut self.leaving) {
+            let reason = "it was told to leave";
+            self.dismiss(worker, reason);
+            // At once, so that the next request does not count on it.
+            self.on_lost(now, worker, reason);
+        }
     }
 
     /// Handles the loss of a worker that was in preparation, followed, or sent its state to such a

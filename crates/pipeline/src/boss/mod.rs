@@ -53,6 +53,8 @@ pub struct BossSession {
     followers: BTreeMap<WorkerId, Follower>,
     /// The workers that the current round waits for.
     awaited_followers: BTreeSet<WorkerId>,
+    /// The workers that were told to leave, and wait for the end of the request.
+    leaving: BTreeSet<WorkerId>,
     effects: VecDeque<BossEffect>,
 }
 
@@ -95,6 +97,7 @@ impl BossSession {
             preparing: BTreeMap::new(),
             followers: BTreeMap::new(),
             awaited_followers: BTreeSet::new(),
+            leaving: BTreeSet::new(),
             effects: VecDeque::new(),
         }
     }
@@ -117,9 +120,11 @@ impl BossSession {
 
     /// A worker's connection ended.
     pub fn on_lost(&mut self, now: Micros, worker: WorkerId, reason: &str) {
-        if self.lost.insert(worker, reason.to_string()).is_some() {
+        // The first reason is the cause. A later one only says that the connection is closed.
+        if self.lost.contains_key(&worker) {
             return;
         }
+        self.lost.insert(worker, reason.to_string());
         self.on_joining_lost(worker, reason);
         self.background_lost(worker, reason);
         // A worker that is told to link with it would wait forever.
@@ -156,6 +161,7 @@ impl BossSession {
             ToBoss::LinkFailed { peer, reason, was_up } => {
                 self.link_failed(from, peer, &reason, was_up)
             }
+            ToBoss::Leaving => drop(self.leaving.insert(from)),
             ToBoss::LinkReport { peer, report } => {
                 if self.alive(from) && peer.is_none_or(|peer| self.alive(peer)) {
                     self.links.reports.insert((from, peer), report.bounded());
@@ -250,6 +256,7 @@ impl BossSession {
     /// Starts the next request once the last one is complete. If a worker is missing, fails the
     /// request at once.
     fn next_request(&mut self, now: Micros) {
+        self.release_leaving(now);
         while let Some((number, request)) = self.waiting.pop_front() {
             let hopeless = self.lost_member().is_some() && !request.recovers();
             let beside = matches!(request, Request::Instruct(Instruction::Prepare(_)));

@@ -38,6 +38,11 @@ impl CommandQueue {
         Ok(())
     }
 
+    /// Whether a command has arrived.
+    pub(super) fn have_begun(&self) -> bool {
+        self.newest > 0
+    }
+
     /// The command waits for the current one.
     pub(super) fn push(&mut self, id: u64, body: Command) -> Result<(), String> {
         if self.waiting.len() >= MAX_WAITING {

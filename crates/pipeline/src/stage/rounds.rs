@@ -177,6 +177,9 @@ impl StageSession {
             return;
         }
         let (id, batch, used) = (active.id, active.round.batch, active.uses_compressed());
+        if active.round.is_step() {
+            self.last_step = Some(active.round.step);
+        }
         let answer = RoundAnswer {
             losses: std::mem::take(&mut active.losses),
             sent: active.sent,

@@ -37,6 +37,8 @@ pub struct StageSession {
     pub(super) transfer: StateTransfer,
     pub(super) snapshots: PeerSnapshots,
     pub(super) reader: SampleReader,
+    /// The last step that is complete here.
+    pub(super) last_step: Option<u64>,
     /// The time of the last event.
     pub(super) now: Micros,
     /// The time at which the current command began.
@@ -76,6 +78,20 @@ impl StageSession {
         for peer in self.links.overdue(now) {
             self.on_link_down(now, peer, "no answer within 3 seconds");
         }
+    }
+
+    /// The worker is told to leave the run. The boss lets it go between two commands, so that no
+    /// step is half done. Before the first command, nobody counts on it.
+    pub fn on_leave(&mut self) {
+        match self.commands.have_begun() {
+            true => self.outbox.tell_boss(ToBoss::Leaving),
+            false => self.outbox.push(StageEffect::Leave),
+        }
+    }
+
+    /// The last training step of the run that is complete on this worker.
+    pub fn last_step(&self) -> Option<u64> {
+        self.last_step
     }
 
     /// A direct connection to a worker is up, dialled by either end.

@@ -544,7 +544,9 @@ impl World {
                 StageEffect::Drop(slots) => drop(worker.slots.give_up_all(slots)),
                 StageEffect::Finish => (worker.alive, worker.finished) = (false, true),
                 StageEffect::Hangup { peer, reason } => self.hang_up(id, peer, &reason),
-                StageEffect::Progress(_) => panic!("{id} wants {effect:?}"),
+                StageEffect::Progress(_) | StageEffect::Leave => {
+                    panic!("{id} wants {effect:?}")
+                }
             }
         }
     }

@@ -290,7 +290,8 @@ impl StageDriver {
                 | StageEffect::Dial { .. }
                 | StageEffect::Hangup { .. }
                 | StageEffect::Progress(_)
-                | StageEffect::Finish => {}
+                | StageEffect::Finish
+                | StageEffect::Leave => {}
             }
         }
     }

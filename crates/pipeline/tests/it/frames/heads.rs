@@ -55,7 +55,7 @@ impl From<TensorHead> for Head {
 }
 
 /// The number of kinds of heads.
-pub const KINDS: u64 = 33;
+pub const KINDS: u64 = 34;
 
 /// The number of a head's kind. A new kind must be added here and in [`head`].
 pub fn kind(head: &Head) -> u64 {
@@ -93,6 +93,7 @@ pub fn kind(head: &Head) -> u64 {
         Head::ToBoss(ToBoss::Snapshots { .. }) => 30,
         Head::Tensors(TensorHead::SnapshotPart { .. }) => 31,
         Head::ToBoss(ToBoss::UniqueIds { .. }) => 32,
+        Head::ToBoss(ToBoss::Leaving) => 33,
     }
 }
 
@@ -250,6 +251,7 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
             of: random.below(4) as u32,
         }
         .into(),
+        33 => ToBoss::Leaving.into(),
         _ => TensorHead::Statistics { batch: batch(random), stage: stage(random) }.into(),
     }
 }

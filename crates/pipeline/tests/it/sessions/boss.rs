@@ -469,3 +469,29 @@ fn who_takes_no_part_cannot_end_spoil_or_flood_what_others_do() {
         assert_eq!(boss.effects, [BossEffect::Drop(vec![Slot(13)])]);
     }
 }
+
+#[test]
+fn a_worker_that_leaves_goes_between_two_requests() {
+    let goes = |boss: &Boss, worker| {
+        boss.effects.iter().any(|effect| match effect {
+            BossEffect::Dismiss { worker: of, .. } => *of == WorkerId(worker),
+            _ => false,
+        })
+    };
+    // The current request completes with it, and the one that waits counts on it no more.
+    let mut boss = Boss::ready();
+    boss.ask(Instruction::Distribute);
+    boss.hear(1, ToBoss::Leaving, &[]);
+    boss.done(1, 0);
+    assert!(!goes(&boss, 1));
+    boss.done(0, 0);
+    boss.reply().expect("it is carried out");
+    assert!(goes(&boss, 1));
+    boss.session.on_lost(Micros(0), WorkerId(1), "closed here");
+    let error = boss.refusal(request(forward(1)));
+    assert!(error.contains("it was told to leave"), "{error}");
+
+    let mut idle = Boss::ready();
+    idle.hear(0, ToBoss::Leaving, &[]);
+    assert!(goes(&idle, 0));
+}

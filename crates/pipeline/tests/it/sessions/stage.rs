@@ -306,3 +306,13 @@ fn who_sends_ahead_without_end_takes_no_room_from_others() {
     };
     assert!(effects.iter().any(takes), "{effects:?}");
 }
+
+#[test]
+fn a_worker_leaves_at_once_before_its_work_and_asks_the_boss_later() {
+    let mut session = StageSession::new();
+    session.on_leave();
+    assert_eq!(effects(&mut session), [StageEffect::Leave]);
+    let mut session = second_of_five();
+    session.on_leave();
+    assert_eq!(effects(&mut session), [StageEffect::Tell(ToBoss::Leaving)]);
+}
