@@ -50,7 +50,7 @@ impl New {
             "{name}: a program that trains a model across two workers\n  bossman   {source}\n  \
              libtorch  {}\n\nThe first build takes some minutes:\n\n  cd {}\n  cargo run\n",
             libtorch.display(),
-            self.folder.display(),
+            shell_word(&self.folder.to_string_lossy()),
         ))?;
         Ok(())
     }
@@ -73,4 +73,24 @@ fn write(path: &Path, text: &str) -> Result<()> {
         std::fs::create_dir_all(folder).with_context(problem)?;
     }
     std::fs::write(path, text).with_context(problem)
+}
+
+/// A word of a command that can be pasted into a shell.
+fn shell_word(text: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "/._-~".contains(c);
+    match text.chars().all(plain) {
+        true => text.to_string(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shell_word;
+
+    #[test]
+    fn words_with_spaces_and_quotes_are_quoted() {
+        assert_eq!(shell_word("../my-model"), "../my-model");
+        assert_eq!(shell_word("it's here"), r"'it'\''s here'");
+    }
 }
