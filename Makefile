@@ -1,7 +1,7 @@
 # `make` lists what there is. `make demo` and `make test` do all the set-up themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: help tools setup build demo check check-all test oracle bench build-times chaos mutants lint fmt doc fuzz millions dist clean
+.PHONY: help tools setup build demo check check-all test new-project oracle bench build-times chaos mutants lint fmt doc fuzz millions dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,13 @@ test: setup ## Run all tests
 	python3 -m unittest discover --start-directory bench --quiet
 	python3 tools/run_tests.py
 	@python3 tools/oracle.py --where-possible
+
+# The sources and the manifest of such a project have tests of their own in `make test`.
+new-project: setup ## Make a project with `bossman new` outside the workspace, then run, test and lint it (five minutes)
+	cargo build --package bossman --bin bossman
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && target/debug/bossman new "$$folder/hello" --path . && cd "$$folder/hello" \
+		&& unset LIBTORCH LD_LIBRARY_PATH BOSSMAN_WORKER && export CARGO_TARGET_DIR="$(CURDIR)/target/new-project" \
+		&& cargo run && cargo test && cargo clippy --all-targets -- --deny warnings && cargo fmt --check
 
 oracle: setup ## Compare with PyTorch, which is fetched once, 0.6 GB (kept in your cache folder)
 	cargo build --workspace --bins

@@ -26,6 +26,8 @@ pub(crate) fn main() {
     println!("cargo:rustc-link-arg=-Wl,-rpath,{here}/libtorch/lib");
     println!("cargo:rustc-link-arg=-Wl,-rpath,{here}/../libtorch/lib");
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}/lib", libtorch.display());
+    // For `bossman new`: its projects are built with the same one.
+    println!("cargo:rustc-env=BOSSMAN_BUILT_WITH_LIBTORCH={}", libtorch.display());
 }
 
 fn stop(problem: &str) -> ! {

@@ -1,7 +1,7 @@
 //! A worker program with layers of its own.
 
 use crate::engine::{CustomLayer, CustomLayers};
-use crate::program;
+use crate::program::{self, options::Options};
 use layerspec::layers::Args;
 
 /// A worker program, to which layers in Rust can be added:
@@ -53,5 +53,17 @@ impl Worker {
     /// The program with its arguments.
     pub fn main(self) -> ! {
         program::run::main(self.layers)
+    }
+
+    /// Becomes the worker program if a boss started this program as a local worker, and returns
+    /// otherwise.
+    ///
+    /// A boss whose `main` begins with this call can be the program of its own local workers:
+    /// `Host::worker_program(std::env::current_exe()?)`. Call it before any thread starts, so not
+    /// below `#[tokio::main]`.
+    pub fn main_if_local(self) {
+        if Options::is_local_worker() {
+            self.main()
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! Command -> inspect (check, plan)   runs (train, serve, status, eval, predict)
 //!         -> text (generate, translate)   export_and_data   checkpoint
-//!         -> run_folders (runs, log)
+//!         -> run_folders (runs, log)   new_project (new)
 //! fleet: the flags for workers, run_argument: a run file or a run's folder; both are shared
 //! ```
 
@@ -11,6 +11,7 @@ mod checkpoint;
 mod export_and_data;
 mod fleet;
 mod inspect;
+mod new_project;
 mod run_argument;
 mod run_folders;
 mod runs;
@@ -74,6 +75,8 @@ enum Command {
     /// Data sets to start with.
     #[command(subcommand)]
     Data(export_and_data::Data),
+    /// Make a Rust project that trains with BossMan.
+    New(new_project::New),
     /// Print this user's join ticket, made at the first call.
     Ticket,
     /// Print completions for a shell.
@@ -117,6 +120,7 @@ fn execute(command: Command) -> Result<()> {
         Command::Export(export) => export.run(),
         Command::Checkpoint(checkpoint) => checkpoint.run(),
         Command::Data(data) => data.run(),
+        Command::New(new) => new.run(),
         Command::Ticket => ticket(),
         Command::Completions { shell } => completions(shell),
     }

@@ -42,6 +42,7 @@ impl RejoinWait {
 pub struct Host {
     workers: usize,
     local: usize,
+    worker_program: Option<PathBuf>,
     threads: Option<usize>,
     port: Option<u16>,
     transport: Transport,
@@ -76,6 +77,7 @@ impl Host {
         Host {
             workers,
             local: 0,
+            worker_program: None,
             threads: None,
             port: None,
             transport: Transport::default(),
@@ -91,6 +93,17 @@ impl Host {
     #[must_use]
     pub fn local(mut self, local: usize) -> Self {
         self.local = local;
+        self
+    }
+
+    /// Sets the program of local workers. The default is `worker`, beside this program or in
+    /// `PATH`. `BOSSMAN_WORKER` takes precedence over both.
+    ///
+    /// This program itself (`std::env::current_exe()`) will do if its `main` begins with
+    /// `worker::Worker::new().main_if_local()`. `cargo run` then needs to build no other.
+    #[must_use]
+    pub fn worker_program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.worker_program = Some(program.into());
         self
     }
 
@@ -233,6 +246,7 @@ impl Host {
             return Ok(None);
         }
         let flags = WorkerFlags {
+            program: self.worker_program.clone(),
             threads: self.threads,
             transport: self.transport,
             allow_torchscript: self.allow_torchscript,

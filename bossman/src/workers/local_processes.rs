@@ -14,8 +14,14 @@ use tokio::task::JoinSet;
 /// The environment variable for the worker program, if it is not beside this one.
 pub(crate) const WORKER_PROGRAM: &str = "BOSSMAN_WORKER";
 
-/// The flags of every local worker.
+/// The first argument of every local worker. By it `worker::Worker::main_if_local` knows that a
+/// boss started the program.
+const LOCAL_WORKER_FLAG: &str = "--end-with-stdin";
+
+/// The program and flags of every local worker.
 pub(crate) struct WorkerFlags {
+    /// The program, if [`WORKER_PROGRAM`] names none. By default it is searched for.
+    pub(crate) program: Option<PathBuf>,
     pub(crate) threads: Option<usize>,
     pub(crate) transport: Transport,
     pub(crate) allow_torchscript: bool,
@@ -46,16 +52,23 @@ impl LocalWorkers {
         address: SocketAddr,
         ticket: &Ticket,
     ) -> Result<Self, BossManError> {
-        let program = worker_program()?;
+        if std::env::args_os().nth(1).is_some_and(|first| first == LOCAL_WORKER_FLAG) {
+            return Err(BossManError::LocalWorkers(
+                "this program was started as a local worker and became a boss again; its main \
+                 must begin with `worker::Worker::new().main_if_local()`"
+                    .into(),
+            ));
+        }
+        let program = worker_program(flags.program.as_deref())?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let WorkerFlags { threads, transport, allow_torchscript, data } = flags;
+        let WorkerFlags { threads, transport, allow_torchscript, data, .. } = flags;
         let threads = threads.unwrap_or_else(|| (cores / count.max(1)).max(1)).to_string();
         let (sender, exits) = mpsc::unbounded_channel();
         let (mut processes, mut pids) = (WorkerProcesses::default(), Vec::new());
         for _ in 0..count {
             let mut command = Command::new(&program);
             command.args([
-                "--end-with-stdin",
+                LOCAL_WORKER_FLAG,
                 "--threads",
                 &threads,
                 "--transport",
@@ -130,11 +143,15 @@ fn describe(status: ExitStatus) -> String {
     format!("its process ended: {status}")
 }
 
-/// Beside this program, or one or two folders up (where cargo puts tests and examples), or where
-/// cargo that runs this program puts what it builds, or in PATH.
-fn worker_program() -> Result<PathBuf, BossManError> {
+/// The program that the environment names, or `chosen`. Otherwise beside this program, or one or
+/// two folders up (where cargo puts tests and examples), or where cargo that runs this program puts
+/// what it builds, or in PATH.
+fn worker_program(chosen: Option<&Path>) -> Result<PathBuf, BossManError> {
     let name = format!("worker{}", std::env::consts::EXE_SUFFIX);
     if let Some(path) = std::env::var_os(WORKER_PROGRAM) {
+        return Ok(path.into());
+    }
+    if let Some(path) = chosen {
         return Ok(path.into());
     }
     let exe = std::env::current_exe().unwrap_or_default();

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "everything here is part of a test")]
 
+mod new_project;
 mod run_file_errors;
 
 use std::path::PathBuf;
@@ -63,6 +64,7 @@ fn help_lists_what_the_pages_promise() {
         "translate",
         "export",
         "data",
+        "new",
         "ticket",
     ];
     for promised in commands.into_iter().chain(["completions", "Exit codes"]) {

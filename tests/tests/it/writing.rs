@@ -320,6 +320,7 @@ fn problem_of(line: &str) -> Option<String> {
             let path = after("--path").or(after("-p"))?;
             (!root().join(path).join("Cargo.toml").exists()).then(|| format!("no crate {path}"))
         }
+        "cd" => None,
         other => Some(format!("`{other}` is not a program of ours")),
     }
 }

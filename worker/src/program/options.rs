@@ -84,7 +84,15 @@ pub struct Options {
     pub end_with_stdin: bool,
 }
 
+/// The first argument of a worker that a boss starts on its own machine.
+const LOCAL_WORKER_FLAG: &str = "--end-with-stdin";
+
 impl Options {
+    /// Whether a boss started this program as a local worker.
+    pub(crate) fn is_local_worker() -> bool {
+        std::env::args_os().nth(1).is_some_and(|first| first == LOCAL_WORKER_FLAG)
+    }
+
     /// Whether TorchScript layers run.
     pub(crate) fn torchscript_policy(&self) -> TorchScriptPolicy {
         match self.allow_torchscript {
