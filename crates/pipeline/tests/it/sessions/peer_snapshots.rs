@@ -16,8 +16,8 @@ use pipeline::schedule::Order;
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
 use pipeline::watch::Watch;
-use pipeline::{Cuts, Placement, Plan};
 use pipeline::StateForm;
+use pipeline::{Cuts, Placement, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 
 const NOW: Micros = Micros(0);
@@ -174,8 +174,7 @@ fn a_replica_makes_the_copy_that_it_keeps_itself() {
     };
     let effects = tell(&mut session, 2, Command::StoreSnapshot(Box::new(keep)));
     let of = vec![StageId(1)];
-    let task =
-        Task::Snapshot { parameters: of.clone(), optimizer: of, form: StateForm::Tensors };
+    let task = Task::Snapshot { parameters: of.clone(), optimizer: of, form: StateForm::Tensors };
     assert!(
         effects
             .iter()
