@@ -32,6 +32,8 @@ LONGEST = [
     "tests compressed",
     "tests sharding",
     "tests checkpoints",
+    "tests law_1_steps",
+    "tests oracle",
     "tests pool",
 ]
 TIME_LIMIT = 20 * 60

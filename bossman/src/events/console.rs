@@ -121,7 +121,8 @@ impl Console {
             Event::Validated { step, epoch, validation, best } => {
                 Line::Progress(describe(validation, *step, *epoch, *best))
             }
-            Event::PeerSnapshot { outcome: SnapshotOutcome::Stored { first: false }, .. } => {
+            Event::Digest { .. }
+            | Event::PeerSnapshot { outcome: SnapshotOutcome::Stored { first: false }, .. } => {
                 return Vec::new();
             }
             Event::PeerSnapshot { step, outcome } => peer_snapshot(*step, outcome),

@@ -140,6 +140,13 @@ pub enum Event {
         #[serde(flatten)]
         outcome: CheckpointOutcome,
     },
+    /// The training state after a step was hashed.
+    Digest {
+        /// The step.
+        step: u64,
+        /// A SHA-256 in hexadecimal digits; see [`StateDigest`](pipeline::StateDigest).
+        digest: String,
+    },
     /// Workers were lost, and the run recovers.
     WorkersLost {
         /// The work that was complete by then.

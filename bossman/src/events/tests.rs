@@ -98,6 +98,7 @@ fn run(ticket: Ticket) -> Vec<Event> {
         step(1, 0.5),
         step(2, 0.25),
         Event::WeightsSaved { step: 2, path: "w.safetensors".into(), best: false },
+        Event::Digest { step: 2, digest: "0123abcd".into() },
         validated(2, 1, 0.125, true),
         snapshot(2, SnapshotOutcome::Stored { first: true }),
         snapshot(2, SnapshotOutcome::Stored { first: false }),

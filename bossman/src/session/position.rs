@@ -19,9 +19,10 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// The hashes of its values, for the digest of a state.
+    /// The hashes of its values as JSON, for the digest of a state.
     pub(crate) fn hashes(&self) -> BTreeMap<String, [u8; 32]> {
-        let scale = self.loss_scale.map(|scale| format!("{scale:?}")).unwrap_or_default();
+        // Writing a struct of numbers as JSON cannot fail.
+        let scale = serde_json::to_string(&self.loss_scale).unwrap_or_default();
         let values = [
             ("step", self.step.to_string()),
             ("updates", self.updates.to_string()),

@@ -7,6 +7,7 @@ use crate::events::{Event, Events};
 use crate::recovery::peer_snapshots::PeerSnapshots;
 use crate::recovery::resume::ResumeState;
 use crate::train::checkpoint_writer::{CheckpointWriter, StepEnd};
+use crate::train::digests::Digests;
 use crate::train::epochs::{validate_with_current_members, Epochs};
 use crate::train::metrics::SharedMetrics;
 use crate::train::validation::ValidationResult;
@@ -38,6 +39,8 @@ pub(super) struct Attempt<'a> {
     pub(super) epochs: Epochs<'a>,
     checkpoints: Option<CheckpointWriter>,
     peer_snapshots: Option<PeerSnapshots>,
+    /// `None` if the run has no folder.
+    digests: Option<Digests>,
 }
 
 impl<'a> Attempt<'a> {
@@ -88,6 +91,7 @@ impl<'a> Attempt<'a> {
             done,
             epochs: Epochs::new(file, data.validation.clone(), options.save.as_deref(), best),
             checkpoints,
+            digests: options.run_folder.as_ref().map(|_| Digests::new(events.clone())),
             peer_snapshots: match (file.redundancy, record.run_id) {
                 (RecoverySource::PeerSnapshot(every), Some(run)) => {
                     let from = resumed.as_ref().and_then(ResumeState::peer_state);
@@ -150,6 +154,9 @@ impl<'a> Attempt<'a> {
             let (epoch, events) = (step.div_ceil(per_epoch), &self.observers.events);
             self.epochs.end_epoch(&mut self.boss, step, epoch, events).await?;
         }
+        if let Some(digests) = &mut self.digests {
+            digests.report_finished().await;
+        }
         if self.checkpoints.is_none() && self.peer_snapshots.is_none() {
             return Ok(());
         }
@@ -159,7 +166,10 @@ impl<'a> Attempt<'a> {
         }
         if let Some(writer) = &mut self.checkpoints {
             let end = StepEnd { step, is_last: step == steps, record };
-            writer.after_step(&mut self.boss, end).await;
+            let began = writer.after_step(&mut self.boss, end).await;
+            if let Some(digests) = self.digests.as_mut().filter(|_| began) {
+                digests.begin(&mut self.boss, step).await;
+            }
         }
         Ok(())
     }
@@ -176,11 +186,20 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// All steps are done: waits for the last checkpoint. Returns the time of the session.
+    /// All steps are done: waits for the last checkpoint and the last digest. Returns the time of
+    /// the session.
     pub(super) async fn end(&mut self) -> Duration {
         if let Some(writer) = &mut self.checkpoints {
             writer.wait_for_pending().await;
         }
+        if let Some(digests) = &mut self.digests {
+            digests.end(&mut self.boss, self.prepared.steps).await;
+        }
+        self.started.elapsed()
+    }
+
+    /// The time of the session so far.
+    pub(super) fn time(&self) -> Duration {
         self.started.elapsed()
     }
 
@@ -202,6 +221,10 @@ impl<'a> Attempt<'a> {
         if let Some(writer) = &mut self.checkpoints {
             let end = StepEnd { step, is_last: true, record };
             writer.finish(&mut self.boss, end).await;
+        }
+        // What is saved matters more, if the time for both is short.
+        if let Some(digests) = &mut self.digests {
+            digests.end(&mut self.boss, step).await;
         }
         self.prepared.options.save.clone().filter(|_| is_saved)
     }

@@ -89,7 +89,8 @@ impl CheckpointWriter {
     }
 
     /// Makes a checkpoint after a step if one is due. Reports errors, and training continues.
-    pub(crate) async fn after_step(&mut self, boss: &mut BossMan, end: StepEnd) {
+    /// Returns whether it began one.
+    pub(crate) async fn after_step(&mut self, boss: &mut BossMan, end: StepEnd) -> bool {
         let StepEnd { step, is_last, record } = end;
         let written = self.pending.as_ref().is_some_and(|pending| pending.writing.is_finished());
         if written {
@@ -103,7 +104,7 @@ impl CheckpointWriter {
         };
         let is_wanted = self.overdue || self.is_best(rate);
         if !is_wanted || !boss.trainer.position.is_between_updates() {
-            return;
+            return false;
         }
         // One is written at a time, so that no more than one is in memory.
         let waits = self.pending.as_ref().filter(|one| !one.writing.is_finished() && !is_last);
@@ -114,10 +115,11 @@ impl CheckpointWriter {
         self.wait_for_pending().await;
         // The one before may have been better.
         if made_for == MadeFor::Best && !self.is_best(rate) {
-            return;
+            return false;
         }
         self.overdue = false;
         self.begin(boss, step, rate, RunRecord { made_for, ..record }).await;
+        true
     }
 
     /// Whether a checkpoint of this rate is better than all before.

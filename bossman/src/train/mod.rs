@@ -4,12 +4,13 @@
 //! run (Attempts) -> placed                the run's folder
 //!  |             -> prepared (Prepared)   what needs no workers
 //!  +-> attempt (Attempt) -> epochs -> validation
-//!       +-> checkpoint_writer
+//!       +-> checkpoint_writer, digests
 //!       +-> Event -> metrics, trace, and the observers of the caller
 //! ```
 
 mod attempt;
 pub(crate) mod checkpoint_writer;
+mod digests;
 pub(crate) mod epochs;
 pub mod metrics;
 mod outcome;

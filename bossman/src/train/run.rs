@@ -151,7 +151,8 @@ impl Attempts {
         let trained = self.train(&mut attempt, prepared, on_step).await;
         self.failed_at = trained.is_err().then(Instant::now);
         self.time += match trained {
-            Ok(_) => attempt.end().await,
+            Ok(Training::Done) => attempt.end().await,
+            Ok(Training::Stopped { .. }) => attempt.time(),
             Err(_) => attempt.abandon().await,
         };
         if let Training::Stopped { step } = trained? {

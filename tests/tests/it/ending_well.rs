@@ -60,6 +60,21 @@ async fn a_run_that_is_ended_leaves_a_checkpoint_and_goes_on_to_the_same_bits() 
     let read = |folder: &Path| std::fs::read(folder.join("weights.safetensors")).unwrap();
     assert_eq!(losses(&folder.join("metrics.jsonl")), losses(&quiet.join("metrics.jsonl")));
     assert!(read(&folder) == read(&quiet), "the weights differ");
+    let (digests, expected) = (digests(&folder), digests(&quiet));
+    assert_eq!(digests.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [step, last]);
+    assert_eq!(digests.last(), expected.last(), "the training states differ");
+}
+
+/// The steps of which the log has a digest, each with it.
+fn digests(folder: &Path) -> Vec<(usize, String)> {
+    let text = std::fs::read_to_string(folder.join("events.jsonl")).unwrap();
+    let events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let digests = events.filter(|event| event["event"] == "digest");
+    let of = |event: serde_json::Value| {
+        let step = event["step"].as_u64().unwrap();
+        (step as usize, event["digest"].as_str().unwrap().to_string())
+    };
+    digests.map(of).collect()
 }
 
 /// A remote worker lets go of the run, and waits for the next boss. Only a finished run ends it.
