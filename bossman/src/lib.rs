@@ -45,6 +45,7 @@ pub mod events;
 mod inference;
 pub mod output;
 mod pool;
+pub mod receipt;
 mod recovery;
 pub mod run_file;
 pub mod runs;
@@ -52,6 +53,7 @@ mod session;
 mod settings;
 pub mod train;
 mod tuning;
+pub mod verify;
 mod weights;
 mod workers;
 

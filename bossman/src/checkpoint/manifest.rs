@@ -188,7 +188,7 @@ impl Manifest {
 }
 
 /// The folder of the checkpoint after `step` steps.
-pub(super) fn folder_of_step(step: u64) -> String {
+pub(crate) fn folder_of_step(step: u64) -> String {
     format!("{PREFIX}{step:08}")
 }
 
@@ -204,21 +204,23 @@ pub(super) fn hash(bytes: &[u8]) -> String {
 }
 
 impl RunRecord {
+    /// The settings that determine the samples and the result, by name.
+    pub(super) fn settings(&self) -> [(&'static str, String); 8] {
+        [
+            ("seed", self.seed.to_string()),
+            ("optimizer", self.optimizer.clone()),
+            ("batch_size", self.batch_size.to_string()),
+            ("microbatches", self.microbatches.to_string()),
+            ("accumulate", self.accumulate.to_string()),
+            ("group_by_length", self.group_by_length.to_string()),
+            ("the number of samples to train on", self.samples.to_string()),
+            ("shuffling", self.shuffled.to_string()),
+        ]
+    }
+
     /// A difference that would change the next samples or the result.
     pub(crate) fn differs(&self, now: &RunRecord) -> Option<String> {
-        let of = |run: &RunRecord| {
-            [
-                ("seed", run.seed.to_string()),
-                ("optimizer", run.optimizer.clone()),
-                ("batch_size", run.batch_size.to_string()),
-                ("microbatches", run.microbatches.to_string()),
-                ("accumulate", run.accumulate.to_string()),
-                ("group_by_length", run.group_by_length.to_string()),
-                ("the number of samples to train on", run.samples.to_string()),
-                ("shuffling", run.shuffled.to_string()),
-            ]
-        };
-        let pairs = of(self).into_iter().zip(of(now));
+        let pairs = self.settings().into_iter().zip(now.settings());
         let other = pairs.into_iter().find(|((_, then), (_, now))| then != now);
         other.map(|((what, then), (_, now))| format!("{what} was {then} and is {now}"))
     }

@@ -30,7 +30,7 @@ mod verified_steps;
 pub use crate::session::position::Counters;
 #[cfg(test)]
 use crate::BossManError;
-pub(crate) use manifest::{MadeFor, RunRecord, ScoreAtStep};
+pub(crate) use manifest::{folder_of_step, MadeFor, RunRecord, ScoreAtStep};
 pub(crate) use policy::{rate, DueTimer};
 pub use policy::{Every, KeepBest, Policy};
 pub use read_error::ReadError;

@@ -1,6 +1,7 @@
 //! The policy of checkpoints: when one is made, and which are kept.
 
 use super::manifest::{MadeFor, Manifest, RunRecord};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,8 @@ pub struct Policy {
     /// The measure of the best checkpoint, which is kept, too. A checkpoint is then made after each
     /// validation that is better than those before.
     pub keep_best: Option<KeepBest>,
+    /// The number of checkpoints to keep for an audit, drawn evenly from all of the run.
+    pub audit: usize,
 }
 
 /// When a checkpoint is due.
@@ -73,8 +76,31 @@ impl Policy {
             made_for(MadeFor::Resuming).map(|manifest| manifest.counters.step).collect();
         let last: BTreeSet<u64> = regular.iter().rev().take(self.keep.max(1)).copied().collect();
         let best = self.keep_best.and_then(|by| best(there, by));
-        steps.into_iter().filter(|step| !last.contains(step) && best != Some(*step)).collect()
+        let audited = self.audited(made_for(MadeFor::Resuming));
+        let is_kept = |step| last.contains(&step) || audited.contains(&step) || best == Some(step);
+        steps.into_iter().filter(|step| !is_kept(*step)).collect()
     }
+
+    /// The steps that are kept for an audit: those with the lowest lots. All that were deleted had
+    /// higher ones, so these are drawn from all checkpoints that the run made.
+    fn audited<'a>(&self, there: impl Iterator<Item = &'a Manifest>) -> BTreeSet<u64> {
+        if self.audit == 0 {
+            return BTreeSet::new();
+        }
+        let mut lots: Vec<_> = there.map(|of| (lot(of), of.counters.step)).collect();
+        lots.sort();
+        lots.into_iter().take(self.audit).map(|(_, step)| step).collect()
+    }
+}
+
+/// The lot of a checkpoint: a hash of what identifies its run, and of its step.
+fn lot(manifest: &Manifest) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for (name, value) in manifest.run.settings() {
+        hash.update(format!("{name}: {value}\n"));
+    }
+    hash.update(manifest.counters.step.to_le_bytes());
+    hash.finalize().into()
 }
 
 /// The checkpoint with the best validation, or the first of equally good ones.
@@ -113,8 +139,13 @@ mod tests {
 
     #[test]
     fn the_last_ones_and_the_best_are_kept() {
-        let policy =
-            |keep, keep_best| Policy { dir: None, every: Every::Steps(1), keep, keep_best };
+        let policy = |keep, keep_best| Policy {
+            dir: None,
+            every: Every::Steps(1),
+            keep,
+            keep_best,
+            audit: 0,
+        };
         let there = [
             at(10, Some(0.5)),
             at(30, None),
@@ -132,8 +163,13 @@ mod tests {
     /// A run that validates more often than it makes checkpoints would keep none to resume from.
     #[test]
     fn a_checkpoint_for_its_score_pushes_no_other_out() {
-        let policy =
-            Policy { dir: None, every: Every::Steps(1), keep: 2, keep_best: Some(KeepBest::Loss) };
+        let policy = Policy {
+            dir: None,
+            every: Every::Steps(1),
+            keep: 2,
+            keep_best: Some(KeepBest::Loss),
+            audit: 0,
+        };
         let for_best = |step, loss| {
             let Manifest { counters, run, .. } = at(step, Some(loss));
             let run = RunRecord { made_for: MadeFor::Best, ..run };
@@ -144,6 +180,32 @@ mod tests {
         assert_eq!(policy.superfluous(&there), [10, 21]);
         there.push(at(40, Some(0.125)));
         assert_eq!(policy.superfluous(&there), [10, 20, 21, 22]);
+    }
+
+    /// Pruned after each checkpoint, the drawn ones are those of all with the lowest lots.
+    #[test]
+    fn an_audit_draws_from_all_checkpoints() {
+        let policy =
+            Policy { dir: None, every: Every::Steps(1), keep: 1, keep_best: None, audit: 3 };
+        let mut there: Vec<Manifest> = Vec::new();
+        for step in 1..=40 {
+            there.push(at(step, None));
+            let superfluous = policy.superfluous(&there);
+            there.retain(|manifest| !superfluous.contains(&manifest.counters.step));
+        }
+        let mut all: Vec<_> = (1..=40).map(|step| (lot(&at(step, None)), step)).collect();
+        all.sort();
+        let mut expected: Vec<u64> = all.iter().take(3).map(|(_, step)| *step).collect();
+        expected.push(40);
+        expected.sort();
+        expected.dedup();
+        let kept: Vec<u64> = there.iter().map(|manifest| manifest.counters.step).collect();
+        assert_eq!(kept, expected);
+        // Another run draws others.
+        let run = RunRecord { seed: 1, ..RunRecord::default() };
+        let counters = Counters { step: 1, ..Counters::default() };
+        let other = Manifest::new(counters, run, Vec::new()).unwrap();
+        assert_ne!(lot(&other), lot(&at(1, None)));
     }
 
     #[test]

@@ -254,6 +254,17 @@ impl TrainingState {
     }
 }
 
+impl StateDict {
+    /// The digest of its tensors. Equal weights have equal digests.
+    ///
+    /// # Errors
+    /// libtorch fails.
+    pub fn digest(&self) -> Result<StateDigest, BossManError> {
+        let hashes = self.iter().map(|(name, tensor)| Ok((name.to_string(), hash(tensor)?)));
+        Ok(StateDigest::of(&hashes.collect::<Result<_, BossManError>>()?))
+    }
+}
+
 fn hash(tensor: &Tensor) -> Result<[u8; 32], BossManError> {
     let payload = to_payload(tensor)?;
     Ok(hash_tensor(&payload.meta, &payload.bytes))

@@ -197,7 +197,7 @@ async fn errors_name_the_file() {
 async fn what_is_deleted_is_gone_and_nothing_else() {
     let (folder, checkpoints) = two().await;
     std::fs::write(folder.path().join("c/notes.txt"), "mine").unwrap();
-    let policy = Policy { dir: None, every: Every::Steps(1), keep: 1, keep_best: None };
+    let policy = Policy { dir: None, every: Every::Steps(1), keep: 1, keep_best: None, audit: 0 };
     assert_eq!(checkpoints.prune(&policy, 2).await.unwrap(), ["step-00000001"]);
     let names = |listed: Vec<CheckpointEntry>| {
         listed.into_iter().map(|listed| listed.name).collect::<Vec<_>>()
@@ -221,7 +221,7 @@ async fn a_damaged_checkpoint_does_not_outlive_good_ones() {
     std::fs::remove_file(there("step-00000001/manifest.json")).unwrap();
     assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
     checkpoints.write(state(3), run()).await.unwrap();
-    let policy = Policy { dir: None, every: Every::Steps(1), keep: 1, keep_best: None };
+    let policy = Policy { dir: None, every: Every::Steps(1), keep: 1, keep_best: None, audit: 0 };
     let gone = checkpoints.prune(&policy, 3).await.unwrap();
     assert_eq!(gone, ["step-00000001", "step-00000002", "step-00000009"]);
     assert_is(&checkpoints.resume(None).await.unwrap().0, 3);

@@ -3,7 +3,7 @@
 //! ```text
 //! Command -> inspect (check, plan)   runs (train, serve, status, eval, predict)
 //!         -> text (generate, translate)   export_and_data   checkpoint
-//!         -> run_folders (runs, log)   new_project (new)
+//!         -> run_folders (runs, log)   verify   new_project (new)
 //! fleet: the flags for workers, run_argument: a run file or a run's folder; both are shared
 //! ```
 
@@ -16,6 +16,7 @@ mod run_argument;
 mod run_folders;
 mod runs;
 mod text;
+mod verify;
 
 use anyhow::Result;
 use bossman::output;
@@ -57,6 +58,8 @@ enum Command {
     Runs(run_folders::Runs),
     /// Print what happened in a run.
     Log(run_folders::Log),
+    /// Compare a run's folder with its receipt, and repeat parts of the run.
+    Verify(verify::Verify),
     /// Print the status of a pool, worker by worker.
     Status(runs::Status),
     /// Test trained weights on a part of a run's data.
@@ -112,6 +115,7 @@ fn execute(command: Command) -> Result<()> {
         Command::Serve(serve) => serve.run(),
         Command::Runs(runs) => runs.run(),
         Command::Log(log) => log.run(),
+        Command::Verify(verify) => verify.run(),
         Command::Status(status) => status.run(),
         Command::Eval(eval) => eval.run(),
         Command::Predict(predict) => predict.run(),

@@ -91,7 +91,7 @@ impl Console {
             Event::Waiting { missing, workers, reason, invitation, .. } => {
                 return waiting(*missing, *workers, *reason, invitation.as_ref());
             }
-            Event::Joined { worker, address, host, device, threads, missing } => {
+            Event::Joined { worker, address, host, device, threads, missing, .. } => {
                 let from = format!("{address} ({host}, {device}, {threads} threads)");
                 joined(&format!("{worker} joined from {from}"), *missing)
             }
@@ -145,6 +145,7 @@ impl Console {
                 self.end_steps();
                 return Vec::new();
             }
+            Event::Inputs(_) => return Vec::new(),
             Event::Planned { .. } | Event::WeightsSaved { .. } | Event::Tested { .. } => {
                 return Vec::new();
             }

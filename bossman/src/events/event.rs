@@ -1,5 +1,6 @@
 //! What happens in a run.
 
+use crate::receipt::Inputs;
 use crate::train::validation::ValidationResult;
 use crate::{BossManError, StepReport, Timelines};
 use link::Ticket;
@@ -49,6 +50,9 @@ pub enum Event {
         host: String,
         /// Its device, as `cpu` or `cuda:0`.
         device: String,
+        /// The kind of its processor.
+        #[serde(default)]
+        processor: String,
         /// Its compute threads.
         threads: u32,
         /// The workers that are missing. `None` in a pool, where workers may join at any moment.
@@ -93,6 +97,9 @@ pub enum Event {
         microbatches: u32,
         /// The bytes of metrics that belong to that state.
         metrics_bytes: u64,
+        /// Whether the run is a pool.
+        #[serde(default)]
+        pool: bool,
     },
     /// A training step is done. A repeated step appears again.
     Step {
@@ -140,6 +147,8 @@ pub enum Event {
         #[serde(flatten)]
         outcome: CheckpointOutcome,
     },
+    /// The run's data and initial weights were hashed.
+    Inputs(Inputs),
     /// The training state after a step was hashed.
     Digest {
         /// The step.

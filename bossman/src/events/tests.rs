@@ -3,6 +3,7 @@
 use super::console::Line;
 use super::*;
 use crate::metrics::Metrics;
+use crate::receipt::Inputs;
 use crate::{BossManError, Score, StepReport, Timelines, ValidationResult};
 use link::{Identity, Ticket};
 use parking_lot::Mutex;
@@ -38,7 +39,7 @@ fn validated(step: u64, epoch: u64, loss: f64, best: bool) -> Event {
 }
 
 fn started(done: u64, from: Option<StateSource>, metrics_bytes: u64) -> Event {
-    Event::Started { steps: 4, done, from, microbatches: 2, metrics_bytes }
+    Event::Started { steps: 4, done, from, microbatches: 2, metrics_bytes, pool: false }
 }
 
 fn joined(missing: Option<usize>) -> Event {
@@ -47,6 +48,7 @@ fn joined(missing: Option<usize>) -> Event {
         address: ADDRESS,
         host: "attic\u{1b}[2J".into(),
         device: "cpu".into(),
+        processor: "x86_64 AuthenticAMD family 26 model 2".into(),
         threads: 2,
         missing,
     }
@@ -98,6 +100,7 @@ fn run(ticket: Ticket) -> Vec<Event> {
         step(1, 0.5),
         step(2, 0.25),
         Event::WeightsSaved { step: 2, path: "w.safetensors".into(), best: false },
+        Event::Inputs(Inputs { initial_weights: Some("00ff".into()), ..Inputs::default() }),
         Event::Digest { step: 2, digest: "0123abcd".into() },
         validated(2, 1, 0.125, true),
         snapshot(2, SnapshotOutcome::Stored { first: true }),

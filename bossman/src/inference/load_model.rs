@@ -70,10 +70,16 @@ pub(crate) struct InitialWeights {
 }
 
 impl InitialWeights {
+    /// The weights, which share memory with these.
+    pub(crate) fn weights(&self) -> StateDict {
+        let mut weights = StateDict::default();
+        self.weights.iter().for_each(|(name, tensor)| weights.insert(name, tensor));
+        weights
+    }
+
     /// Sends them to the workers, whose parameters were initialised from the seed.
     pub(crate) async fn load(&self, boss: &mut BossMan) -> Result<(), BossManError> {
-        let mut all = StateDict::default();
-        self.weights.iter().for_each(|(name, tensor)| all.insert(name, tensor));
+        let mut all = self.weights();
         if !self.complete {
             let drawn = boss.state_dict().await?;
             let missing = drawn.iter().filter(|(name, _)| all.get(name).is_none());

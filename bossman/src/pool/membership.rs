@@ -113,6 +113,7 @@ impl Pool {
                         address: address.ip(),
                         host: info.host.clone(),
                         device: info.device.clone(),
+                        processor: info.processor.clone(),
                         threads: info.threads,
                         missing: None,
                     });

@@ -1,7 +1,7 @@
-//! The key `checkpoint` of a run file.
+//! The keys `checkpoint` and `receipt` of a run file.
 
 use crate::checkpoint::{Every, KeepBest, Policy};
-use layerspec::yaml::{Kind, Mapping, Node, Reader, SIZE, TEXT};
+use layerspec::yaml::{Kind, Mapping, Node, Reader, COUNT, SIZE, TEXT};
 use layerspec::Diagnostic;
 use std::path::Path;
 
@@ -39,7 +39,14 @@ pub(super) fn checkpoint(run: &Mapping<'_>, folder: &Path) -> Result<Option<Poli
         every: every("`every`", keys.need("every")?)?,
         keep: usize::try_from(keep).unwrap_or(usize::MAX),
         keep_best: keys.optional("keep_best", &BEST)?,
+        audit: usize::try_from(audit(run)?.unwrap_or(0)).unwrap_or(usize::MAX),
     }))
+}
+
+/// The number of checkpoints in `receipt: {audit: N}`.
+pub(super) fn audit(run: &Mapping<'_>) -> Result<Option<u64>, Diagnostic> {
+    let Some(node) = run.get("receipt") else { return Ok(None) };
+    node.mapping("`receipt`", "key", &["audit"])?.optional("audit", &COUNT)
 }
 
 /// A number of steps, or `{minutes: 5}`.

@@ -1,7 +1,7 @@
 //! The parts of a run's data, opened.
 
 use super::{RunFile, Validation};
-use crate::data::{Dataset, Source, TextPairs};
+use crate::data::{Batches, Dataset, Source, TextPairs};
 use crate::{BossManError, Model};
 
 /// The parts of a run's data.
@@ -37,6 +37,12 @@ impl RunFile {
         };
         let test = self.data.test.as_ref().map(open).transpose()?;
         Ok(Parts { train, validation, test })
+    }
+
+    /// The batches after `done` steps.
+    pub(crate) fn batches(&self, train: Dataset, done: u64) -> Batches {
+        let seed = self.shuffle.then_some(self.seed);
+        Batches::after(train, self.batch_size, seed, done).grouped_by_length(self.group_by_length)
     }
 
     /// Opens one part.

@@ -4,7 +4,7 @@ use super::parse;
 use std::path::Path;
 use testkit::mutate::fuzz;
 
-const PIECES: [&str; 31] = [
+const PIECES: [&str; 32] = [
     "0",
     "-1",
     "1e400",
@@ -25,6 +25,7 @@ const PIECES: [&str; 31] = [
     "é",
     "18446744073709551616",
     "checkpoint: {dir: c, every: {minutes: 5}}\n",
+    "receipt: {audit: 3}\n",
     "guards: {nonfinite: skip}\n",
     "redundancy: {neighbour: {minutes: 1}}\n",
     "replicas: [2, 1]\n",

@@ -127,7 +127,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 30] = [
+const KEYS: [&str; 31] = [
     "name",
     "model",
     "data",
@@ -156,6 +156,7 @@ const KEYS: [&str; 30] = [
     "shuffle",
     "group_by_length",
     "checkpoint",
+    "receipt",
     "redundancy",
     "guards",
 ];
@@ -233,6 +234,7 @@ fn check_conflicts(run: &Mapping<'_>) -> Result<Facts, Diagnostic> {
         groups_by_length: run.optional("group_by_length", &FLAG)?.unwrap_or(false),
         translates: run.get("translate").is_some(),
         trains_on_pairs: trains_on_pairs(run),
+        audits_checkpoints: checkpoint::audit(run)?.is_some_and(|audit| audit > 0),
         has_checkpoints: run.get("checkpoint").is_some(),
         recovers_from_checkpoint: run
             .get("redundancy")

@@ -76,6 +76,9 @@ impl RunFile {
         }
         if let Some(policy) = &self.checkpoint {
             put("checkpoint", checkpoint(policy));
+            if policy.audit > 0 {
+                put("receipt", map([("audit", (policy.audit as u64).into())]));
+            }
         }
         put("redundancy", redundancy(self.redundancy));
         put("guards", guards(&self.guards));

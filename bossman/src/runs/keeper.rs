@@ -2,6 +2,7 @@
 
 use super::RunFolder;
 use crate::events::{Event, Observer, PlannedStage};
+use crate::receipt::RECEIPT;
 use crate::run_file::RunFile;
 use crate::{data::atomic_file, BossManError};
 use std::fmt::Write as _;
@@ -71,6 +72,8 @@ impl Observer for FolderKeeper {
             }
             Event::Started { microbatches, .. } => {
                 self.file.microbatches = *microbatches;
+                // It is of the run so far, which goes on.
+                std::fs::remove_file(self.folder.file(RECEIPT)).ok();
                 self.copy_model()?;
                 self.write_run()?;
                 self.folder.make_latest()?;

@@ -37,6 +37,7 @@ pub(crate) struct RunFacts {
     pub(crate) groups_by_length: bool,
     pub(crate) translates: bool,
     pub(crate) trains_on_pairs: bool,
+    pub(crate) audits_checkpoints: bool,
     pub(crate) has_checkpoints: bool,
     pub(crate) recovers_from_checkpoint: bool,
     /// Whether workers store peer snapshots, and how many workers there are, once known.
@@ -237,6 +238,11 @@ const CONFLICTS: &[Conflict] = &[
         key: "translate", setting: "`translate`", relation: Requires,
         other: "`pairs` to train on", reason: "only pairs can be translated", instead: "",
         applies: |f| f.run.translates && !f.run.trains_on_pairs,
+    },
+    Conflict {
+        key: "receipt", setting: "`receipt: {audit: N}`", relation: Requires,
+        other: "`checkpoint`", reason: "it keeps checkpoints, and the run has none", instead: "",
+        applies: |f| f.run.audits_checkpoints && !f.run.has_checkpoints,
     },
     Conflict {
         key: "redundancy", setting: "`redundancy: checkpoint`", relation: Requires,

@@ -2,7 +2,7 @@
 
 use super::prepared::Prepared;
 use crate::checkpoint::{RunRecord, ScoreAtStep};
-use crate::data::{Batches, Part, Prefetcher};
+use crate::data::{Part, Prefetcher};
 use crate::events::{Event, Events};
 use crate::recovery::peer_snapshots::PeerSnapshots;
 use crate::recovery::resume::ResumeState;
@@ -68,8 +68,7 @@ impl<'a> Attempt<'a> {
                 boss.open_data(data).await?;
             }
         }
-        let seed = file.shuffle.then_some(file.seed);
-        let batches = Batches::after(data.train.clone(), file.batch_size, seed, done);
+        let batches = file.batches(data.train.clone(), done);
         let best = resumed.as_ref().and_then(|found| found.run().best);
         let best = best.map(|best| (best.step, best.score()));
         let metrics_bytes = resumed.as_ref().and_then(|found| found.run().metrics);
@@ -86,7 +85,7 @@ impl<'a> Attempt<'a> {
             boss,
             observers,
             started: Instant::now(),
-            batches: batches.grouped_by_length(file.group_by_length).prefetch()?,
+            batches: batches.prefetch()?,
             next: None,
             done,
             epochs: Epochs::new(file, data.validation.clone(), options.save.as_deref(), best),
@@ -111,6 +110,7 @@ impl<'a> Attempt<'a> {
             from: resumed.as_ref().map(ResumeState::source),
             microbatches: attempt.record.microbatches,
             metrics_bytes: metrics_bytes.unwrap_or(0),
+            pool: options.pool,
         })?;
         if options.pool {
             attempt.boss.open_pool().await?;

@@ -4,7 +4,7 @@
 //! run (Attempts) -> placed                the run's folder
 //!  |             -> prepared (Prepared)   what needs no workers
 //!  +-> attempt (Attempt) -> epochs -> validation
-//!       +-> checkpoint_writer, digests
+//!       +-> checkpoint_writer, digests   receipt_writer (at the end)
 //!       +-> Event -> metrics, trace, and the observers of the caller
 //! ```
 
@@ -16,6 +16,7 @@ pub mod metrics;
 mod outcome;
 mod placed;
 mod prepared;
+mod receipt_writer;
 pub(crate) mod run;
 pub(crate) mod settings;
 mod stop;

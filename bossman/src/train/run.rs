@@ -11,6 +11,7 @@ use crate::train::metrics::Metrics;
 use crate::train::outcome::{Interruption, Outcome};
 use crate::train::placed;
 use crate::train::prepared::{prepare, Prepared, Start};
+use crate::train::receipt_writer::ReceiptWriter;
 use crate::train::settings::TrainOptions;
 use crate::train::trace::TraceRecorder;
 use crate::workers::host::Workers;
@@ -54,16 +55,31 @@ pub async fn run_with(
         let path = folder.path().to_path_buf();
         attempts.observers.events.report(&Event::Folder { path });
     }
+    let events = attempts.observers.events.clone();
+    let receipt = folder.map(|folder| ReceiptWriter::start(folder, &prepared, events));
+    let outcome = attempt_until_done(&mut attempts, &prepared, &mut on_step).await;
+    if let Some(receipt) = receipt {
+        receipt.write().await;
+    }
+    outcome
+}
+
+/// Trains to the end, also after losses of workers.
+async fn attempt_until_done(
+    attempts: &mut Attempts,
+    prepared: &Prepared<'_>,
+    on_step: &mut impl FnMut(&StepReport),
+) -> Result<Outcome, BossManError> {
     let mut unfinished = Unfinished(Some(attempts.observers.events.clone()));
     loop {
-        let error = match attempts.attempt(&prepared, &mut on_step).await {
+        let error = match attempts.attempt(prepared, on_step).await {
             Ok(outcome) => {
                 unfinished.0 = None;
                 return Ok(outcome);
             }
             Err(error) => error,
         };
-        if let Err(error) = attempts.recover(&prepared, error) {
+        if let Err(error) = attempts.recover(prepared, error) {
             unfinished.0 = None;
             attempts.report_end(attempts.recovery.furthest(), Some(&error)).ok();
             return Err(error);

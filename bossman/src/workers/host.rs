@@ -434,6 +434,7 @@ fn described(event: ListenerEvent, missing: usize) -> Event {
             address: address.ip(),
             host: info.host,
             device: info.device,
+            processor: info.processor,
             threads: info.threads,
             missing: Some(missing),
         },

@@ -28,6 +28,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -81,6 +82,9 @@ const char* bm_libtorch_cpu_path() noexcept {
   int (*symbol)() = &at::get_num_threads;
   return dladdr(reinterpret_cast<void*>(symbol), &info) != 0 ? info.dli_fname : nullptr;
 }
+
+// The version of libtorch. Never freed.
+const char* bm_libtorch_version() noexcept { return TORCH_VERSION; }
 
 char* bm_set_interop_threads(int32_t threads) {
   return guarded([&] { at::set_num_interop_threads(threads); });

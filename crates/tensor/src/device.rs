@@ -48,6 +48,37 @@ pub fn all() -> Vec<Device> {
     std::iter::once(Device::Cpu).chain((0..gpus).map(Device::Cuda)).chain(mps).collect()
 }
 
+/// The kind of processor of a device. Results are equal to the bit on processors of one kind: for a
+/// CPU its architecture, vendor, family and model.
+pub fn processor(device: Device) -> String {
+    match device {
+        Device::Cpu => {
+            host_processor(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
+        }
+        Device::Cuda(_) => "cuda".into(),
+        other => name(other),
+    }
+}
+
+/// Reads the text of Linux's `/proc/cpuinfo`. Without it, only the architecture is known.
+fn host_processor(cpuinfo: &str) -> String {
+    let value_of = |field: &str| {
+        let named = |line: &&str| line.split(':').next().is_some_and(|name| name.trim() == field);
+        Some(cpuinfo.lines().find(named)?.split_once(':')?.1.trim().to_string())
+    };
+    let mut parts = vec![std::env::consts::ARCH.to_string()];
+    parts.extend(value_of("vendor_id"));
+    for (field, word) in [
+        ("cpu family", "family"),
+        ("model", "model"),
+        ("CPU implementer", "implementer"),
+        ("CPU part", "part"),
+    ] {
+        parts.extend(value_of(field).map(|value| format!("{word} {value}")));
+    }
+    parts.join(" ")
+}
+
 /// The memory of a device, if known.
 pub fn memory(device: Device) -> Option<DeviceMemory> {
     if device == Device::Cpu {
@@ -75,6 +106,17 @@ fn host_memory(meminfo: &str) -> Option<DeviceMemory> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_processor_is_its_vendor_family_and_model() {
+        let arch = std::env::consts::ARCH;
+        let info = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\n\
+                    model name\t: AMD EPYC\n\nprocessor\t: 1\nvendor_id\t: Other\n";
+        assert_eq!(host_processor(info), format!("{arch} AuthenticAMD family 26 model 2"));
+        let info = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n";
+        assert_eq!(host_processor(info), format!("{arch} implementer 0x41 part 0xd0c"));
+        assert_eq!(host_processor(""), arch);
+    }
 
     #[test]
     fn names_read_back() {

@@ -17,6 +17,7 @@ type List = *const *const C_tensor;
 
 extern "C" {
     pub(crate) fn bm_libtorch_cpu_path() -> *const c_char;
+    pub(crate) fn bm_libtorch_version() -> *const c_char;
     pub(crate) fn bm_set_interop_threads(threads: i32) -> Status;
     pub(crate) fn bm_device_memory(
         kind: i32,

@@ -36,3 +36,10 @@ pub mod threads;
 
 pub use dtype::{dtype_of, kind_of};
 pub use error::{Attempt, TensorError};
+
+/// The version of libtorch, as `2.11.0`.
+pub fn libtorch_version() -> String {
+    // SAFETY: returns a string literal.
+    let version = unsafe { std::ffi::CStr::from_ptr(ffi::bm_libtorch_version()) };
+    version.to_string_lossy().into_owned()
+}

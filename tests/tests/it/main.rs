@@ -34,4 +34,5 @@ mod sharding;
 mod slow;
 mod strangers;
 mod using;
+mod verify;
 mod writing;

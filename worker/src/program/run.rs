@@ -362,6 +362,7 @@ fn device(options: &Options) -> Result<Device> {
 fn info(options: &Options, device: Device, nccl: link::Nccl) -> WorkerInfo {
     WorkerInfo {
         device: tensor::device::name(device),
+        processor: tensor::device::processor(device),
         threads: u32::try_from(tensor::threads::count()).unwrap_or(u32::MAX),
         memory_bytes: tensor::device::memory(device).map(|m| m.total),
         version: env!("CARGO_PKG_VERSION").into(),

@@ -35,7 +35,7 @@ async fn with(steps: &[u64]) -> (Faulty, Checkpoints) {
 }
 
 fn policy(keep: usize) -> Policy {
-    Policy { dir: None, every: Every::Steps(1), keep, keep_best: None }
+    Policy { dir: None, every: Every::Steps(1), keep, keep_best: None, audit: 0 }
 }
 
 /// A failure, and a part of its message.

@@ -52,6 +52,8 @@ impl Handshake {
 pub struct WorkerInfo {
     /// The device that it computes on, such as `cpu` or `cuda:0`.
     pub device: String,
+    /// The kind of its processor. Results are equal to the bit on processors of one kind.
+    pub processor: String,
     /// The number of compute threads.
     pub threads: u32,
     /// The memory of the device in bytes, if known.
@@ -73,6 +75,7 @@ impl Default for WorkerInfo {
     fn default() -> Self {
         WorkerInfo {
             device: "cpu".into(),
+            processor: String::new(),
             threads: 1,
             memory_bytes: None,
             version: env!("CARGO_PKG_VERSION").into(),

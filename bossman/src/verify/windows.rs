@@ -1,0 +1,117 @@
+//! The parts of a run that can be repeated.
+
+use rand::seq::SliceRandom;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use std::fmt;
+
+/// A part of a run: from a state that is there to the last digest before the next such state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The state that it begins with.
+    pub from: Origin,
+    /// Its last step, which has a digest.
+    pub to: u64,
+    /// The steps in it that have digests.
+    pub digests: Vec<u64>,
+    /// Why it cannot be repeated.
+    pub problem: Option<String>,
+}
+
+/// The state with which a window begins.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The beginning of the run.
+    Beginning,
+    /// The checkpoint of this step.
+    Checkpoint(u64),
+}
+
+impl Origin {
+    /// The steps that are done.
+    pub fn step(self) -> u64 {
+        match self {
+            Origin::Beginning => 0,
+            Origin::Checkpoint(step) => step,
+        }
+    }
+}
+
+impl Window {
+    /// The number of steps to repeat.
+    pub fn steps(&self) -> u64 {
+        self.to.saturating_sub(self.from.step())
+    }
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let origin = match self.from {
+            Origin::Beginning => "the beginning".to_string(),
+            Origin::Checkpoint(step) => format!("the checkpoint of step {step}"),
+        };
+        write!(f, "from {origin} to step {}", self.to)
+    }
+}
+
+/// The windows of a run with these digests and checkpoints. Both ascend. `unknown_start` says why
+/// the run cannot be repeated from its beginning.
+pub(super) fn windows(
+    digests: &[u64],
+    checkpoints: &[u64],
+    unknown_start: Option<String>,
+) -> Vec<Window> {
+    let origins = std::iter::once(Origin::Beginning)
+        .chain(checkpoints.iter().copied().map(Origin::Checkpoint));
+    let origins: Vec<Origin> = origins.collect();
+    let mut windows = Vec::new();
+    for (place, from) in origins.iter().enumerate() {
+        let end = origins.get(place + 1).map_or(u64::MAX, |next| next.step());
+        let inside = digests.iter().copied().filter(|step| *step > from.step() && *step <= end);
+        let inside: Vec<u64> = inside.collect();
+        let Some(to) = inside.last().copied() else { continue };
+        let problem = unknown_start.clone().filter(|_| *from == Origin::Beginning);
+        windows.push(Window { from: *from, to, digests: inside, problem });
+    }
+    windows
+}
+
+/// Draws windows that can be repeated: `count` of them, or all. They keep their order.
+pub fn draw(windows: &[Window], count: Option<usize>, seed: u64) -> Vec<Window> {
+    let mut places: Vec<usize> =
+        (0..windows.len()).filter(|place| windows[*place].problem.is_none()).collect();
+    places.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
+    places.truncate(count.unwrap_or(usize::MAX));
+    places.sort();
+    places.into_iter().map(|place| windows[place].clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_digest_is_in_one_window() {
+        let all = windows(&[10, 20, 30, 40, 50], &[20, 40, 50], None);
+        let seen: Vec<_> =
+            all.iter().map(|of| (of.from.step(), of.to, of.digests.clone())).collect();
+        assert_eq!(seen, [(0, 20, vec![10, 20]), (20, 40, vec![30, 40]), (40, 50, vec![50])]);
+        assert_eq!(all[1].to_string(), "from the checkpoint of step 20 to step 40");
+        assert!(windows(&[], &[], None).is_empty());
+        let unknown = windows(&[10, 20], &[10], Some("no weights".into()));
+        assert_eq!(unknown[0].problem.as_deref(), Some("no weights"));
+        assert_eq!(unknown[1].problem, None);
+    }
+
+    #[test]
+    fn drawn_windows_can_be_repeated_and_are_in_order() {
+        let digests: Vec<u64> = (1..=20).collect();
+        let all = windows(&digests, &digests, Some("no weights".into()));
+        let drawn = draw(&all, Some(5), 7);
+        assert_eq!(drawn.len(), 5);
+        assert!(drawn.windows(2).all(|pair| pair[0].to < pair[1].to));
+        assert!(drawn.iter().all(|window| window.problem.is_none()));
+        assert_ne!(drawn, draw(&all, Some(5), 8));
+        assert_eq!(draw(&all, None, 7).len(), 19);
+    }
+}

@@ -1,0 +1,226 @@
+//! Tests receipts and `bossman verify`: honest runs verify, and every change is named.
+
+use bossman::receipt::{Hashed, Receipt};
+use bossman::StateDict;
+use std::path::{Path, PathBuf};
+use tests::programs::{Ended, TestFolder};
+use tests::Case;
+
+/// A run and its folder.
+struct Run {
+    place: TestFolder,
+    folder: PathBuf,
+}
+
+impl Run {
+    /// Trains without a fault.
+    async fn quiet(case: &Case, steps: usize, more: &str, flags: &[&str]) -> Self {
+        let place = TestFolder::new();
+        let file = place.run_file(case, steps, more);
+        let all = ["train", file.to_str().unwrap(), "--name", "run", "--threads", "1"];
+        place.start("bossman", &[&all, flags].concat()).end().await.expect_success();
+        let folder = place.file("run-folders/run");
+        Run { place, folder }
+    }
+
+    async fn verify(&self, flags: &[&str]) -> Ended {
+        let all = ["verify", self.folder.to_str().unwrap()];
+        self.place.start("bossman", &[&all, flags].concat()).end().await
+    }
+
+    /// Verifies the run, and returns what differs.
+    async fn difference(&self) -> String {
+        let ended = self.verify(&["--all"]).await;
+        assert_eq!(ended.status.code(), Some(1), "{:?}", ended.output);
+        let differs = ended.errors.iter().find(|line| line.starts_with("differs: "));
+        differs.unwrap_or_else(|| ended.errors.last().unwrap()).clone()
+    }
+
+    /// Replaces a file for the time of `check`, and expects the difference to have these parts.
+    async fn with(&self, path: &Path, content: Vec<u8>, parts: &[&str]) {
+        let before = std::fs::read(path).unwrap();
+        assert!(before != content, "{} is not changed", path.display());
+        std::fs::write(path, content).unwrap();
+        let difference = self.difference().await;
+        for part in parts {
+            assert!(difference.contains(part), "{part} is not in: {difference}");
+        }
+        std::fs::write(path, before).unwrap();
+    }
+
+    fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.folder.join(name)).unwrap()
+    }
+
+    /// The hash of this content, as a receipt has it.
+    fn hashed(&self, content: &[u8]) -> Hashed {
+        let path = self.place.file("content");
+        std::fs::write(&path, content).unwrap();
+        Hashed::of_file(&path).unwrap().unwrap()
+    }
+}
+
+/// Everything in a folder, with its content.
+fn content(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(content(&path)),
+            false => found.push((path.clone(), std::fs::read(&path).unwrap())),
+        }
+    }
+    found.sort();
+    found
+}
+
+const MORE: &str = "microbatches: 4\ncheckpoint: {every: 4, keep: 1}\nreceipt: {audit: 1}";
+
+#[tokio::test]
+async fn a_quiet_run_verifies_and_nothing_is_written() {
+    let run = Run::quiet(&Case::branchy(), 20, MORE, &["--local", "2"]).await;
+    let before = content(&run.folder);
+    for workers in ["1", "3"] {
+        let said = run.verify(&["--all", "--local", workers]).await.expect_success().output;
+        let equal = said.iter().filter(|line| line.contains("equal to the bit")).count();
+        assert!(equal >= 2, "{said:?}");
+        let to_the_end = said.iter().find(|line| line.contains("to step 20: equal"));
+        assert!(to_the_end.is_some_and(|line| line.contains("1 files of tensors")), "{said:?}");
+    }
+    assert!(content(&run.folder) == before, "verify has written something");
+
+    // One checkpoint is kept beside the last one, and two windows do not begin at the beginning.
+    let kept = std::fs::read_dir(run.folder.join("checkpoints")).unwrap().count();
+    assert!(kept == 1 || kept == 2, "{kept}");
+    let receipt = Receipt::read(&run.folder).unwrap();
+    let steps: Vec<u64> = receipt.digests.iter().map(|digest| digest.step).collect();
+    assert_eq!(steps, [4, 8, 12, 16, 20]);
+    // It can be shown to anyone.
+    let text = String::from_utf8(run.read("receipt.json")).unwrap();
+    let home = run.place.file("");
+    for private in [home.to_str().unwrap(), "127.0.0.1", "address", "host"] {
+        assert!(!text.contains(private), "{private} is in {text}");
+    }
+}
+
+#[tokio::test]
+async fn every_change_is_found_and_named() {
+    let run = Run::quiet(&Case::branchy(), 6, "microbatches: 4", &["--local", "1"]).await;
+    let file = |name: &str| run.folder.join(name);
+    let flipped = |mut bytes: Vec<u8>| {
+        *bytes.last_mut().unwrap() ^= 1;
+        bytes
+    };
+    let weights = flipped(run.read("weights.safetensors"));
+    run.with(&file("weights.safetensors"), weights.clone(), &["weights.safetensors: its SHA-256"])
+        .await;
+    let data = run.place.file("data.safetensors");
+    let changed = flipped(std::fs::read(&data).unwrap());
+    run.with(&data, changed, &["data.safetensors: is not the file of the train data"]).await;
+    let run_file = String::from_utf8(run.read("run.yaml")).unwrap();
+    let longer = run_file.replace("steps: 6", "steps: 7").into_bytes();
+    run.with(&file("run.yaml"), longer, &["run.yaml: its SHA-256"]).await;
+    let metrics = String::from_utf8(run.read("metrics.jsonl")).unwrap();
+    let other_loss = metrics.replacen("\"loss\":", "\"loss\":1", 1).into_bytes();
+    let parts = ["metrics.jsonl: the lines of steps 1 to 6"];
+    run.with(&file("metrics.jsonl"), other_loss.clone(), &parts).await;
+    let receipt = Receipt::read(&run.folder).unwrap();
+    let digest = receipt.digests[0].digest.clone();
+    let other_digest = format!("{}{}", if &digest[..1] == "0" { 1 } else { 0 }, &digest[1..]);
+    let replaced = |name: &str| {
+        String::from_utf8(run.read(name)).unwrap().replace(&digest, &other_digest).into_bytes()
+    };
+    run.with(&file("receipt.json"), replaced("receipt.json"), &["receipt.json: was changed"]).await;
+    let parts = ["events.jsonl: the digest of step 6 is"];
+    run.with(&file("events.jsonl"), replaced("events.jsonl"), &parts).await;
+
+    // Someone makes a new receipt for what was changed. The repetition finds it.
+    let original = run.read("receipt.json");
+    let mut forged = receipt.clone();
+    forged.digests[0].metrics = Some(run.hashed(&other_loss));
+    forged.write(&run.folder).unwrap();
+    let parts = ["from the beginning to step 6: step 1: its loss is ", "metrics.jsonl has 1"];
+    run.with(&file("metrics.jsonl"), other_loss, &parts).await;
+    let mut forged = receipt.clone();
+    forged.files.insert("weights.safetensors".into(), run.hashed(&weights));
+    forged.write(&run.folder).unwrap();
+    let there = StateDict::load(file("weights.safetensors")).unwrap();
+    run.with(&file("weights.safetensors"), weights, &["weights.safetensors: tensor `"]).await;
+    assert!(there.iter().count() > 1);
+    let mut forged = receipt.clone();
+    forged.digests[0].digest = other_digest.clone();
+    forged.write(&run.folder).unwrap();
+    let parts = ["step 6: the digest of the repeated state is not that of receipt.json"];
+    run.with(&file("events.jsonl"), replaced("events.jsonl"), &parts).await;
+    std::fs::write(file("receipt.json"), original).unwrap();
+    run.verify(&["--all"]).await.expect_success();
+}
+
+/// On another kind of processor stored tensors are compared alone, within the tolerance.
+#[tokio::test]
+async fn another_kind_of_processor_compares_stored_tensors() {
+    let run = Run::quiet(&Case::branchy(), 6, "microbatches: 4", &["--local", "1"]).await;
+    let mut receipt = Receipt::read(&run.folder).unwrap();
+    let kind = std::mem::replace(&mut receipt.sessions[0].workers[0].processor, "z80".into());
+    receipt.clone().write(&run.folder).unwrap();
+    let events = String::from_utf8(run.read("events.jsonl")).unwrap().replace(&kind, "z80");
+    std::fs::write(run.folder.join("events.jsonl"), events).unwrap();
+    let said = run.verify(&["--all"]).await.expect_success().output;
+    let last = said.last().unwrap();
+    assert!(last.contains("1 files of tensors are equal within the tolerance"), "{said:?}");
+
+    let path = run.folder.join("weights.safetensors");
+    let weights = StateDict::load(&path).unwrap();
+    let mut other = StateDict::default();
+    let mut names = weights.iter();
+    let (first, tensor) = names.next().unwrap();
+    other.insert(first, &(tensor * 1.5));
+    names.for_each(|(name, tensor)| other.insert(name, tensor));
+    other.save(&path).unwrap();
+    receipt.files.insert("weights.safetensors".into(), run.hashed(&std::fs::read(&path).unwrap()));
+    receipt.write(&run.folder).unwrap();
+    let difference = run.difference().await;
+    assert!(difference.contains(&format!("tensor `{first}`: an element differs")), "{difference}");
+}
+
+#[tokio::test]
+async fn inexact_sums_are_compared_by_hash_alone() {
+    let more = "microbatches: 4\nreplicas: 2\nreduction: fast";
+    let run = Run::quiet(&Case::branchy(), 6, more, &["--local", "2"]).await;
+    let said = run.verify(&["--all"]).await.expect_success().output;
+    assert!(said[1].starts_with("only hashes are compared: `reduction: fast`"), "{said:?}");
+    assert_eq!(said.len(), 3, "{said:?}");
+}
+
+/// A worker is killed, then the boss, and the run goes on in another layout.
+#[tokio::test]
+async fn a_run_with_two_kills_and_another_layout_verifies() {
+    let more = "microbatches: 4\ncheckpoint: {every: 20}";
+    let place = TestFolder::new();
+    let file = place.run_file(&Case::convnet(), 200, more);
+    let (mut boss, at) = place.boss(&file, 2, &["--name", "run"]).await;
+    let stays = place.worker(&at.port, &[]);
+    let killed = place.worker(&at.port, &[]);
+    boss.line(" written").await;
+    killed.signal("KILL");
+    boss.line("recovery: resuming with 1 of 2 workers").await;
+    boss.line(" written").await;
+    boss.signal("KILL");
+    boss.end().await;
+    drop(stays);
+    let folder = place.file("run-folders/run");
+    let run = Run { place, folder };
+    let none = run.verify(&[]).await.errors;
+    assert!(none[1].contains("receipt.json: is not there"), "{none:?}");
+
+    let path = run.folder.to_str().unwrap();
+    let resume = ["train", path, "--resume", "--local", "3", "--threads", "1"];
+    run.place.start("bossman", &resume).end().await.expect_success();
+    let receipt = Receipt::read(&run.folder).unwrap();
+    let workers: Vec<_> = receipt.sessions.iter().map(|session| session.workers.len()).collect();
+    assert_eq!(workers, [2, 1, 3]);
+    assert_eq!(receipt.changes.len(), 1);
+    let said = run.verify(&["--all", "--local", "2"]).await.expect_success().output;
+    let last = said.last().unwrap();
+    assert!(last.contains("to step 200: equal to the bit"), "{said:?}");
+}
