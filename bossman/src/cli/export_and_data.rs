@@ -1,6 +1,6 @@
 //! `bossman export` and `bossman data`: files, without workers.
 
-use super::run_argument;
+use super::run_argument::{self, Reads, Trust};
 use anyhow::Result;
 use bossman::data::fetch;
 use bossman::output;
@@ -13,6 +13,8 @@ use std::path::PathBuf;
 pub(crate) struct Export {
     /// The run file, or the folder of a run, whose model the weights are checked against.
     run: PathBuf,
+    #[command(flatten)]
+    trust: Trust,
     /// The weights: a safetensors file, an index of several, or their folder [default: the run
     /// file's, by its names]
     #[arg(long, value_name = "PATH")]
@@ -71,7 +73,8 @@ fn size(text: &str) -> Result<u64, String> {
 
 impl Export {
     pub(crate) fn run(self) -> Result<()> {
-        let (file, weights) = run_argument::trained(&self.run, self.weights)?;
+        let (file, weights) =
+            run_argument::trained(&self.run, self.weights, &self.trust, Reads::Model)?;
         let model = Model::from_file(&file.model)?;
         let weights = match (&weights, &file.weights) {
             (Some(path), _) => StateDict::load(path)?,

@@ -1,7 +1,7 @@
 //! `bossman check` and `bossman plan`: facts about a model, without training it.
 
 use super::fleet::{until_interrupted, Fleet};
-use super::run_argument;
+use super::run_argument::{self, Reads, Trust};
 use anyhow::Result;
 use bossman::output;
 use bossman::run_file::RunFile;
@@ -29,6 +29,8 @@ pub(crate) struct Plan {
     /// The run file, or the folder of a run.
     run: PathBuf,
     #[command(flatten)]
+    trust: Trust,
+    #[command(flatten)]
     fleet: Fleet,
     /// Draw the timeline of the schedule that would run.
     #[arg(long, conflicts_with = "json")]
@@ -51,7 +53,7 @@ fn dim(text: &str) -> Result<(String, u64), String> {
 /// The path of the model: this file, or the model that a run file names.
 fn model_of(path: &Path) -> Result<PathBuf> {
     if path.is_dir() {
-        return Ok(run_argument::shown(path)?.0.model);
+        return Ok(run_argument::shown(path, &Trust::default(), Reads::Model)?.0.model);
     }
     let text = layerspec::yaml::read_file(path)?;
     let is_run =
@@ -110,7 +112,7 @@ fn layers(graph: &LayerGraph, bindings: &Bindings) -> Value {
 
 impl Plan {
     pub(crate) fn run(self) -> Result<()> {
-        let (file, _) = run_argument::shown(&self.run)?;
+        let (file, _) = run_argument::shown(&self.run, &self.trust, Reads::Data)?;
         let report =
             until_interrupted("nothing was measured", plan::run(&file, &self.fleet.settings()))?;
         if self.json {

@@ -1,9 +1,11 @@
 //! The argument `RUN` of commands: a run file, or the folder of a run.
 
 use anyhow::Result;
+use bossman::checkpoint::Policy;
 use bossman::output;
 use bossman::run_file::{RunFile, Weights};
-use bossman::runs::{is_run_folder, resolve_latest};
+pub(super) use bossman::runs::Reads;
+use bossman::runs::{check_stays_inside, is_own, is_run_folder, resolve_latest};
 use std::path::{Path, PathBuf};
 
 /// The word of `--weights` for the weights after the last epoch.
@@ -28,19 +30,61 @@ pub(super) fn run_file(run: &Path) -> Result<(RunFile, Option<PathBuf>)> {
     Ok((RunFile::from_file(folder.join("run.yaml"))?, Some(folder)))
 }
 
-/// As [`run_file`], and tells which folder it is, because `latest` may lead elsewhere soon.
-pub(super) fn shown(run: &Path) -> Result<(RunFile, Option<PathBuf>)> {
+/// How far a command trusts the folder of a run.
+#[derive(clap::Args, Clone, Default)]
+pub(super) struct Trust {
+    /// Look for the run's data in this folder, by the names of the files.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Read what the run file of somebody else's folder names, wherever it is.
+    #[arg(long)]
+    trust: bool,
+    /// Read checkpoints of somebody else's run from an object store.
+    #[arg(long)]
+    remote: bool,
+}
+
+/// As [`run_file`], and tells which folder it is, because `latest` may lead elsewhere soon. A
+/// folder that this user's bossman did not write must name only its own files.
+pub(super) fn shown(run: &Path, trust: &Trust, reads: Reads) -> Result<(RunFile, Option<PathBuf>)> {
     let (file, folder) = run_file(run)?;
-    if let Some(folder) = &folder {
-        output::warn(&format!("run folder {}", folder.display()));
+    Ok((trust.checked(file, folder.as_deref(), reads)?, folder))
+}
+
+impl Trust {
+    /// Tells which folder it is. Checks what a run file of somebody else names.
+    fn checked(&self, mut file: RunFile, folder: Option<&Path>, reads: Reads) -> Result<RunFile> {
+        if let Some(folder) = folder {
+            output::warn(&format!("run folder {}", folder.display()));
+            if !self.trust && !is_own(folder)? {
+                let mut named = file.clone();
+                named.checkpoint =
+                    named.checkpoint.filter(|policy| !self.remote || !is_url(policy));
+                let reads = if self.data_dir.is_some() { Reads::Model } else { reads };
+                check_stays_inside(folder, &named, reads)?;
+            }
+        }
+        if let Some(dir) = &self.data_dir {
+            file = file.with_data_in(dir)?;
+        }
+        Ok(file)
     }
-    Ok((file, folder))
 }
 
 /// As [`shown`], with the trained weights of a run's folder: the best ones, or the last with
 /// `--weights last`. Returns the weights that the user named otherwise.
-pub(super) fn trained(run: &Path, weights: Option<PathBuf>) -> Result<(RunFile, Option<PathBuf>)> {
-    let (mut file, folder) = shown(run)?;
+pub(super) fn trained(
+    run: &Path,
+    weights: Option<PathBuf>,
+    trust: &Trust,
+    reads: Reads,
+) -> Result<(RunFile, Option<PathBuf>)> {
+    let (mut file, folder) = run_file(run)?;
+    if folder.is_some() {
+        // Neither the weights that the run began with nor its checkpoints are read.
+        (file.weights, file.checkpoint) = (None, None);
+    }
+    let mut file = trust.checked(file, folder.as_deref(), reads)?;
     let takes_last = weights.as_deref() == Some(Path::new(LAST));
     let Some(folder) = folder else {
         if takes_last && !Path::new(LAST).exists() {
@@ -66,8 +110,12 @@ pub(super) fn checkpoints(dir: &str) -> Result<String> {
     if !path.is_dir() || !is_run_folder(&resolve_latest(path)) {
         return Ok(dir.into());
     }
-    let (file, folder) = shown(path)?;
+    let (file, folder) = shown(path, &Trust::default(), Reads::Model)?;
     let named = file.checkpoint.and_then(|policy| policy.dir);
     let inside = folder.unwrap_or_default().join("checkpoints");
     Ok(named.unwrap_or_else(|| inside.to_string_lossy().into_owned()))
+}
+
+fn is_url(policy: &Policy) -> bool {
+    policy.dir.as_ref().is_some_and(|dir| dir.contains("://"))
 }

@@ -1,7 +1,7 @@
 //! `bossman train`, `eval` and `predict`: a run's data through its model.
 
 use super::fleet::{until_interrupted, until_stopped, Fleet, Interrupted};
-use super::run_argument;
+use super::run_argument::{self, Reads, Trust};
 use anyhow::Result;
 use bossman::data::{Dataset, Part, Source};
 use bossman::events::{Console, Events, Stream};
@@ -117,6 +117,8 @@ pub(crate) struct Eval {
     /// The run file, or the folder of a run.
     run: PathBuf,
     #[command(flatten)]
+    trust: Trust,
+    #[command(flatten)]
     fleet: Fleet,
     /// The weights: a safetensors file, an index of several, or their folder [default: the run
     /// file's]
@@ -136,6 +138,8 @@ pub(crate) struct Eval {
 pub(crate) struct Predict {
     /// The run file, or the folder of a run.
     run: PathBuf,
+    #[command(flatten)]
+    trust: Trust,
     #[command(flatten)]
     fleet: Fleet,
     /// The weights: a safetensors file, an index of several, or their folder [default: the run
@@ -252,7 +256,8 @@ impl Train {
 
 impl Eval {
     pub(crate) fn run(self) -> Result<()> {
-        let (file, weights) = run_argument::trained(&self.run, self.weights)?;
+        let (file, weights) =
+            run_argument::trained(&self.run, self.weights, &self.trust, Reads::Data)?;
         let data = file.part(self.data, &Model::from_file(&file.model)?)?;
         let (samples, fleet) = (data.samples(), self.fleet.settings());
         let found = until_interrupted("nothing was found", async {
@@ -274,7 +279,8 @@ impl Eval {
 
 impl Predict {
     pub(crate) fn run(self) -> Result<()> {
-        let (file, weights) = run_argument::trained(&self.run, self.weights)?;
+        let (file, weights) =
+            run_argument::trained(&self.run, self.weights, &self.trust, Reads::Data)?;
         let file = file.with_data_at_boss();
         let model = Model::from_file(&file.model)?;
         let data = match part(&self.data) {

@@ -1,7 +1,7 @@
 //! `bossman generate` and `bossman translate`: text from models.
 
 use super::fleet::{until_interrupted, Fleet};
-use super::run_argument;
+use super::run_argument::{self, Reads, Trust};
 use anyhow::{Context, Result};
 use bossman::data::{Source, Text, TextPairs};
 use bossman::output;
@@ -22,6 +22,8 @@ const BATCH_SIZE: usize = 32;
 pub(crate) struct Generate {
     /// The run file, or the folder of a run; its training data says how text becomes tokens.
     run: PathBuf,
+    #[command(flatten)]
+    trust: Trust,
     #[command(flatten)]
     fleet: Fleet,
     /// The weights: a safetensors file, an index of several, or their folder [default: the run
@@ -58,6 +60,8 @@ pub(crate) struct Translate {
     /// Texts to translate [default: the lines of standard input]
     texts: Vec<String>,
     #[command(flatten)]
+    trust: Trust,
+    #[command(flatten)]
     fleet: Fleet,
     /// The weights: a safetensors file, an index of several, or their folder [default: the run
     /// file's]
@@ -88,7 +92,8 @@ fn share(text: &str) -> Result<f64, String> {
 
 impl Generate {
     pub(crate) fn run(self) -> Result<()> {
-        let (file, weights) = run_argument::trained(&self.run, self.weights)?;
+        let (file, weights) =
+            run_argument::trained(&self.run, self.weights, &self.trust, Reads::Data)?;
         let file = file.with_data_at_boss();
         let text: &Text = match &file.data.train {
             Source::Text(text) => text,
@@ -153,7 +158,8 @@ async fn stream_text(
 
 impl Translate {
     pub(crate) fn run(self) -> Result<()> {
-        let (file, weights) = run_argument::trained(&self.run, self.weights)?;
+        let (file, weights) =
+            run_argument::trained(&self.run, self.weights, &self.trust, Reads::Data)?;
         let file = file.with_data_at_boss();
         let texts: &TextPairs = match &file.data.train {
             Source::Pairs(texts) => texts,

@@ -1,7 +1,7 @@
 //! `bossman verify`: compares a run's folder with its receipt, and repeats parts of the run.
 
 use super::fleet::until_interrupted;
-use super::run_argument;
+use super::run_argument::{self, Reads, Trust};
 use anyhow::Result;
 use bossman::output;
 use bossman::receipt::Receipt;
@@ -21,6 +21,8 @@ Exit codes: 0 nothing differs; 1 something differs, and standard error names it.
 pub(crate) struct Verify {
     /// The folder of a run.
     run: PathBuf,
+    #[command(flatten)]
+    trust: Trust,
     /// Repeat every part that can be repeated.
     #[arg(long, conflicts_with = "windows")]
     all: bool,
@@ -38,7 +40,7 @@ pub(crate) struct Verify {
 
 impl Verify {
     pub(crate) fn run(self) -> Result<()> {
-        let (file, folder) = run_argument::shown(&self.run)?;
+        let (file, folder) = run_argument::shown(&self.run, &self.trust, Reads::Data)?;
         let Some(folder) = folder else {
             anyhow::bail!("{}: is a file; name the folder of a run", self.run.display());
         };

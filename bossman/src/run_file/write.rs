@@ -85,6 +85,23 @@ impl RunFile {
         document(&entries)
     }
 
+    /// The same run with its data in this folder, by the names of the files. The boss reads it.
+    ///
+    /// # Errors
+    /// A path has no name.
+    pub fn with_data_in(mut self, folder: &Path) -> Result<Self, BossManError> {
+        let there = |path: &Path| match path.file_name() {
+            Some(name) => Ok(folder.join(name)),
+            None => Err(DataError::file(path, "has no name to look for".to_string())),
+        };
+        self.data.train = self.data.train.with_paths(&there)?;
+        if let Some(Validation::Source(of)) = &mut self.data.validation {
+            **of = of.with_paths(&there)?;
+        }
+        self.data.test = self.data.test.as_ref().map(|of| of.with_paths(&there)).transpose()?;
+        Ok(self.with_data_at_boss())
+    }
+
     /// The same run with absolute paths.
     ///
     /// # Errors

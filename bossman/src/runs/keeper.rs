@@ -1,5 +1,6 @@
 //! Keeps a run's folder up to date: `run.yaml`, `model.yaml`, and the link to the newest run.
 
+use super::owner::mark_as_own;
 use super::RunFolder;
 use crate::events::{Event, Observer, PlannedStage};
 use crate::receipt::RECEIPT;
@@ -53,7 +54,8 @@ impl FolderKeeper {
             writeln!(text, "# schedule: {schedule} ({why}), cuts: [{}]", cuts.join(", ")).ok();
         }
         text.push_str(&self.file.to_yaml());
-        write(&self.folder.file("run.yaml"), text.as_bytes())
+        write(&self.folder.file("run.yaml"), text.as_bytes())?;
+        mark_as_own(self.folder.path(), text.as_bytes())
     }
 }
 

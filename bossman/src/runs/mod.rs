@@ -8,13 +8,15 @@
 //!
 //! A folder holds `run.yaml` (the run as carried out), `model.yaml`, `weights.safetensors`,
 //! `weights.best.safetensors`, `metrics.jsonl`, `events.jsonl`, `log.txt` and `checkpoints/`. A
-//! file that the user put elsewhere is there as a link. No file of it holds the join ticket.
+//! file that the user put elsewhere is there as a link. No file of it holds the join ticket. The
+//! file `owner` tells whose run it is: somebody else's is input.
 
 mod event_log;
 mod folder;
 mod keeper;
 mod lock;
 mod name;
+mod owner;
 mod paths;
 mod reader;
 mod summary;
@@ -25,6 +27,7 @@ pub use folder::{RunFolder, RunFolderSettings};
 pub(crate) use keeper::FolderKeeper;
 pub use lock::is_held;
 pub use name::RunName;
+pub use owner::{check_stays_inside, is_own, Reads};
 pub use paths::{is_run_folder, resolve_latest};
 pub use reader::{EventReader, LoggedEvent};
 pub use summary::{RunState, RunSummary};

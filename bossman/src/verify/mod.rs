@@ -25,6 +25,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+/// The largest metrics and events: those of some ten million steps.
+const MAX_BYTES: u64 = 2 << 30;
+
 /// Something that is not as the receipt says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
@@ -66,6 +69,9 @@ impl Verification {
     /// There is no receipt, or a file cannot be read.
     pub fn open(folder: &Path, file: RunFile) -> Result<Self, BossManError> {
         let receipt = Receipt::read(folder)?;
+        for name in [METRICS, "events.jsonl"] {
+            check_size(&folder.join(name))?;
+        }
         let inside = folder.join("checkpoints").to_string_lossy().into_owned();
         let dir = file.checkpoint.as_ref().map(|policy| policy.dir.clone().unwrap_or(inside));
         let exists = |dir: &String| dir.contains("://") || Path::new(dir).is_dir();
@@ -107,5 +113,16 @@ impl Verification {
         }
         let is_known = self.receipt.inputs.is_some() || self.file.weights.is_none();
         (!is_known).then(|| "the hash of the initial weights is not known".into())
+    }
+}
+
+fn check_size(path: &Path) -> Result<(), BossManError> {
+    match path.metadata() {
+        Ok(there) if there.len() > MAX_BYTES => {
+            let problem = format!("has {} bytes; at most {MAX_BYTES} are read", there.len());
+            Err(BossManError::file(path, problem))
+        }
+        // What is missing is a difference.
+        _ => Ok(()),
     }
 }

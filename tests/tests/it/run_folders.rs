@@ -78,6 +78,7 @@ async fn a_run_leaves_everything_in_its_folder() {
             "log.txt",
             "metrics.jsonl",
             "model.yaml",
+            "owner",
             "receipt.json",
             "run.yaml",
             "weights.safetensors"
@@ -112,7 +113,7 @@ async fn a_copied_folder_gives_the_same_bits_elsewhere() {
     run.trained(&["--no-shuffle", "--name", "mine"]).await;
     let (folder, copy) = (run.runs("mine"), run.place.file("elsewhere/copied"));
     std::fs::create_dir_all(&copy).unwrap();
-    for name in ["run.yaml", "model.yaml", "weights.safetensors"] {
+    for name in ["run.yaml", "model.yaml", "owner", "weights.safetensors"] {
         std::fs::copy(folder.join(name), copy.join(name)).unwrap();
     }
     let read = |folder: &Path, name: &str| std::fs::read(folder.join(name)).unwrap();

@@ -30,7 +30,7 @@ impl Run {
 
     /// Verifies the run, and returns what differs.
     async fn difference(&self) -> String {
-        let ended = self.verify(&["--all"]).await;
+        let ended = self.verify(&["--all", "--trust"]).await;
         assert_eq!(ended.status.code(), Some(1), "{:?}", ended.output);
         let differs = ended.errors.iter().find(|line| line.starts_with("differs: "));
         differs.unwrap_or_else(|| ended.errors.last().unwrap()).clone()
@@ -223,4 +223,53 @@ async fn a_run_with_two_kills_and_another_layout_verifies() {
     let said = run.verify(&["--all", "--local", "2"]).await.expect_success().output;
     let last = said.last().unwrap();
     assert!(last.contains("to step 200: equal to the bit"), "{said:?}");
+}
+
+/// Somebody else's folder is input: nothing outside it is read unless the user names it.
+#[tokio::test]
+async fn the_folder_of_somebody_else_reads_only_below_itself() {
+    let more = "microbatches: 4\ncheckpoint: {every: 3}";
+    let run = Run::quiet(&Case::branchy(), 6, more, &["--local", "1"]).await;
+    let config = run.place.file("another-user");
+    let as_another = |command: &'static str, flags: &[&str]| {
+        let all = [&[command, run.folder.to_str().unwrap()], flags].concat();
+        let environment = [("BOSSMAN_CONFIG_DIR", config.to_str().unwrap())];
+        run.place.start_with("bossman", &all, &environment).end()
+    };
+    let place = run.place.file("");
+    let here = ["--data-dir", place.to_str().unwrap()];
+    let local = ["--local", "1", "--data", "train"];
+    let ended = as_another("verify", &[]).await;
+    assert_eq!(ended.status.code(), Some(1));
+    let refused = ended.errors.last().unwrap();
+    let data = format!(
+        "`data` is {}, which is not in this folder",
+        place.join("data.safetensors").display()
+    );
+    for part in [&data, "--data-dir", "--trust"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+    let refused = as_another("eval", &local).await.errors;
+    assert!(refused.last().unwrap().contains(&data), "{refused:?}");
+    as_another("verify", &here).await.expect_success();
+    as_another("verify", &["--trust"]).await.expect_success();
+    as_another("eval", &[&local[..], &here].concat()).await.expect_success();
+    let exported = run.place.file("exported.safetensors");
+    as_another("export", &["--to", exported.to_str().unwrap()]).await.expect_success();
+
+    // A link out of the folder is followed for its owner alone.
+    let (inside, outside) =
+        (run.folder.join("weights.safetensors"), place.join("moved.safetensors"));
+    std::fs::rename(&inside, &outside).unwrap();
+    std::os::unix::fs::symlink(&outside, &inside).unwrap();
+    run.verify(&[]).await.expect_success();
+    let refused = as_another("verify", &here).await.errors;
+    assert!(refused.last().unwrap().contains("is a link out of this folder"), "{refused:?}");
+
+    // A run file that was changed is nobody's.
+    let path = run.folder.join("run.yaml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("seed: ", "seed: 1")).unwrap();
+    let refused = run.verify(&[]).await.errors;
+    assert!(refused.last().unwrap().contains("Your bossman did not write"), "{refused:?}");
 }

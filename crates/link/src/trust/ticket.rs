@@ -2,7 +2,8 @@
 //! worker.
 
 use aws_lc_rs::digest::{digest, SHA256};
-use data_encoding::BASE32_NOPAD;
+use aws_lc_rs::hmac;
+use data_encoding::{BASE32_NOPAD, HEXLOWER};
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
@@ -32,6 +33,27 @@ pub enum TicketError {
     /// The text is not complete, or a character is wrong.
     #[error("this join ticket is damaged; copy the whole MODEL_TICKET that the boss prints")]
     Damaged,
+}
+
+impl Ticket {
+    /// A mark of this content that only who has the ticket can make. It does not tell the ticket.
+    pub fn mark(&self, content: &[u8]) -> String {
+        let mut tag = hmac::Context::with_key(&self.mark_key());
+        tag.update(content);
+        HEXLOWER.encode(tag.sign().as_ref())
+    }
+
+    /// Whether this is the mark of the content.
+    pub fn has_marked(&self, content: &[u8], mark: &[u8]) -> bool {
+        let mark = HEXLOWER.decode(mark.trim_ascii());
+        mark.is_ok_and(|mark| hmac::verify(&self.mark_key(), content, &mark).is_ok())
+    }
+
+    /// A key for marks alone.
+    fn mark_key(&self) -> hmac::Key {
+        let secret = hmac::Key::new(hmac::HMAC_SHA256, &self.secret);
+        hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&secret, b"bossman mark 1").as_ref())
+    }
 }
 
 impl fmt::Display for Ticket {
@@ -75,6 +97,17 @@ impl FromStr for Ticket {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mark_is_of_one_ticket_and_one_content() {
+        let ticket = Ticket { secret: [7; 32], boss: [0; 32] };
+        let mark = ticket.mark(b"run");
+        assert!(ticket.has_marked(b"run", mark.as_bytes()));
+        assert!(!ticket.has_marked(b"ran", mark.as_bytes()));
+        let other = Ticket { secret: [8; 32], boss: [0; 32] };
+        assert!(!other.has_marked(b"run", mark.as_bytes()));
+        assert!(!ticket.has_marked(b"run", b"") && !ticket.has_marked(b"run", b"zz"));
+    }
 
     #[test]
     fn survives_being_pasted() {
