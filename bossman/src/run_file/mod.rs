@@ -9,6 +9,7 @@
 mod checkpoint;
 mod data;
 pub mod data_parts;
+mod file_kind;
 #[cfg(test)]
 mod fuzz_tests;
 mod guards;
@@ -26,6 +27,7 @@ use crate::settings::conflicts::{self, Facts, ReductionOrder, RunFacts};
 use crate::weights::rename_rules::RenameRules;
 use crate::{BossManError, Guards, RecoverySource, TranslationSettings};
 pub use data::{Data, Validation};
+pub use file_kind::FileKind;
 use layerspec::yaml::{
     self, Mapping, Node, Reader, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT,
 };
@@ -175,8 +177,21 @@ impl RunFile {
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, BossManError> {
         let path = path.as_ref();
         let text = yaml::read_file(path)?;
+        let name = path.display().to_string();
+        if FileKind::of(&text) == Some(FileKind::Model) {
+            return Err(BossManError::file(
+                path,
+                format!(
+                    "is a model file; name a run file, which has `model: {}` and says how to \
+                     train it; `bossman check` takes a model file",
+                    path.file_name().unwrap_or_default().to_string_lossy()
+                ),
+            ));
+        }
         let folder = path.parent().unwrap_or_else(|| Path::new("."));
-        Ok(parse(&text, folder).map_err(|fault| fault.in_file(&path.display().to_string()))?)
+        let file = parse(&text, folder).map_err(|fault| fault.in_file(&name))?;
+        parallel::check_cuts(&text, &file).map_err(|fault| fault.in_file(&name))?;
+        Ok(file)
     }
 }
 
@@ -192,14 +207,15 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Diagnostic> {
     let optimizer_node = run.need("optimizer")?;
     let optimizer = optimizer(&optimizer_node.choice("`optimizer`", "an optimizer")?)?;
     optimizer.check().map_err(|why| Diagnostic::new(optimizer_node.location, why))?;
+    let batch_size = run.required("batch_size", &SIZE)?;
     Ok(RunFile {
         name: run.optional("name", &NAME)?,
         model: folder.join(run.required("model", &TEXT)?),
         data: data::data(run.need("data")?, folder)?,
         loss: loss(&run.need("loss")?.choice("`loss`", "a loss")?)?,
         optimizer,
-        batch_size: run.required("batch_size", &SIZE)?,
-        microbatches: parallel::small_count(&run, "microbatches")?.unwrap_or(0),
+        batch_size,
+        microbatches: parallel::microbatches(&run, batch_size)?,
         accumulate: facts.accumulate,
         clip_grad_norm: run.optional("clip_grad_norm", &NON_NEGATIVE)?,
         lr_schedule: lr_schedule(&run)?,
