@@ -257,7 +257,7 @@ async fn the_best_checkpoint_is_kept_beside_the_last_ones() {
     let listed = run.command(&["checkpoint", "ls", folder.to_str().unwrap()]).await;
     let of_best = format!("step-{best:08}  ");
     for line in listed.expect_success().output {
-        assert!(line.contains(" MiB  2"), "no size or time: {line}");
+        assert!(line.contains("iB  2"), "no size or time: {line}");
         let is_best = line.starts_with(&of_best);
         assert_eq!(line.contains("  best loss"), is_best, "{line}");
     }
