@@ -154,3 +154,18 @@ fn run_files_and_data_that_do_not_fit_are_named() {
         assert_eq!(found, format!("bossman: {expected}\n"), "{lines}");
     }
 }
+
+/// Training goes on, so it is a warning: only the search for the worker program fails.
+#[test]
+fn a_batch_larger_than_the_data_is_a_warning() {
+    let folder = folder("large-batch");
+    std::fs::write(folder.join("run.yaml"), run_file("batch_size: 100000")).unwrap();
+    let found = errors(&folder, &["train", "run.yaml", "--local", "1", "--no-run-folder"], 1);
+    assert_eq!(
+        found.lines().next(),
+        Some(
+            "warning: batch_size: 100000, but there are only 1433 samples to train on; every step \
+             takes them all"
+        )
+    );
+}
