@@ -49,8 +49,8 @@ pub enum BossManError {
     /// Called in the wrong order, or with something missing.
     #[error("{0}")]
     Usage(String),
-    /// Weights do not fit the model; every difference is listed.
-    #[error("the weights do not fit the model:\n  {}", .0.join("\n  "))]
+    /// Weights do not fit the model. Holds every difference; the text shows the first few.
+    #[error("the weights do not fit the model:\n  {}", first_of(.0))]
     StateDict(Vec<String>),
     /// A file cannot be read or written.
     #[error("{path}: {problem}")]
@@ -63,6 +63,17 @@ pub enum BossManError {
     /// The local worker processes cannot be started, or ended.
     #[error("{0}")]
     LocalWorkers(String),
+}
+
+/// The first differences, one a line, and a count of the rest.
+fn first_of(differences: &[String]) -> String {
+    const SHOWN: usize = 5;
+    match differences.split_at_checked(SHOWN) {
+        Some((first, rest)) if !rest.is_empty() => {
+            format!("{}\n  and {} more", first.join("\n  "), rest.len())
+        }
+        _ => differences.join("\n  "),
+    }
 }
 
 impl BossManError {

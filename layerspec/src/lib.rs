@@ -46,6 +46,7 @@ mod dtype;
 mod error;
 mod expression;
 mod graph;
+pub mod human;
 mod ids;
 mod incremental;
 pub mod layers;

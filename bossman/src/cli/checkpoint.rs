@@ -111,7 +111,7 @@ fn line(entry: &CheckpointEntry, best: &Best) -> String {
         Err(ReadError::Unreadable(problem)) => return format!("{name}  unknown: {problem}"),
         Err(problem) => return format!("{name}  not whole: {problem}"),
     };
-    let mut line = format!("{name}  {:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    let mut line = format!("{name}  {}", layerspec::human::size(bytes));
     if let Some(time) = entry.time() {
         line += &format!("  {}", humantime::format_rfc3339_seconds(time));
     }

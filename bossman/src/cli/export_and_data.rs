@@ -73,6 +73,9 @@ fn size(text: &str) -> Result<u64, String> {
 
 impl Export {
     pub(crate) fn run(self) -> Result<()> {
+        if self.max_shard_size.is_none() {
+            StateDict::can_save(&self.to)?;
+        }
         let (file, weights) =
             run_argument::trained(&self.run, self.weights, &self.trust, Reads::Model)?;
         let model = Model::from_file(&file.model)?;

@@ -12,10 +12,10 @@ use std::time::Duration;
 #[derive(clap::Args)]
 pub(crate) struct Fleet {
     /// Start this many workers on this machine; they end with the boss.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count)]
     pub(crate) local: usize,
     /// Workers in all; those that are not local join from other machines.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     workers: Option<usize>,
     /// Compute threads of each local worker [default: workers share the cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -31,6 +31,10 @@ pub(crate) struct Fleet {
     /// Let local workers run the model's TorchScript layers, which are programs.
     #[arg(long)]
     allow_torchscript: bool,
+}
+
+fn count(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "expected a number of workers, as 2".into())
 }
 
 impl Fleet {

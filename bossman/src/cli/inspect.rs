@@ -4,10 +4,11 @@ use super::fleet::{until_interrupted, Fleet};
 use super::run_argument::{self, Reads, Trust};
 use anyhow::Result;
 use bossman::output;
-use bossman::run_file::RunFile;
+use bossman::run_file::{FileKind, RunFile};
 use bossman::{plan, Candidates};
 use layerspec::{Bindings, LayerGraph};
 use serde_json::{json, Value};
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
@@ -18,6 +19,9 @@ pub(crate) struct Check {
     /// A size for a word in the input shapes, as seq=128; may be given several times.
     #[arg(long = "dim", value_name = "WORD=SIZE", value_parser = dim)]
     dims: Vec<(String, u64)>,
+    /// A likely guess for --dim. It exists to name that flag.
+    #[arg(long, hide = true, value_name = "WORD=SIZE", value_parser = bind)]
+    bind: Option<Infallible>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -50,15 +54,20 @@ fn dim(text: &str) -> Result<(String, u64), String> {
     Ok((word.to_string(), size))
 }
 
+fn bind(text: &str) -> Result<Infallible, String> {
+    Err(format!("sizes are given with --dim; write --dim {text}"))
+}
+
 /// The path of the model: this file, or the model that a run file names.
 fn model_of(path: &Path) -> Result<PathBuf> {
     if path.is_dir() {
         return Ok(run_argument::shown(path, &Trust::default(), Reads::Model)?.0.model);
     }
     let text = layerspec::yaml::read_file(path)?;
-    let is_run =
-        text.lines().any(|line| line.starts_with("data:") || line.starts_with("optimizer:"));
-    Ok(if is_run { RunFile::from_file(path)?.model } else { path.to_path_buf() })
+    Ok(match FileKind::of(&text) {
+        Some(FileKind::Run) => RunFile::from_file(path)?.model,
+        _ => path.to_path_buf(),
+    })
 }
 
 impl Check {

@@ -27,7 +27,7 @@ pub(super) fn run_file(run: &Path) -> Result<(RunFile, Option<PathBuf>)> {
     if !is_run_folder(&folder) {
         anyhow::bail!("{}: is no run's folder: it has no run.yaml; give a run file", run.display());
     }
-    Ok((RunFile::from_file(folder.join("run.yaml"))?, Some(folder)))
+    Ok((RunFile::from_folder(&folder)?, Some(folder)))
 }
 
 /// How far a command trusts the folder of a run.

@@ -114,7 +114,7 @@ fn row(run: &RunSummary) -> [String; 8] {
         run.loss.map_or("-".into(), |loss| format!("{loss:.4}")),
         run.best.as_ref().map_or("-".into(), |best| best.score.to_string()),
         run.workers.to_string(),
-        format!("{:.1} MiB", run.bytes as f64 / f64::from(1 << 20)),
+        layerspec::human::size(run.bytes),
         short(&resume),
     ]
 }

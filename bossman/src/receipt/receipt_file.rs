@@ -88,7 +88,7 @@ impl Receipt {
         let Some(history) = History::of_folder(folder)?.filter(|of| !of.sessions.is_empty()) else {
             return Ok(None);
         };
-        let file = RunFile::from_file(folder.join("run.yaml"))?;
+        let file = RunFile::from_folder(folder)?;
         let mut files = BTreeMap::new();
         for name in FILES {
             files.extend(Hashed::of_file(&folder.join(name))?.map(|hash| (name.to_string(), hash)));

@@ -9,6 +9,7 @@
 mod checkpoint;
 mod data;
 pub mod data_parts;
+mod file_kind;
 #[cfg(test)]
 mod fuzz_tests;
 mod guards;
@@ -26,6 +27,7 @@ use crate::settings::conflicts::{self, Facts, ReductionOrder, RunFacts};
 use crate::weights::rename_rules::RenameRules;
 use crate::{BossManError, Guards, RecoverySource, TranslationSettings};
 pub use data::{Data, Validation};
+pub use file_kind::FileKind;
 use layerspec::yaml::{
     self, Mapping, Node, Reader, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT,
 };
@@ -175,9 +177,35 @@ impl RunFile {
     /// With file, line and column: an unknown or missing key, a value of the wrong type.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, BossManError> {
         let path = path.as_ref();
+        let (file, text) = Self::read(path)?;
+        parallel::check_cuts(&text, &file)
+            .map_err(|fault| fault.in_file(&path.display().to_string()))?;
+        Ok(file)
+    }
+
+    /// Reads the run file of a run's folder, and no file that it names. It was checked when the run
+    /// began.
+    ///
+    /// # Errors
+    /// As for [`RunFile::from_file`].
+    pub fn from_folder(folder: &Path) -> Result<Self, BossManError> {
+        Ok(Self::read(&folder.join("run.yaml"))?.0)
+    }
+
+    fn read(path: &Path) -> Result<(Self, String), BossManError> {
         let text = yaml::read_file(path)?;
+        if FileKind::of(&text) == Some(FileKind::Model) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let problem = format!(
+                "is a model file; name a run file, which has `model: {name}` and says how to \
+                 train it; `bossman check` takes a model file"
+            );
+            return Err(BossManError::file(path, problem));
+        }
         let folder = path.parent().unwrap_or_else(|| Path::new("."));
-        Ok(parse(&text, folder).map_err(|fault| fault.in_file(&path.display().to_string()))?)
+        let file =
+            parse(&text, folder).map_err(|fault| fault.in_file(&path.display().to_string()))?;
+        Ok((file, text))
     }
 }
 
@@ -193,14 +221,15 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Diagnostic> {
     let optimizer_node = run.need("optimizer")?;
     let optimizer = optimizer(&optimizer_node.choice("`optimizer`", "an optimizer")?)?;
     optimizer.check().map_err(|why| Diagnostic::new(optimizer_node.location, why))?;
+    let batch_size = run.required("batch_size", &SIZE)?;
     Ok(RunFile {
         name: run.optional("name", &NAME)?,
         model: folder.join(run.required("model", &TEXT)?),
         data: data::data(run.need("data")?, folder)?,
         loss: loss(&run.need("loss")?.choice("`loss`", "a loss")?)?,
         optimizer,
-        batch_size: run.required("batch_size", &SIZE)?,
-        microbatches: parallel::small_count(&run, "microbatches")?.unwrap_or(0),
+        batch_size,
+        microbatches: parallel::microbatches(&run, batch_size)?,
         accumulate: facts.accumulate,
         clip_grad_norm: run.optional("clip_grad_norm", &NON_NEGATIVE)?,
         lr_schedule: lr_schedule(&run)?,

@@ -1,8 +1,9 @@
 //! The keys of a run file that place the model on workers and say how replicas work together.
 
+use super::RunFile;
 use crate::settings::conflicts::{Facts, ReductionOrder};
-use layerspec::yaml::{Mapping, Node, SIZE, TEXT};
-use layerspec::Diagnostic;
+use layerspec::yaml::{self, Key, Mapping, Node, SIZE, TEXT};
+use layerspec::{Diagnostic, LayerGraph};
 use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
 use pipeline::{Cuts, ScheduleKind};
 
@@ -55,14 +56,45 @@ fn chunks(run: &Mapping<'_>, facts: &Facts) -> Result<Option<u32>, Diagnostic> {
     }
 }
 
+const CUTS: &str = "`auto` or a list of layer names";
+
 pub(super) fn cuts(run: &Mapping<'_>) -> Result<Cuts, Diagnostic> {
     let Some(node) = run.get("cuts") else { return Ok(Cuts::Auto) };
     if node.as_text() == Some("auto") {
         return Ok(Cuts::Auto);
     }
-    let expected = "`auto` or a list of layer names";
-    let names = node.list("`cuts`", expected)?.iter().map(|name| name.read("a cut", &TEXT));
+    let names = node.list("`cuts`", CUTS)?.iter().map(|name| name.read("a cut", &TEXT));
     Ok(Cuts::At(names.collect::<Result<_, _>>()?))
+}
+
+/// Checks that the model has the layers that the cuts name. A model that cannot be read has an
+/// error of its own, later.
+pub(super) fn check_cuts(text: &str, file: &RunFile) -> Result<(), Diagnostic> {
+    let Cuts::At(_) = &file.cuts else { return Ok(()) };
+    let Ok(graph) = LayerGraph::from_file(&file.model) else { return Ok(()) };
+    let root = yaml::parse(text)?;
+    let run = root.mapping("the run file", "key", &super::KEYS)?;
+    let names: Vec<&str> = graph.layers().iter().map(|layer| layer.name.as_str()).collect();
+    for node in run.need("cuts")?.list("`cuts`", CUTS)? {
+        let name = node.read("a cut", &TEXT)?;
+        if !names.contains(&name.as_str()) {
+            return Err(Key { location: node.location, text: name }.unknown("layer", &names));
+        }
+    }
+    Ok(())
+}
+
+/// The number of microbatches, or 0 for the default.
+pub(super) fn microbatches(run: &Mapping<'_>, batch_size: u64) -> Result<u32, Diagnostic> {
+    let Some(count) = small_count(run, "microbatches")? else { return Ok(0) };
+    if u64::from(count) > batch_size {
+        let message = format!(
+            "`microbatches: {count}` is more than `batch_size: {batch_size}`: a microbatch has at \
+             least one sample; take fewer microbatches or larger batches"
+        );
+        return Err(Diagnostic::new(run.need("microbatches")?.location, message));
+    }
+    Ok(count)
 }
 
 fn replicas(run: &Mapping<'_>) -> Result<Option<Replicas>, Diagnostic> {

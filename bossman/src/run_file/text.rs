@@ -4,7 +4,7 @@ use super::string_map::string_map;
 use crate::data::{Text, TextPairs, Tokenizer};
 use crate::{Search, TranslationSettings};
 use layerspec::yaml::{Choice, Kind, Mapping, Node, Reader, COUNT, NON_NEGATIVE, SIZE, TEXT};
-use layerspec::Diagnostic;
+use layerspec::{nearest, Diagnostic};
 use std::path::Path;
 
 /// One token and its begin or end token need two positions.
@@ -104,14 +104,27 @@ fn keys(arguments: &Mapping<'_>) -> Result<Option<[String; 2]>, Diagnostic> {
     }
 }
 
+/// The name of the tokenizer without a file.
+const BYTES: &str = "bytes";
+
 fn tokenizer(
     arguments: &Mapping<'_>,
     key: &str,
     folder: &Path,
 ) -> Result<Option<Tokenizer>, Diagnostic> {
-    let name = arguments.optional(key, &TEXT)?;
-    Ok(name.map(|name| match name.as_str() {
-        "bytes" => Tokenizer::Bytes,
-        _ => Tokenizer::File(folder.join(name)),
-    }))
+    let Some(node) = arguments.get(key) else { return Ok(None) };
+    let name = node.read(&format!("`{key}`"), &TEXT)?;
+    if name == BYTES {
+        return Ok(Some(Tokenizer::Bytes));
+    }
+    let path = folder.join(&name);
+    // A file of that name, also one that cannot be read, is what the user means.
+    let is_absent = matches!(path.try_exists(), Ok(false));
+    match nearest(&name, [BYTES]) {
+        Some(near) if is_absent => {
+            let message = format!("`{key}`: there is no file `{name}`");
+            Err(Diagnostic::new(node.location, message).suggesting(Some(near)))
+        }
+        _ => Ok(Some(Tokenizer::File(path))),
+    }
 }

@@ -139,6 +139,13 @@ impl Prepared<'_> {
             StateDict::can_save(&best_path(path))?;
         }
         options.trace.as_deref().map_or(Ok(()), Trace::can_save)?;
+        let (batch_size, samples) = (file.batch_size, self.data.train.samples());
+        if batch_size > samples {
+            options.events.warn(format!(
+                "batch_size: {batch_size}, but there are only {samples} samples to train on; every \
+                 step takes them all"
+            ));
+        }
         let (accumulate, left) = (file.accumulate, steps % u64::from(file.accumulate));
         if left > 0 {
             options.events.warn(format!(

@@ -223,8 +223,10 @@ impl Attempts {
         let workers = self.wait_for_workers(prepared).await?;
         let mut boss = prepared.builder(self.record.microbatches).build(workers)?;
         self.handle = Some(boss.trainer.handle.clone());
-        // The default depends on the number of workers of the first session.
-        self.record.microbatches = boss.trainer.strategy.microbatches;
+        // The default depends on the number of workers of the first session. A batch has no more
+        // microbatches than samples.
+        let most = u32::try_from(prepared.file.batch_size).unwrap_or(u32::MAX);
+        self.record.microbatches = boss.trainer.strategy.microbatches.min(most);
         boss.distribute_model().await?;
         self.find_state(prepared, &mut boss).await?;
         let (record, observers) = (self.record.clone(), self.observers.clone());

@@ -5,6 +5,7 @@ use super::batch_shape::{BatchShape, MicrobatchSizes};
 use super::measured_fleet::MeasuredFleet;
 use super::schedule_state::{ScheduleContext, ScheduleState};
 use crate::BossManError;
+use layerspec::human;
 use pipeline::auto::{choose, Choice, SearchSpace};
 use pipeline::ids::StageId;
 use pipeline::schedule::Ending;
@@ -73,9 +74,9 @@ impl ScheduleState {
         // A move that failed is repeated.
         let moves = best.plan != *plan || self.redistributing;
         let why = format!(
-            "predicted fastest of {} schedules, {:.1} ms a step",
+            "predicted fastest of {} schedules, {} a step",
             choice.candidates.len(),
-            best.step_time as f64 / 1e6
+            human::time(best.step_time)
         );
         Ok(Decision { kind: best.kind, plan: moves.then(|| best.plan.clone()), why })
     }

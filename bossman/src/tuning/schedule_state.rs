@@ -5,7 +5,7 @@ use crate::tuning::batch_shape::MicrobatchSizes;
 use crate::tuning::measured_fleet::MeasuredFleet;
 use crate::tuning::observed_times::ObservedTimes;
 use crate::BossManError;
-use layerspec::LayerGraph;
+use layerspec::{human, LayerGraph};
 use pipeline::auto::Choice;
 use pipeline::effect::WorkerSpan;
 use pipeline::ids::WorkerId;
@@ -82,9 +82,10 @@ impl fmt::Display for Candidates {
         }
         for (from, to, report) in &self.links {
             let to = to.map_or_else(|| "the boss".to_string(), |to| to.to_string());
-            let (trip, rate) = (report.rtt.0 as f64 / 1e3, report.bytes_per_second as f64 / 1e6);
+            let trip = human::time(report.rtt.0.saturating_mul(1_000));
+            let rate = report.bytes_per_second as f64 / 1e6;
             let way = if report.shared_memory { "shared memory" } else { "quic" };
-            writeln!(f, "{from} to {to}: {trip:.2} ms there and back, {rate:.1} MB/s, {way}")?;
+            writeln!(f, "{from} to {to}: {trip} there and back, {rate:.1} MB/s, {way}")?;
         }
         Ok(())
     }
@@ -96,9 +97,9 @@ impl Candidates {
         let Some(best) = self.choice.best(|_| true) else { return String::new() };
         let unit = (best.timeline.end() / COLUMNS).max(1);
         format!(
-            "{}, one column for {:.1} ms\n{}",
+            "{}, one column for {}\n{}",
             best.kind,
-            unit as f64 / 1e6,
+            human::time(unit),
             picture(&best.timeline.in_units(unit))
         )
     }

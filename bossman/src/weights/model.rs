@@ -1,5 +1,6 @@
 //! A model as the user has it: a checked YAML file.
 
+use crate::run_file::FileKind;
 use crate::{weights::script_file, BossManError};
 use bytes::Bytes;
 use layerspec::LayerGraph;
@@ -24,8 +25,14 @@ impl Model {
     /// ```
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, BossManError> {
         let path = path.as_ref();
+        let text = layerspec::yaml::read_file(path)?;
+        if FileKind::of(&text) == Some(FileKind::Run) {
+            let problem = "is a run file; name a model file, which has `inputs` and `layers`; the \
+                           run file names its model after `model:`";
+            return Err(BossManError::file(path, problem));
+        }
         Self::with_files(
-            LayerGraph::from_file(path)?,
+            LayerGraph::from_yaml(&text, &path.display().to_string())?,
             path.parent().unwrap_or_else(|| Path::new(".")),
         )
     }

@@ -63,6 +63,7 @@ impl StateDict {
 
     /// Checks that a file can be written there. Called before the work that makes it.
     pub fn can_save(path: &Path) -> Result<(), BossManError> {
+        check_ending(path)?;
         atomic_file::check_writable(path)
     }
 
@@ -110,6 +111,21 @@ impl StateDict {
         let mut file = atomic_file::create(&path)?;
         file.write_all(&text).map_err(|e| BossManError::io(&path, &e))?;
         atomic_file::commit(&path, file)
+    }
+}
+
+/// Endings of other formats for weights. Another program would not read a safetensors file under
+/// such a name.
+const OTHER_FORMATS: [&str; 9] = ["pt", "pth", "bin", "ckpt", "pkl", "npz", "h5", "onnx", "gguf"];
+
+fn check_ending(path: &Path) -> Result<(), BossManError> {
+    let ending = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+    match OTHER_FORMATS.contains(&ending.as_str()) {
+        true => Err(BossManError::file(
+            path,
+            "BossMan writes safetensors; end the name in .safetensors",
+        )),
+        false => Ok(()),
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod new_project;
 mod run_file_errors;
+mod typical_mistakes;
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};

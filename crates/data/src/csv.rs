@@ -71,13 +71,21 @@ impl Rows {
         let (mut numbers, mut bytes) = (Vec::new(), Vec::new());
         let mut record = csv::StringRecord::new();
         let mut first = true;
+        // The first line of separators alone. Its error depends on whether the file has samples.
+        let mut blank = None;
+        let mut rows = 0;
         while reader.read_record(&mut record).map_err(|e| error(e.to_string()))? {
             let line = record.position().map_or(0, csv::Position::line);
             let header = first && record.iter().all(|field| field.parse::<f64>().is_err());
             first = false;
+            if record.iter().all(str::is_empty) {
+                blank = blank.or((!header).then_some(line));
+                continue;
+            }
             if header {
                 continue;
             }
+            rows += 1;
             let expected = self.inputs + self.targets;
             if record.len() != expected {
                 return Err(error(format!(
@@ -107,6 +115,12 @@ impl Rows {
             let (inputs, targets) = numbers.split_at(self.inputs);
             row(line, inputs, targets)?;
         }
-        Ok(())
+        match blank {
+            Some(_) if rows == 0 => {
+                Err(error("it holds no samples: its lines have separators alone".into()))
+            }
+            Some(line) => Err(error(format!("line {line} has separators alone; delete it"))),
+            None => Ok(()),
+        }
     }
 }

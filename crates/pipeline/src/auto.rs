@@ -11,7 +11,7 @@ use crate::schedule::{
     check_memory, timeline, Ending, Placement, Schedule, ScheduleError, ScheduleKind, Terms,
     Timeline,
 };
-use layerspec::{Bindings, LayerGraph};
+use layerspec::{human, Bindings, LayerGraph};
 use std::fmt;
 
 /// The training job and the choices that are open.
@@ -222,14 +222,13 @@ impl fmt::Display for Choice {
         for candidate in &self.candidates {
             let waits =
                 candidate.bubble.iter().sum::<f64>() / candidate.bubble.len().max(1) as f64 * 100.0;
-            let memory =
-                candidate.peak_bytes.iter().max().copied().unwrap_or(0) as f64 / f64::from(1 << 20);
-            let step = candidate.step_time as f64 / 1e6;
+            let memory = human::size(candidate.peak_bytes.iter().max().copied().unwrap_or(0));
+            let step = human::time(candidate.step_time);
             let (kind, placement) = (candidate.kind.to_string(), candidate.stages());
             let refused =
                 candidate.refused.as_ref().map(|error| format!("  {error}")).unwrap_or_default();
             let mark = if best == Some(std::ptr::from_ref(candidate)) { '*' } else { ' ' };
-            let figures = format!("{step:>7.1} ms {waits:>5.1} % {memory:>6.0} MiB");
+            let figures = format!("{step:>10} {waits:>5.1} % {memory:>10}");
             writeln!(f, "{mark} {kind:<12} {placement:<40} {figures}{refused}")?;
         }
         for (kind, placement, error) in &self.impossible {

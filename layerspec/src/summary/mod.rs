@@ -2,8 +2,10 @@
 
 mod text_table;
 
+use crate::human::size;
 use crate::{Bindings, Dim, Layer, LayerGraph, Role, TensorType};
 use std::fmt::Write;
+
 use text_table::{Align, TextTable};
 
 /// The sums of a table's numbers.
@@ -190,15 +192,8 @@ fn grouped(number: u64) -> String {
 
 /// `3158020` as `3,158,020 (3.0 MiB)`.
 fn with_unit(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let step = (0..units.len()).rev().find(|step| bytes >> (10 * step) > 0).unwrap_or(0);
-    match step {
-        0 => format!("{bytes} B"),
-        _ => format!(
-            "{} ({:.1} {})",
-            grouped(bytes),
-            bytes as f64 / (1u64 << (10 * step)) as f64,
-            units[step]
-        ),
+    match bytes {
+        0..1024 => size(bytes),
+        _ => format!("{} ({})", grouped(bytes), size(bytes)),
     }
 }

@@ -80,6 +80,28 @@ async fn a_hangup_does_not_end_a_worker() {
     assert_eq!(ended.errors, [""; 0]);
 }
 
+/// A service manager signals all processes at once. The boss needs its workers for the weights.
+#[tokio::test]
+async fn a_signal_to_all_leaves_the_local_workers_to_their_boss() {
+    let place = TestFolder::new();
+    let run = place.endless_run();
+    let all = ["train", run.to_str().unwrap(), "--local", "2", "--threads", "1"];
+    let mut boss = place.start("bossman", &all);
+    boss.line("step 1/").await;
+    for worker in boss.children() {
+        send_signal(worker, "HUP");
+        send_signal(worker, "TERM");
+    }
+    // The run goes on without a loss.
+    boss.line("  loss ").await;
+    boss.children().iter().for_each(|worker| send_signal(*worker, "TERM"));
+    boss.signal("TERM");
+    let ended = boss.end().await;
+    assert_eq!(ended.status.code(), Some(143), "{:?}", ended.errors);
+    let last = ended.errors.last().unwrap();
+    assert!(last.contains("; the weights are in "), "{last}");
+}
+
 #[tokio::test]
 async fn a_worker_that_does_nothing_leaves_at_once() {
     let place = TestFolder::new();

@@ -177,6 +177,22 @@ async fn a_run_goes_on_in_its_folder_and_a_new_one_never_enters_it() {
     assert!(refused.contains("is the folder of another run"), "{refused}");
 }
 
+/// One microbatch for each worker would be more than the batch has samples.
+#[tokio::test]
+async fn a_folder_of_small_batches_is_read_again() {
+    let run = Run::new(3, "");
+    let text = std::fs::read_to_string(&run.file).unwrap();
+    let small = text.replace(&format!("batch_size: {}", tests::BATCH), "batch_size: 2");
+    assert_ne!(small, text);
+    std::fs::write(&run.file, small).unwrap();
+    let all = ["train", run.file.to_str().unwrap(), "--local", "3", "--threads", "1"];
+    run.command(&all).await.expect_success();
+    let folder = run.runs("latest");
+    let said = run.command(&["verify", folder.to_str().unwrap(), "--local", "2"]).await;
+    let said = said.expect_success().output;
+    assert!(said.last().unwrap().contains("equal to the bit"), "{said:?}");
+}
+
 #[tokio::test]
 async fn a_mistake_leaves_no_folder() {
     let run = Run::new(6, "microbatches: 4");
@@ -259,7 +275,7 @@ async fn the_best_checkpoint_is_kept_beside_the_last_ones() {
     let listed = run.command(&["checkpoint", "ls", folder.to_str().unwrap()]).await;
     let of_best = format!("step-{best:08}  ");
     for line in listed.expect_success().output {
-        assert!(line.contains(" MiB  2"), "no size or time: {line}");
+        assert!(line.contains("iB  2"), "no size or time: {line}");
         let is_best = line.starts_with(&of_best);
         assert_eq!(line.contains("  best loss"), is_best, "{line}");
     }

@@ -76,7 +76,11 @@ fn run_until_signal(
     let closer = SharedCloser::default();
     let leave = LeaveSignal::default();
     runtime.block_on(async {
-        let mut signals = Signals::new().context("cannot handle signals")?;
+        let signals = match options.end_with_stdin {
+            true => Signals::of_local_worker(),
+            false => Signals::new(),
+        };
+        let mut signals = signals.context("cannot handle signals")?;
         let mut work = pin!(serve_runs(options, custom_layers, network, &closer, &leave));
         let signal = tokio::select! {
             result = &mut work => return result.map(drop),

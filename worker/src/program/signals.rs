@@ -1,5 +1,7 @@
 //! The signals that end the program. They are handled, so they also work for process 1 of a
-//! container. A hangup does not end it: the terminal that started it may close.
+//! container. A hangup does not end it: the terminal that started it may close. SIGTERM does not
+//! end a local worker: a service manager signals all processes, and the boss still needs its
+//! workers to complete the step. They end with the boss.
 
 /// A signal that ends the program, with the exit code that shells have for it.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -14,8 +16,9 @@ pub(crate) enum Signal {
 pub(crate) struct Signals {
     #[cfg(unix)]
     interrupt: tokio::signal::unix::Signal,
+    /// `None` if SIGTERM is left to the boss.
     #[cfg(unix)]
-    terminate: tokio::signal::unix::Signal,
+    terminate: Option<tokio::signal::unix::Signal>,
 }
 
 impl Signals {
@@ -26,7 +29,7 @@ impl Signals {
         drop(signal(SignalKind::hangup())?);
         Ok(Signals {
             interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
+            terminate: Some(signal(SignalKind::terminate())?),
         })
     }
 
@@ -35,12 +38,29 @@ impl Signals {
         Ok(Signals {})
     }
 
+    /// Handles the signals of a worker that ends with its boss.
+    pub(crate) fn of_local_worker() -> std::io::Result<Self> {
+        let signals = Self::new()?;
+        // It stays handled, as a hangup.
+        #[cfg(unix)]
+        let signals = Signals { terminate: None, ..signals };
+        Ok(signals)
+    }
+
     /// Waits for the next signal. Cancel safe.
     pub(crate) async fn next(&mut self) -> Signal {
         #[cfg(unix)]
-        tokio::select! {
-            _ = self.interrupt.recv() => Signal::Interrupt,
-            _ = self.terminate.recv() => Signal::Terminate,
+        {
+            let terminate = async {
+                match &mut self.terminate {
+                    Some(terminate) => terminate.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                _ = self.interrupt.recv() => Signal::Interrupt,
+                _ = terminate => Signal::Terminate,
+            }
         }
         #[cfg(not(unix))]
         {
