@@ -435,7 +435,9 @@ class Run:
         self.model = self.folder / self.says["model"]
         self.seed, self.batch_size = self.says.get("seed", 0), self.says["batch_size"]
         name, arguments = choice(self.says["loss"])
-        self.loss = getattr(torch.nn, name)(**arguments)
+        class_dim = arguments.pop("class_dim", 1)
+        self.criterion = getattr(torch.nn, name)(**arguments)
+        self.class_dim = class_dim
         self.by_class = name == "CrossEntropyLoss"
         data = self.says["data"]
         self.names, self.normalize = names, data.get("normalize", {})
@@ -486,10 +488,16 @@ class Run:
             for batch in order(len(batches), self.seed, epoch | (pool + 1) << 32):
                 yield batches[batch]
 
+    def loss(self, output, target):
+        """The loss of an output, whose classes are in the dimension that the run file names."""
+        if self.class_dim == -1:
+            output = output.movedim(-1, 1)
+        return self.criterion(output, target)
+
     def counted(self, target):
         """The number of elements of a mean loss, if microbatches differ in it."""
         if self.by_class and target.dim() > 1:
-            return int((target != self.loss.ignore_index).sum())
+            return int((target != self.criterion.ignore_index).sum())
         return len(target)
 
 
@@ -544,8 +552,8 @@ def score(run, model, source, numbers):
             output, here = model(*inputs), run.counted(target)
             total, counted = total + run.loss(output, target).item() * here, counted + here
             if run.by_class:
-                known = target != run.loss.ignore_index
-                right += int((output.argmax(1).eq(target) & known).sum())
+                known = target != run.criterion.ignore_index
+                right += int((output.argmax(run.class_dim).eq(target) & known).sum())
                 targets += int(known.sum())
     model.train()
     said = f"loss {total / max(counted, 1):.4f}"

@@ -75,7 +75,7 @@ pub use inference::translate::{Search, Translator};
 pub use inference::translation_score::{TranslationSettings, Translations};
 pub use layerspec::{Precision, Recompute};
 pub use link::Transport;
-pub use pipeline::loss::Classes;
+pub use pipeline::loss::{ClassDim, Classes};
 pub use pipeline::lr_schedule::{LrDecay, LrSchedule, Warmup};
 pub use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
 pub use pipeline::{Cuts, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind, StateDigest};

@@ -5,6 +5,8 @@ use crate::inference::sampling::{Sampler, Sampling};
 use crate::{BossMan, BossManError, Model};
 use layerspec::{Dim, LayerId};
 use pipeline::kv_cache_step::KvCacheStep;
+use pipeline::loss::ClassDim;
+use pipeline::LossSpec;
 use tch::Tensor;
 use tensor::TensorError;
 
@@ -183,24 +185,67 @@ impl Generator {
             .map_err(TensorError::from)?;
         let output = boss.trainer.forward_cached(&[input], cached).await?;
         window.cached_tokens = visible.len();
-        let logits = last_logits(&output, new.len())?.f_select(0, 0).map_err(TensorError::from)?;
+        let logits = last_logits(&output, new.len(), boss.trainer.loss.as_ref())?;
+        let logits = logits.f_select(0, 0).map_err(TensorError::from)?;
         Ok(sampler.draw(&logits)?)
     }
 }
 
 /// The logits of the last position: `[batch, vocabulary]`.
-pub(crate) fn last_logits(output: &Tensor, positions: usize) -> Result<Tensor, BossManError> {
+///
+/// The output is `[batch, vocabulary, positions]`, or `[batch, positions, vocabulary]` if the loss
+/// has its classes in the last dimension.
+///
+/// # Errors
+/// The output does not have this shape.
+pub(crate) fn last_logits(
+    output: &Tensor,
+    positions: usize,
+    loss: Option<&LossSpec>,
+) -> Result<Tensor, BossManError> {
+    let class_dim = loss.and_then(LossSpec::classes).map(|classes| classes.class_dim);
+    let class_dim = class_dim.unwrap_or_default();
+    let dim = match class_dim {
+        ClassDim::Second => 2,
+        ClassDim::Last => 1,
+    };
     let size = output.size();
-    match size[..] {
-        [_, _, found] if usize::try_from(found) == Ok(positions) => {
-            Ok(output.f_select(2, found - 1).map_err(TensorError::from)?)
+    let found = size.get(dim).copied().unwrap_or(0);
+    if size.len() == 3 && positions > 0 && usize::try_from(found) == Ok(positions) {
+        return Ok(output.f_select(dim as i64, found - 1).map_err(TensorError::from)?);
+    }
+    let expected = match class_dim {
+        ClassDim::Second => {
+            "[batch, vocabulary, positions], as CrossEntropyLoss takes it; for [batch, positions, \
+             vocabulary] set `class_dim: -1` of the loss"
         }
-        _ => {
-            let problem = format!(
-                "the model gives {size:?} for {positions} positions; expected [batch, vocabulary, \
-                 positions], as CrossEntropyLoss takes it"
-            );
-            Err(BossManError::Usage(problem))
+        ClassDim::Last => {
+            "[batch, positions, vocabulary], as CrossEntropyLoss takes it with `class_dim: -1`"
         }
+    };
+    let problem =
+        format!("the model gives {size:?} for {positions} positions; expected {expected}");
+    Err(BossManError::Usage(problem))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pipeline::loss::Classes;
+    use tch::{Device, Kind};
+
+    #[test]
+    fn logits_of_the_last_position_are_found_in_both_layouts() {
+        let output = Tensor::arange(24, (Kind::Float, Device::Cpu)).view([2, 3, 4]);
+        let classes = Classes { class_dim: ClassDim::Last, ..Classes::default() };
+        let last = LossSpec::CrossEntropyLoss { classes, label_smoothing: 0.0 };
+        let second = LossSpec::cross_entropy();
+        assert_eq!(last_logits(&output, 4, None).unwrap(), output.select(2, 3));
+        assert_eq!(last_logits(&output, 4, Some(&second)).unwrap(), output.select(2, 3));
+        assert_eq!(last_logits(&output, 3, Some(&last)).unwrap(), output.select(1, 2));
+        let error = last_logits(&output, 3, Some(&second)).unwrap_err().to_string();
+        assert!(error.ends_with("set `class_dim: -1` of the loss"), "{error}");
+        let error = last_logits(&output, 4, Some(&last)).unwrap_err().to_string();
+        assert!(error.ends_with("takes it with `class_dim: -1`"), "{error}");
     }
 }

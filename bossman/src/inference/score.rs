@@ -6,6 +6,7 @@ use crate::events::formats::null_as_nan;
 use crate::session::evaluate::{Outputs, MAX_EVALUATION_BYTES};
 use crate::Batch;
 use crate::{BossMan, BossManError};
+use pipeline::loss::Classes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use tch::{Kind, Tensor};
@@ -41,14 +42,9 @@ impl Score {
         boss: &mut BossMan,
         batches: impl IntoIterator<Item = Result<Batch, BossManError>>,
     ) -> Result<Self, BossManError> {
-        let ignored = boss
-            .trainer
-            .loss
-            .as_ref()
-            .and_then(|loss| loss.classes())
-            .map(|classes| classes.ignore_index);
+        let classes = boss.trainer.loss.as_ref().and_then(|loss| loss.classes()).cloned();
         let (mut loss, mut counted, mut right, mut targets) = (0.0, 0.0, 0.0, 0.0);
-        let outputs = if ignored.is_some() { Outputs::Fetch } else { Outputs::Discard };
+        let outputs = if classes.is_some() { Outputs::Fetch } else { Outputs::Discard };
         let mut batches = batches.into_iter().fuse();
         loop {
             // One batch for each replica. Results are added in the order of batches, so that the
@@ -71,24 +67,25 @@ impl Score {
             for (batch, found) in group.iter().zip(found) {
                 loss += f64::from(found.loss) * found.counted;
                 counted += found.counted;
-                if let (Some(ignored), Some(output), Some(target)) =
-                    (ignored, found.outputs.first(), batch.target())
+                if let (Some(classes), Some(output), Some(target)) =
+                    (&classes, found.outputs.first(), batch.target())
                 {
-                    let (of_batch, all) = correct(output, target, ignored)?;
+                    let (of_batch, all) = correct(output, target, classes)?;
                     right += of_batch;
                     targets += all;
                 }
             }
         }
-        let accuracy = ignored.is_some().then(|| right / f64::max(targets, 1.0));
+        let accuracy = classes.is_some().then(|| right / f64::max(targets, 1.0));
         Ok(Score { loss: loss / f64::max(counted, f64::MIN_POSITIVE), accuracy })
     }
 }
 
 /// The number of targets with the largest logit, and the number of targets that are not ignored.
-fn correct(output: &Tensor, target: &Tensor, ignored: i64) -> Result<(f64, f64), TensorError> {
-    let counted = target.f_ne(ignored)?;
-    let right = output.f_argmax(1, false)?.f_eq_tensor(target)?.f_logical_and(&counted)?;
+fn correct(output: &Tensor, target: &Tensor, classes: &Classes) -> Result<(f64, f64), TensorError> {
+    let counted = target.f_ne(classes.ignore_index)?;
+    let largest = output.f_argmax(classes.class_dim.dim(), false)?;
+    let right = largest.f_eq_tensor(target)?.f_logical_and(&counted)?;
     let sum = |tensor: &Tensor| -> Result<f64, TensorError> {
         Ok(tensor.f_sum(Kind::Double)?.f_double_value(&[])?)
     };

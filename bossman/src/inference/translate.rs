@@ -223,7 +223,7 @@ impl Translator {
         });
         let inputs = inputs.collect::<Result<Vec<_>, TensorError>>()?;
         let output = boss.trainer.forward_cached(&inputs, cached).await?;
-        let logits = last_logits(&output, positions)?;
+        let logits = last_logits(&output, positions, boss.trainer.loss.as_ref())?;
         Ok(logits.f_log_softmax(-1, Kind::Double).map_err(TensorError::from)?)
     }
 }

@@ -1,6 +1,7 @@
 //! Run files of any content: an error or a run that can be written, never a panic.
 
 use super::parse;
+use crate::ClassDim;
 use std::path::Path;
 use testkit::mutate::fuzz;
 
@@ -30,6 +31,7 @@ const PIECES: [&str; 32] = [
     "redundancy: {neighbour: {minutes: 1}}\n",
     "replicas: [2, 1]\n",
     "shard: parameters\n",
+    "loss: {NLLLoss: {class_dim: -1}}\n",
     "schedule: zb-v\n",
     "chunks: 3\n",
     "cuts: [a, b]\n",
@@ -46,6 +48,24 @@ fn examples(folder: &Path, found: &mut Vec<Vec<u8>>) {
             examples(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "yaml") {
             found.push(std::fs::read(path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_run_file_with_its_classes_in_the_last_dimension_reads_back() {
+    let text = |loss: &str| {
+        format!(
+            "model: m.yaml\ndata: {{train: d.csv}}\nloss: {loss}\noptimizer: SGD\nbatch_size: 2\n\
+             steps: 1\n"
+        )
+    };
+    for (class_dim, found) in [("-1", ClassDim::Last), ("1", ClassDim::Second)] {
+        for name in ["CrossEntropyLoss", "NLLLoss"] {
+            let text = text(&format!("{{{name}: {{class_dim: {class_dim}}}}}"));
+            let run = parse(&text, Path::new("")).unwrap();
+            assert_eq!(run.loss.classes().unwrap().class_dim, found);
+            assert_eq!(parse(&run.to_yaml(), Path::new("")).unwrap(), run);
         }
     }
 }

@@ -4,7 +4,7 @@ use layerspec::yaml::{
     Choice, Mapping, COUNT, FLAG, INTEGER, NON_NEGATIVE, NUMBER, POSITIVE, PROBABILITY, SIZE, TEXT,
 };
 use layerspec::Diagnostic;
-use pipeline::loss::Classes;
+use pipeline::loss::{ClassDim, Classes};
 use pipeline::lr_schedule::{LrDecay, LrSchedule, Warmup};
 use pipeline::optimizer::AdamArgs;
 use pipeline::{LossSpec, OptimizerSpec};
@@ -14,8 +14,8 @@ pub(super) fn loss(choice: &Choice<'_>) -> Result<LossSpec, Diagnostic> {
         "MSELoss" | "L1Loss" | "BCELoss" => &[],
         "SmoothL1Loss" => &["beta"],
         "HuberLoss" => &["delta"],
-        "CrossEntropyLoss" => &["weight", "ignore_index", "label_smoothing"],
-        "NLLLoss" => &["weight", "ignore_index"],
+        "CrossEntropyLoss" => &["weight", "ignore_index", "class_dim", "label_smoothing"],
+        "NLLLoss" => &["weight", "ignore_index", "class_dim"],
         "BCEWithLogitsLoss" => &["pos_weight"],
         "KLDivLoss" => &["reduction", "log_target"],
         _ => return Err(choice.unknown("loss", &LossSpec::NAMES)),
@@ -49,7 +49,18 @@ pub(super) fn loss(choice: &Choice<'_>) -> Result<LossSpec, Diagnostic> {
 fn classes(args: &Mapping<'_>) -> Result<Classes, Diagnostic> {
     let ignore_index =
         args.optional("ignore_index", &INTEGER)?.unwrap_or(Classes::default().ignore_index);
-    Ok(Classes { weight: weights(args, "weight")?, ignore_index })
+    Ok(Classes { weight: weights(args, "weight")?, ignore_index, class_dim: class_dim(args)? })
+}
+
+fn class_dim(args: &Mapping<'_>) -> Result<ClassDim, Diagnostic> {
+    match args.optional("class_dim", &INTEGER)? {
+        None | Some(1) => Ok(ClassDim::Second),
+        Some(-1) => Ok(ClassDim::Last),
+        Some(_) => {
+            let expected = "1, or -1 for the last dimension";
+            Err(args.need("class_dim")?.unexpected("`class_dim`", expected))
+        }
+    }
 }
 
 fn weights(args: &Mapping<'_>, key: &str) -> Result<Vec<f64>, Diagnostic> {

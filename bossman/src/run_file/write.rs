@@ -249,6 +249,7 @@ fn loss(loss: &LossSpec) -> Yaml {
             entries.push(("weight".to_string(), list(classes.weight.iter().copied())));
         }
         entries.push(("ignore_index".into(), Yaml::Plain(classes.ignore_index.to_string())));
+        entries.push(("class_dim".into(), Yaml::Plain(classes.class_dim.dim().to_string())));
         entries
     };
     let arguments = match loss {

@@ -180,11 +180,12 @@ impl LearningMonitor {
 
 /// The loss at chance level: every class is equally likely.
 pub(super) fn chance_loss(loss: &LossSpec, graph: &LayerGraph) -> Option<f64> {
-    let classes = || graph.value(*graph.outputs().first()?).ty.dims().get(1)?.as_fixed();
+    if let Some(of) = loss.classes() {
+        let dims = graph.value(*graph.outputs().first()?).ty.dims();
+        let classes = dims.get(of.class_dim.position(dims.len())?)?.as_fixed()?;
+        return (classes > 1).then(|| (classes as f64).ln());
+    }
     match loss {
-        LossSpec::CrossEntropyLoss { .. } | LossSpec::NLLLoss { .. } => {
-            classes().filter(|classes| *classes > 1).map(|classes| (classes as f64).ln())
-        }
         LossSpec::BCELoss => Some(2f64.ln()),
         LossSpec::BCEWithLogitsLoss { pos_weight } if pos_weight.is_empty() => Some(2f64.ln()),
         _ => None,

@@ -73,6 +73,10 @@ fn mistakes_in_a_run_file_are_named() {
             "`replicas`: expected `auto`, a number of workers for each stage, or a list of such \
              numbers, found `many`",
         ),
+        (
+            "loss: {CrossEntropyLoss: {class_dim: 2}}",
+            "`class_dim`: expected 1, or -1 for the last dimension, found `2`",
+        ),
         ("replicas: [2, 0]", "`replicas`: expected a whole number, 1 or more, found `0`"),
         (
             "compress: int8",

@@ -25,17 +25,17 @@ pub enum LossSpec {
         delta: f64,
     },
     /// `torch.nn.CrossEntropyLoss`: output `[N, C, ...]` holds logits, target `[N, ...]` int64
-    /// classes.
+    /// classes. With [`ClassDim::Last`] the output is `[N, ..., C]`.
     CrossEntropyLoss {
-        /// The weights of classes.
+        /// The weights and the dimension of classes.
         classes: Classes,
         /// From 0 (none) to 1.
         label_smoothing: f64,
     },
     /// `torch.nn.NLLLoss`: output `[N, C, ...]` holds logarithms of probabilities, target `[N,
-    /// ...]` int64 classes.
+    /// ...]` int64 classes. With [`ClassDim::Last`] the output is `[N, ..., C]`.
     NLLLoss {
-        /// The weights of classes.
+        /// The weights and the dimension of classes.
         classes: Classes,
     },
     /// `torch.nn.BCELoss`: output and target of one shape hold probabilities.
@@ -56,19 +56,51 @@ pub enum LossSpec {
     },
 }
 
-/// The weights of classes.
+/// The weights and the dimension of classes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Classes {
     /// The weight of each class. If empty, every weight is 1.
     pub weight: Vec<f64>,
     /// Targets of this class are ignored.
     pub ignore_index: i64,
+    /// The dimension of the output that holds the classes.
+    pub class_dim: ClassDim,
+}
+
+/// The dimension of an output that holds one number for each class.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum ClassDim {
+    /// `class_dim: 1`, as in PyTorch: `[N, C, ...]`.
+    #[default]
+    Second,
+    /// `class_dim: -1`: `[N, ..., C]`, as a language model's `Linear` gives logits.
+    Last,
+}
+
+impl ClassDim {
+    /// The dimension as PyTorch numbers it: 1 or -1.
+    pub fn dim(self) -> i64 {
+        match self {
+            ClassDim::Second => 1,
+            ClassDim::Last => -1,
+        }
+    }
+
+    /// The position of the classes in an output of `rank` dimensions. `None` if the output has
+    /// fewer than two dimensions.
+    pub fn position(self, rank: usize) -> Option<usize> {
+        let last = rank.checked_sub(1).filter(|last| *last > 0)?;
+        Some(match self {
+            ClassDim::Second => 1,
+            ClassDim::Last => last,
+        })
+    }
 }
 
 impl Default for Classes {
-    /// Equal weights, and PyTorch's `ignore_index`.
+    /// Equal weights, PyTorch's `ignore_index` and PyTorch's dimension.
     fn default() -> Self {
-        Classes { weight: Vec::new(), ignore_index: -100 }
+        Classes { weight: Vec::new(), ignore_index: -100, class_dim: ClassDim::Second }
     }
 }
 
@@ -91,8 +123,8 @@ impl LossSpec {
         LossSpec::CrossEntropyLoss { classes: Classes::default(), label_smoothing: 0.0 }
     }
 
-    /// The weights of classes, if targets are numbers of classes. The mean is then over the targets
-    /// that count, otherwise over samples.
+    /// The weights and the dimension of classes, if targets are numbers of classes. The mean is
+    /// then over the targets that count, otherwise over samples.
     pub fn classes(&self) -> Option<&Classes> {
         match self {
             LossSpec::CrossEntropyLoss { classes, .. } | LossSpec::NLLLoss { classes } => {

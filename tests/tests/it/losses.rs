@@ -1,7 +1,7 @@
 //! Tests every loss as a program uses it. Over uneven microbatches and two workers, it equals
 //! libtorch's loss over the whole batch.
 
-use bossman::{Batch, BossMan, Classes, Loss, Model, Optimizer, StateDict, Variables};
+use bossman::{Batch, BossMan, ClassDim, Classes, Loss, Model, Optimizer, StateDict, Variables};
 use std::future::Future;
 use std::time::Duration;
 use tch::{Device, Kind, Reduction, Tensor};
@@ -53,7 +53,8 @@ fn row() -> Tensor {
 }
 
 fn cases() -> Vec<Case> {
-    let some = |weight: Vec<f64>| Classes { weight, ignore_index: IGNORED };
+    let some = |weight: Vec<f64>| Classes { weight, ignore_index: IGNORED, ..Classes::default() };
+    let last = |weight: Vec<f64>| Classes { class_dim: ClassDim::Last, ..some(weight) };
     vec![
         (Loss::MSELoss, "Identity", shares(), |y, t| y.mse_loss(t, Reduction::Mean)),
         (Loss::L1Loss, "Identity", shares(), |y, t| y.l1_loss(t, Reduction::Mean)),
@@ -75,6 +76,15 @@ fn cases() -> Vec<Case> {
             "Identity",
             classes(),
             |y, t| y.cross_entropy_loss(t, Some(row()), Reduction::Mean, IGNORED, 0.0),
+        ),
+        (
+            Loss::CrossEntropyLoss { classes: last(weights()), label_smoothing: 0.1 },
+            "Unflatten: {dim: 1, unflattened_size: [1, 5]}",
+            classes().view([SAMPLES, 1]),
+            |y, t| {
+                let (y, weight) = (y.transpose(1, 2), Some(row()));
+                y.cross_entropy_loss(t, weight, Reduction::Mean, IGNORED, 0.1)
+            },
         ),
         (Loss::NLLLoss { classes: some(weights()) }, "LogSoftmax: {dim: -1}", classes(), |y, t| {
             y.nll_loss_nd(t, Some(row()), Reduction::Mean, IGNORED)

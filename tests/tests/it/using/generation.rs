@@ -2,7 +2,10 @@
 
 use super::{boss, likeliest, pairs, row, within_limit, TRANSLATOR, WRITER};
 use bossman::data::{Text, Tokenizer};
-use bossman::{BossMan, Generation, Generator, Sampling, Search, Translator, Variables};
+use bossman::{
+    Batch, BossMan, BossManError, ClassDim, Classes, Generation, Generator, Loss, Sampling, Score,
+    Search, Translator, Variables,
+};
 use tch::{Device, Kind, Tensor};
 
 #[test]
@@ -37,6 +40,39 @@ fn text_is_what_the_whole_model_would_say_token_by_token() {
             assert_eq!(found, tokens[5..]);
             boss.shutdown().await;
         }
+    });
+}
+
+/// Without its last layer, the model gives `[batch, positions, vocabulary]`.
+#[test]
+fn a_model_with_classes_in_the_last_dimension_says_and_scores_the_same() {
+    within_limit(async {
+        let text =
+            Text { paths: Vec::new(), tokenizer: Tokenizer::Bytes, sequence_length: 12, eos: None };
+        let mut found = Vec::new();
+        let of = |class_dim| Loss::CrossEntropyLoss {
+            classes: Classes { class_dim, ..Classes::default() },
+            label_smoothing: 0.0,
+        };
+        let short = WRITER.replace("  - Transpose: {dim0: 1, dim1: 2}\n", "");
+        let x = Tensor::arange(24, (Kind::Int64, Device::Cpu)).view([2, 12]);
+        let target = (&x * 7).remainder(128);
+        for (model, class_dim) in [(WRITER, ClassDim::Second), (&short, ClassDim::Last)] {
+            let mut boss = boss(model, 2).await;
+            boss.set_loss(of(class_dim));
+            let generator = Generator::new(boss.model(), &text).unwrap();
+            let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+            let what = Generation { prompt: "Hello".into(), max_new_tokens: 20, sampling };
+            let made = generator.generate(&mut boss, &what, |_| {}).await.unwrap();
+            let batch = Batch::new(&x, &target);
+            let score = Score::of(&mut boss, [Ok::<_, BossManError>(batch)]).await.unwrap();
+            found.push((made, score));
+            boss.shutdown().await;
+        }
+        let [(second_text, second), (last_text, last)] = &found[..] else { unreachable!() };
+        assert_eq!(second_text, last_text);
+        assert_eq!(second.accuracy, last.accuracy);
+        assert!((second.loss - last.loss).abs() < 1e-6, "{second} {last}");
     });
 }
 

@@ -3,7 +3,7 @@
 use crate::engine::config::LossInputs;
 use crate::engine::error::EngineError;
 use crate::engine::layout::canonical_layout;
-use pipeline::loss::LossSpec;
+use pipeline::loss::{ClassDim, Classes, LossSpec};
 use tch::{Kind, Reduction, Tensor};
 use tensor::{Attempt, TensorError};
 
@@ -60,11 +60,18 @@ fn reduced(
     loss: &LossSpec,
     reduction: Reduction,
 ) -> Result<Tensor, TensorError> {
-    match loss {
-        LossSpec::CrossEntropyLoss { .. } => are_classes(output, target, "logits")?,
-        LossSpec::NLLLoss { .. } => are_classes(output, target, "logarithms of probabilities")?,
-        _ => are_alike(output, target)?,
-    }
+    let rows = match loss.classes() {
+        Some(classes) => {
+            are_classes(output, target, loss, classes)?;
+            rows_of_classes(output, target, classes.class_dim)?
+        }
+        None => {
+            are_alike(output, target)?;
+            None
+        }
+    };
+    let (output, target) =
+        rows.as_ref().map_or((output, target), |(output, target)| (output, target));
     let none: Option<Tensor> = None;
     Ok(match loss {
         LossSpec::MSELoss => output.f_mse_loss(target, reduction)?,
@@ -120,17 +127,45 @@ fn are_alike(output: &Tensor, target: &Tensor) -> Result<(), TensorError> {
     Ok(())
 }
 
-fn are_classes(output: &Tensor, target: &Tensor, what: &str) -> Result<(), TensorError> {
-    let size = output.size();
-    let fits = match &size[..] {
-        [samples, _classes, rest @ ..] => target.size().split_first() == Some((samples, rest)),
-        _ => false,
-    };
+fn are_classes(
+    output: &Tensor,
+    target: &Tensor,
+    loss: &LossSpec,
+    classes: &Classes,
+) -> Result<(), TensorError> {
+    let mut size = output.size();
+    let fits = classes.class_dim.position(size.len()).is_some_and(|position| {
+        size.remove(position);
+        size == target.size()
+    });
     if !fits || target.f_kind()? != Kind::Int64 {
-        let expected = format!("{what} [N, C, ...] and a target [N, ...] of int64 class numbers");
+        let what = match loss {
+            LossSpec::NLLLoss { .. } => "logarithms of probabilities",
+            _ => "logits",
+        };
+        let shape = match classes.class_dim {
+            ClassDim::Second => "[N, C, ...]",
+            ClassDim::Last => "[N, ..., C]",
+        };
+        let expected = format!("{what} {shape} and a target [N, ...] of int64 class numbers");
         return Err(mismatch(&expected, output, target));
     }
     Ok(())
+}
+
+/// Output `[N, ..., C]` and target `[N, ...]` as `[rows, C]` and `[rows]`, if the last dimension
+/// holds the classes. libtorch then computes along contiguous memory.
+fn rows_of_classes(
+    output: &Tensor,
+    target: &Tensor,
+    class_dim: ClassDim,
+) -> Result<Option<(Tensor, Tensor)>, TensorError> {
+    if class_dim == ClassDim::Second {
+        return Ok(None);
+    }
+    let classes = output.size().last().copied().unwrap_or(1);
+    let rows = output.f_contiguous()?.f_view([target.numel() as i64, classes])?;
+    Ok(Some((rows, target.f_reshape([-1])?)))
 }
 
 fn mismatch(expected: &str, output: &Tensor, target: &Tensor) -> TensorError {
@@ -144,4 +179,68 @@ fn mismatch(expected: &str, output: &Tensor, target: &Tensor) -> TensorError {
 
 fn scalar(loss: &Tensor) -> Result<f32, TensorError> {
     Ok(loss.f_double_value(&[])? as f32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Device;
+
+    fn worst(left: &Tensor, right: &Tensor) -> f64 {
+        (left - right).abs().max().double_value(&[])
+    }
+
+    /// The loss and the gradient of an output `[N, ..., C]` equal those of the transposed output.
+    #[test]
+    fn classes_in_the_last_dimension_give_the_loss_of_the_transposed_output() {
+        let classes = |class_dim, weight: &[f64]| Classes {
+            weight: weight.to_vec(),
+            ignore_index: 2,
+            class_dim,
+        };
+        let output = (Tensor::arange(4 * 3 * 5, (Kind::Float, Device::Cpu)) * 0.7).sin() * 3.0;
+        let target = Tensor::from_slice(&[0i64, 1, 2, 3, 4, 0, 2, 1, 2, 3, 3, 4]).view([4, 3]);
+        for weight in [&[][..], &[0.5, 1.0, 3.0, 2.0, 0.25]] {
+            let losses: [&dyn Fn(ClassDim) -> LossSpec; 3] = [
+                &|dim| LossSpec::CrossEntropyLoss {
+                    classes: classes(dim, weight),
+                    label_smoothing: 0.0,
+                },
+                &|dim| LossSpec::CrossEntropyLoss {
+                    classes: classes(dim, weight),
+                    label_smoothing: 0.1,
+                },
+                &|dim| LossSpec::NLLLoss { classes: classes(dim, weight) },
+            ];
+            for loss in losses {
+                let compute = |prediction: &Tensor, dim| {
+                    let loss = &loss(dim);
+                    let (output, weight) = (0, 0.5);
+                    let task = LossInputs { output, prediction, target: &target, loss, weight };
+                    let found = differentiate(&task).unwrap();
+                    assert_eq!(evaluate(&task).unwrap(), found.loss);
+                    found
+                };
+                let last = compute(&output.view([4, 3, 5]), ClassDim::Last);
+                let second = compute(&output.view([4, 3, 5]).transpose(1, 2), ClassDim::Second);
+                assert!((last.loss - second.loss).abs() < 1e-6, "{}", loss(ClassDim::Last));
+                assert_eq!(last.grad.size(), [4, 3, 5]);
+                assert!(worst(&last.grad, &second.grad.transpose(1, 2)) < 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn an_output_of_the_other_layout_is_refused() {
+        let classes = Classes { class_dim: ClassDim::Last, ..Classes::default() };
+        let loss = &LossSpec::CrossEntropyLoss { classes, label_smoothing: 0.0 };
+        let prediction = &Tensor::zeros([4, 5, 3], (Kind::Float, Device::Cpu));
+        let target = &Tensor::zeros([4, 3], (Kind::Int64, Device::Cpu));
+        let task = LossInputs { output: 0, prediction, target, loss, weight: 1.0 };
+        assert_eq!(
+            evaluate(&task).unwrap_err().to_string(),
+            "CrossEntropyLoss: expected logits [N, ..., C] and a target [N, ...] of int64 class \
+             numbers: the output is float32 [4, 5, 3], the target int64 [4, 3]"
+        );
+    }
 }

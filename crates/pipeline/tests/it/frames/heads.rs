@@ -5,7 +5,7 @@ use pipeline::effect::Micros;
 use pipeline::frame::{encode, Envelope, Route, TensorEnvelope};
 use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
 use pipeline::kv_cache_step::KvCacheStep;
-use pipeline::loss::Classes;
+use pipeline::loss::{ClassDim, Classes};
 use pipeline::message::{
     Assignment, ChangeMembership, Command, Failure, FailureKind, LinkReport, Mode, PeerAddress,
     Progress, Reduction, Round, RoundLoss, RoundUpdate, Span, TensorHead, ToBoss, ToWorker,
@@ -439,7 +439,7 @@ fn round(random: &mut Random) -> Round {
             _ => Action::OptimStep { stage },
         }
     };
-    let classes = Classes { weight: vec![0.5, 2.0], ignore_index: 1 };
+    let classes = Classes { weight: vec![0.5, 2.0], ignore_index: 1, class_dim: ClassDim::Last };
     let spec = random
         .pick(&[LossSpec::MSELoss, LossSpec::CrossEntropyLoss { classes, label_smoothing: 0.1 }])
         .clone();
