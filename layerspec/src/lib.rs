@@ -39,6 +39,7 @@
 //!                                                                 incremental
 //! ```
 
+mod batch_sizes;
 mod build;
 mod cost;
 mod dim;
