@@ -5,7 +5,7 @@ use super::run_argument;
 use anyhow::Result;
 use bossman::output;
 use bossman::run_file::RunFile;
-use bossman::{plan, Candidates};
+use bossman::{plan, Candidates, Model};
 use layerspec::{Bindings, LayerGraph};
 use serde_json::{json, Value};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args)]
 #[command(after_help = "Example: bossman check model.yaml --dim batch=32 --dim seq=128")]
 pub(crate) struct Check {
-    /// The model file, or a run file whose model it is.
+    /// The model file, or a run file, whose data is checked too.
     model: PathBuf,
     /// A size for a word in the input shapes, as seq=128; may be given several times.
     #[arg(long = "dim", value_name = "WORD=SIZE", value_parser = dim)]
@@ -48,20 +48,24 @@ fn dim(text: &str) -> Result<(String, u64), String> {
     Ok((word.to_string(), size))
 }
 
-/// The path of the model: this file, or the model that a run file names.
-fn model_of(path: &Path) -> Result<PathBuf> {
+/// The path of the model, and the run file if the argument is one.
+fn model_and_run(path: &Path) -> Result<(PathBuf, Option<RunFile>)> {
     if path.is_dir() {
-        return Ok(run_argument::shown(path)?.0.model);
+        return Ok((run_argument::shown(path)?.0.model, None));
     }
     let text = layerspec::yaml::read_file(path)?;
     let is_run =
         text.lines().any(|line| line.starts_with("data:") || line.starts_with("optimizer:"));
-    Ok(if is_run { RunFile::from_file(path)?.model } else { path.to_path_buf() })
+    if !is_run {
+        return Ok((path.to_path_buf(), None));
+    }
+    let run = RunFile::from_file(path)?;
+    Ok((run.model.clone(), Some(run)))
 }
 
 impl Check {
     pub(crate) fn run(self) -> Result<()> {
-        let model = model_of(&self.model)?;
+        let (model, run) = model_and_run(&self.model)?;
         let graph = LayerGraph::from_file(&model)?;
         let mut bindings = Bindings::new();
         for (word, size) in self.dims {
@@ -75,10 +79,19 @@ impl Check {
             }
             bindings.set(&word, size);
         }
-        match self.json {
-            true => output::print_line(&format!("{:#}", layers(&graph, &bindings)))?,
-            false => output::print(&graph.summary(&bindings))?,
-        };
+        let check_data = |run: &RunFile| run.check_data(&Model::from_file(&model)?);
+        if self.json {
+            let mut json = layers(&graph, &bindings);
+            if let Some(run) = &run {
+                json["data"] = serde_json::to_value(check_data(run)?)?;
+            }
+            output::print_line(&format!("{json:#}"))?;
+        } else {
+            output::print(&graph.summary(&bindings))?;
+            if let Some(run) = &run {
+                output::print_line(&format!("data: {}", check_data(run)?))?;
+            }
+        }
         for warning in graph.warnings() {
             output::warn(&format!("warning: {}: {warning}", model.display()));
         }
