@@ -29,7 +29,7 @@
 //! loss computed on the last stage's worker.
 //!
 //! ```text
-//! cli -> run_file -> train (epochs, metrics) -> checkpoint, recovery, pool
+//! cli -> run_file -> check -> train (epochs, metrics) -> checkpoint, recovery, pool
 //!                      |                          inference, weights
 //!                      v
 //!                    session (the BossMan object) -> data, tuning (measure and choose)
@@ -38,6 +38,7 @@
 //! ```
 
 mod boss;
+pub mod check;
 pub mod checkpoint;
 pub mod data;
 mod error;

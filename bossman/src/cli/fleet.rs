@@ -33,7 +33,7 @@ pub(crate) struct Fleet {
     allow_torchscript: bool,
 }
 
-fn count(text: &str) -> Result<usize, String> {
+pub(super) fn count(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| "expected a number of workers, as 2".into())
 }
 

@@ -1,21 +1,33 @@
 //! `bossman check` and `bossman plan`: facts about a model, without training it.
 
-use super::fleet::{until_interrupted, Fleet};
+use super::fleet::{self, until_interrupted, Fleet};
 use super::run_argument::{self, Reads, Trust};
 use anyhow::Result;
+use bossman::check::Samples;
 use bossman::output;
 use bossman::run_file::{FileKind, RunFile};
-use bossman::{plan, Candidates};
+use bossman::{plan, Candidates, Model};
 use layerspec::{Bindings, LayerGraph};
 use serde_json::{json, Value};
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
+/// The samples that `bossman check` shows.
+const SHOWN_SAMPLES: u64 = 3;
+
 #[derive(clap::Args)]
 #[command(after_help = "Example: bossman check model.yaml --dim batch=32 --dim seq=128")]
 pub(crate) struct Check {
-    /// The model file, or a run file whose model it is.
+    /// The model file; or a run file or the folder of a run, whose data is checked, too.
     model: PathBuf,
+    #[command(flatten)]
+    trust: Trust,
+    /// Check every sample of the data, not only the first 1,000 of each part and the last.
+    #[arg(long)]
+    all: bool,
+    /// Show the layers that each of N local workers would get.
+    #[arg(long, value_name = "N", value_parser = fleet::count)]
+    local: Option<usize>,
     /// A size for a word in the input shapes, as seq=128; may be given several times.
     #[arg(long = "dim", value_name = "WORD=SIZE", value_parser = dim)]
     dims: Vec<(String, u64)>,
@@ -58,43 +70,74 @@ fn bind(text: &str) -> Result<Infallible, String> {
     Err(format!("sizes are given with --dim; write --dim {text}"))
 }
 
-/// The path of the model: this file, or the model that a run file names.
-fn model_of(path: &Path) -> Result<PathBuf> {
-    if path.is_dir() {
-        return Ok(run_argument::shown(path, &Trust::default(), Reads::Model)?.0.model);
+/// The path of the model, and the run file if the argument is one, or the folder of a run.
+fn model_and_run(path: &Path, trust: &Trust) -> Result<(PathBuf, Option<RunFile>)> {
+    if !path.is_dir() {
+        let text = layerspec::yaml::read_file(path)?;
+        if FileKind::of(&text) != Some(FileKind::Run) {
+            return Ok((path.to_path_buf(), None));
+        }
     }
-    let text = layerspec::yaml::read_file(path)?;
-    Ok(match FileKind::of(&text) {
-        Some(FileKind::Run) => RunFile::from_file(path)?.model,
-        _ => path.to_path_buf(),
-    })
+    let (run, _) = run_argument::shown(path, trust, Reads::Data)?;
+    Ok((run.model.clone(), Some(run)))
 }
 
 impl Check {
     pub(crate) fn run(self) -> Result<()> {
-        let model = model_of(&self.model)?;
-        let graph = LayerGraph::from_file(&model)?;
-        let mut bindings = Bindings::new();
-        for (word, size) in self.dims {
-            let words = graph.symbols();
-            if !words.contains(&word) {
-                let words: Vec<_> = words.into_iter().collect();
-                anyhow::bail!(
-                    "--dim {word}={size}: the model's inputs have no such word, but {}",
-                    words.join(", ")
-                );
-            }
-            bindings.set(&word, size);
+        let (path, run) = model_and_run(&self.model, &self.trust)?;
+        if run.is_none() && (self.all || self.local.is_some()) {
+            anyhow::bail!("{}: is a model file; --all and --local need a run file", path.display());
         }
-        match self.json {
-            true => output::print_line(&format!("{:#}", layers(&graph, &bindings)))?,
-            false => output::print(&graph.summary(&bindings))?,
-        };
+        let model = Model::from_file(&path)?;
+        let graph = model.graph();
+        let bindings = bindings(graph, &self.dims)?;
+        let samples = if self.all { Samples::All } else { Samples::FirstAndLast };
+        let sizes = run.as_ref().map(|run| run.check_data(&model, samples)).transpose()?;
+        if self.json {
+            let mut json = layers(graph, &bindings);
+            if let Some(sizes) = sizes {
+                json["data"] = serde_json::to_value(sizes)?;
+            }
+            output::print_line(&format!("{json:#}"))?;
+        } else {
+            output::print(&graph.summary(&bindings))?;
+            if let (Some(run), Some(sizes)) = (&run, sizes) {
+                output::print_line(&format!("data: {sizes}"))?;
+                dry_run(run, &model, self.local)?;
+            }
+        }
         for warning in graph.warnings() {
-            output::warn(&format!("warning: {}: {warning}", model.display()));
+            output::warn(&format!("warning: {}: {warning}", path.display()));
         }
         Ok(())
     }
+}
+
+fn bindings(graph: &LayerGraph, dims: &[(String, u64)]) -> Result<Bindings> {
+    let mut bindings = Bindings::new();
+    let words = graph.symbols();
+    for (word, size) in dims {
+        if !words.contains(word) {
+            let words: Vec<_> = words.into_iter().collect();
+            anyhow::bail!(
+                "--dim {word}={size}: the model's inputs have no such word, but {}",
+                words.join(", ")
+            );
+        }
+        bindings.set(word, *size);
+    }
+    Ok(bindings)
+}
+
+/// Prints the first samples as the model sees them, and who gets which layers.
+fn dry_run(run: &RunFile, model: &Model, local: Option<usize>) -> Result<()> {
+    for line in run.show_samples(model, SHOWN_SAMPLES)? {
+        output::print_line(&line)?;
+    }
+    for line in local.map_or(Ok(Vec::new()), |workers| run.show_workers(model, workers))? {
+        output::print_line(&line)?;
+    }
+    Ok(())
 }
 
 fn layers(graph: &LayerGraph, bindings: &Bindings) -> Value {

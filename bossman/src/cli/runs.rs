@@ -258,7 +258,7 @@ impl Eval {
     pub(crate) fn run(self) -> Result<()> {
         let (file, weights) =
             run_argument::trained(&self.run, self.weights, &self.trust, Reads::Data)?;
-        let data = file.part(self.data, &Model::from_file(&file.model)?)?;
+        let data = file.checked_part(self.data, &Model::from_file(&file.model)?)?;
         let (samples, fleet) = (data.samples(), self.fleet.settings());
         let found = until_interrupted("nothing was found", async {
             let mut boss = file.load_model(&fleet, weights.as_deref()).await?;

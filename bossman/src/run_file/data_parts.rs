@@ -22,6 +22,13 @@ pub(crate) struct Parts {
     pub(crate) test: Option<Dataset>,
 }
 
+impl Parts {
+    /// The parts that the run has.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Dataset> {
+        [Some(&self.train), self.validation.as_ref(), self.test.as_ref()].into_iter().flatten()
+    }
+}
+
 impl RunFile {
     /// Opens all of the run's data.
     pub(crate) fn parts(&self, model: &Model) -> Result<Parts, BossManError> {

@@ -56,7 +56,7 @@ pub(super) async fn prepare<'a>(
     for warning in model.graph().warnings() {
         options.events.warn(format!("{}: {warning}", file.model.display()));
     }
-    let data = file.parts(&model)?;
+    let data = file.checked_parts(&model)?;
     let steps = steps(file, data.train.samples());
     let fixed_batch = FixedBatch::of(model.graph());
     if let Some(fixed) = &fixed_batch {

@@ -15,7 +15,7 @@ use crate::{BossManError, Candidates, Model};
 /// Anything in the files, the workers or the network; see [`BossManError`].
 pub async fn run(file: &RunFile, settings: &FleetSettings) -> Result<Candidates, BossManError> {
     let model = Model::from_file(&file.model)?;
-    let data = file.part(Part::Train, &model)?;
+    let data = file.checked_part(Part::Train, &model)?;
     // One step is measured.
     FixedBatch::of(model.graph())
         .map_or(Ok(()), |fixed| fixed.check_run(file, data.samples(), 1))?;

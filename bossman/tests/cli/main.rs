@@ -167,6 +167,40 @@ fn check_names_the_place_of_a_mistake() {
 }
 
 #[test]
+fn check_of_a_run_file_reads_its_data() {
+    let (table, _) = said(bossman(&["check", &example("digits/run.yaml")], &[]), 0);
+    let data =
+        "\ndata: 1433 samples to train on, 364 to test\nsample 1: x float32 [64]: 0 0 0.0625 ";
+    assert!(table.contains(data), "{table}");
+    let (json, _) = said(bossman(&["check", &example("digits/run.yaml"), "--json"], &[]), 0);
+    assert!(json.contains("\"train\": "), "{json}");
+
+    let text = "inputs: {x: [batch, 2]}\nlayers:\n- Linear: {in_features: 2, out_features: 3}\n";
+    let model = Draft::new("three.yaml", text);
+    let data = Draft::new("three.csv", "0,0,1\n0,0,3\n");
+    let text = format!(
+        "model: {}\ndata: {{train: {}}}\nloss: CrossEntropyLoss\noptimizer: SGD\nbatch_size: 2\n\
+         steps: 1\n",
+        model.path(),
+        data.path()
+    );
+    let run = Draft::new("three-run.yaml", &text);
+    let expected = format!(
+        "bossman: {}: line 2: class 3, but the model has 3 outputs (0 to 2); do labels start at \
+         1?\n",
+        data.path()
+    );
+    let (_, errors) = said(bossman(&["check", run.path()], &[]), 1);
+    assert_eq!(errors, expected);
+    // No worker is started, because the program of workers does not exist.
+    let none = [("BOSSMAN_WORKER", "/no/such")];
+    for command in ["train", "plan"] {
+        let (_, errors) = said(bossman(&[command, run.path(), "--local", "1"], &none), 1);
+        assert_eq!(errors, expected);
+    }
+}
+
+#[test]
 fn a_variable_that_nobody_uses_is_a_warning() {
     let text = "model: m\ninputs: {x: [batch, 2]}\nlayers:\n  - ReLU:\n    out_variables: \
                 [unused]\n  - Tanh\n";

@@ -169,3 +169,59 @@ fn a_batch_larger_than_the_data_is_a_warning() {
         )
     );
 }
+
+/// Shapes alone cannot tell it: the length is a word in the model.
+#[test]
+fn a_sequence_longer_than_the_positions_is_named() {
+    let folder = folder("long-sequence");
+    let model = "inputs: {ids: {shape: [batch, seq], dtype: int64}}
+layers:
+  - Embedding: {num_embeddings: 256, embedding_dim: 4}
+  - LearnedPositions: {num_positions: 8, d_model: 4, batch_first: true}
+  - Linear: {in_features: 4, out_features: 256}
+";
+    std::fs::write(folder.join("model.yaml"), model).unwrap();
+    std::fs::write(folder.join("text.txt"), "In the beginning was the word.".repeat(9)).unwrap();
+    let run = |length| {
+        let data =
+            format!("data: {{train: {{text: {{path: text.txt, sequence_length: {length}}}}}}}");
+        let loss = "loss: {CrossEntropyLoss: {class_dim: -1}}";
+        run_file(&data).replace("loss: CrossEntropyLoss", loss)
+    };
+    std::fs::write(folder.join("run.yaml"), run(9)).unwrap();
+    for arguments in [&["check", "run.yaml"][..], &["train", "run.yaml", "--local", "1"]] {
+        assert_eq!(
+            errors(&folder, arguments, 1),
+            "bossman: model.yaml:4:5: layer 1 (LearnedPositions): expected at most 8 positions \
+             (num_positions), found [29, 9, 4]\n"
+        );
+    }
+    std::fs::write(folder.join("run.yaml"), run(8)).unwrap();
+    let path = folder.join("run.yaml");
+    let (output, _) = said(bossman(&["check", path.to_str().unwrap(), "--local", "2"], &[]), 0);
+    let lines: Vec<&str> = output.lines().rev().take(6).collect();
+    let expected = [
+        "worker 1: layer 2, with 1280 parameters",
+        "worker 0: 2 layers, 0 to 1, with 1056 parameters",
+        "sample 3: ids int64 [8]: 32 119 97 115 32 116 ... (32 to 119); as text \" was the\"; \
+         target int64 [8]: 119 97 115 32 116 104 ... (32 to 119)",
+    ];
+    assert_eq!(lines[..3], expected);
+    assert!(lines[5].starts_with("data: 33 samples to train on"), "{lines:?}");
+}
+
+#[test]
+fn flags_of_check_for_a_run_need_one() {
+    let folder = folder("check-flags");
+    assert_eq!(
+        errors(&folder, &["check", "model.yaml", "--local", "2"], 1),
+        "bossman: model.yaml: is a model file; --all and --local need a run file\n"
+    );
+    let bad = "1,2,3\n1,2,3\n1,2,nan\n";
+    let model = "{inputs: {x: [batch, 2]}, layers: [{Linear: {in_features: 2, out_features: 4}}]}";
+    std::fs::write(folder.join("model.yaml"), model).unwrap();
+    std::fs::write(folder.join("data.csv"), bad).unwrap();
+    std::fs::write(folder.join("run.yaml"), run_file("data: {train: data.csv}")).unwrap();
+    let found = errors(&folder, &["check", "run.yaml", "--all"], 1);
+    assert!(found.starts_with("bossman: data.csv: line 3"), "{found}");
+}

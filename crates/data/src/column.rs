@@ -41,6 +41,14 @@ impl Column {
         }
     }
 
+    /// Returns the file of a sample, if each sample is a picture.
+    pub(super) fn picture(&self, number: i64) -> Option<&Path> {
+        match self {
+            Column::Images(images) => images.file(number),
+            Column::Array(_) | Column::Pair(_) => None,
+        }
+    }
+
     /// Returns the dtype of its tensors.
     pub(super) fn dtype(&self) -> DType {
         match self {

@@ -25,6 +25,16 @@ pub(super) struct ConvertedColumn {
 }
 
 impl ConvertedColumn {
+    /// As [`Column::path`].
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.column.path()
+    }
+
+    /// As [`Column::picture`].
+    pub(super) fn picture(&self, number: i64) -> Option<&Path> {
+        self.column.picture(number)
+    }
+
     /// As [`Column::length`].
     pub(super) fn length(&self, number: i64) -> Option<u64> {
         self.column.length(number)

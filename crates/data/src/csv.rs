@@ -7,6 +7,7 @@ use super::expected_tensor::ExpectedTensor;
 use super::plain_or_gzip;
 use crate::DataError;
 use layerspec::DType;
+use std::io::Read;
 use std::path::Path;
 
 pub(super) fn open(
@@ -44,6 +45,33 @@ pub(super) fn open(
     Ok(Columns { inputs: vec![Column::Array(writer.finish(path)?)], target })
 }
 
+/// Returns the line of a sample, counted from 1. Returns `None` if the file cannot be read.
+pub(super) fn line_of(path: &Path, sample: i64) -> Option<u64> {
+    let mut reader = reader(path).ok()?;
+    let (mut record, mut first, mut left) = (csv::StringRecord::new(), true, sample);
+    while reader.read_record(&mut record).ok()? {
+        if std::mem::take(&mut first) && is_header(&record) {
+            continue;
+        }
+        if left == 0 {
+            return record.position().map(csv::Position::line);
+        }
+        left -= 1;
+    }
+    None
+}
+
+fn reader(path: &Path) -> Result<csv::Reader<impl Read>, DataError> {
+    let (text, _) = plain_or_gzip::open(path)?;
+    let mut builder = csv::ReaderBuilder::new();
+    Ok(builder.has_headers(false).flexible(true).trim(csv::Trim::All).from_reader(text))
+}
+
+/// Whether a first line has no number.
+fn is_header(record: &csv::StringRecord) -> bool {
+    record.iter().all(|field| field.parse::<f64>().is_err())
+}
+
 /// The number of columns of inputs and of targets.
 struct Rows {
     inputs: usize,
@@ -62,12 +90,7 @@ impl Rows {
         mut row: impl FnMut(u64, &[f64], &[f64]) -> Result<(), DataError>,
     ) -> Result<(), DataError> {
         let error = |problem: String| DataError::file(path, problem);
-        let (text, _) = plain_or_gzip::open(path)?;
-        let mut reader = csv::ReaderBuilder::new()
-            .has_headers(false)
-            .flexible(true)
-            .trim(csv::Trim::All)
-            .from_reader(text);
+        let mut reader = reader(path)?;
         let (mut numbers, mut bytes) = (Vec::new(), Vec::new());
         let mut record = csv::StringRecord::new();
         let mut first = true;
@@ -76,7 +99,7 @@ impl Rows {
         let mut rows = 0;
         while reader.read_record(&mut record).map_err(|e| error(e.to_string()))? {
             let line = record.position().map_or(0, csv::Position::line);
-            let header = first && record.iter().all(|field| field.parse::<f64>().is_err());
+            let header = first && is_header(&record);
             first = false;
             if record.iter().all(str::is_empty) {
                 blank = blank.or((!header).then_some(line));

@@ -72,12 +72,16 @@ impl Images {
         &self.shape
     }
 
+    pub(super) fn file(&self, number: i64) -> Option<&Path> {
+        usize::try_from(number).ok().and_then(|number| self.files.get(number)).map(PathBuf::as_path)
+    }
+
     pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, DataError> {
         let mut bytes = Vec::new();
         for number in numbers {
-            let file = usize::try_from(*number).ok().and_then(|number| self.files.get(number));
-            let file =
-                file.ok_or_else(|| DataError::Usage(format!("there is no picture {number}")))?;
+            let file = self
+                .file(*number)
+                .ok_or_else(|| DataError::Usage(format!("there is no picture {number}")))?;
             self.decode(file, &mut bytes).map_err(|problem| DataError::file(file, problem))?;
         }
         let [channels, height, width] = self.shape.map(u64::cast_signed);

@@ -11,6 +11,7 @@ use crate::DataError;
 use layerspec::DType;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Opens the columns of these names. Each is stored in the requested dtype.
 pub(super) fn open(
@@ -49,6 +50,22 @@ pub(super) fn open(
         Ok((name.to_string(), Column::Array(column.finish(path)?)))
     };
     columns.into_iter().map(finish).collect()
+}
+
+/// Returns the line of a sample, counted from 1. Returns `None` if the file cannot be read.
+pub(super) fn line_of(path: &Path, sample: i64) -> Option<u64> {
+    let (mut file, _) = plain_or_gzip::open(path).ok()?;
+    let (mut number, mut text, mut left) = (0, String::new(), sample);
+    while plain_or_gzip::line(path, &mut file, &mut number, &mut text).ok()? {
+        if text.trim().is_empty() {
+            continue;
+        }
+        if left == 0 {
+            return Some(number);
+        }
+        left -= 1;
+    }
+    None
 }
 
 /// Collects the numbers of nested lists. serde_json bounds the nesting depth.

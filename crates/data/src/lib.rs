@@ -41,6 +41,7 @@ mod pairs;
 mod parquet;
 #[cfg(feature = "pictures")]
 mod picture;
+mod place;
 mod plain_or_gzip;
 mod safetensors;
 mod shuffle;
