@@ -36,6 +36,8 @@ pub(crate) struct LearningMonitor {
     warned: BTreeSet<(LayerId, LayerProblem)>,
     skipped: u32,
     losses: VecDeque<f32>,
+    /// Whether a loss below its least value was told of.
+    told_of_negative: bool,
 }
 
 /// A fault of a layer.
@@ -144,6 +146,33 @@ impl LearningMonitor {
                  the learning rate",
                 self.losses.len()
             )
+        })
+    }
+
+    /// The warning about a loss below 0, which no loss reaches with the output and targets that it
+    /// is made for. It comes once.
+    pub(super) fn negative_loss_warning(
+        &mut self,
+        step: u64,
+        loss: f32,
+        spec: Option<&LossSpec>,
+    ) -> Option<String> {
+        // Rounding may bring the least value below 0.
+        let spec = spec.filter(|_| loss < -1e-5 && loss.is_finite())?;
+        let remedy = match spec {
+            LossSpec::NLLLoss { .. } => {
+                "the model's output must be logarithms of probabilities: end the model with \
+                 LogSoftmax, or use CrossEntropyLoss"
+            }
+            LossSpec::KLDivLoss { .. } => {
+                "the model's output must be logarithms of probabilities, as LogSoftmax gives them, \
+                 and the targets of a sample probabilities that sum to 1"
+            }
+            LossSpec::BCELoss | LossSpec::BCEWithLogitsLoss { .. } => "targets must be from 0 to 1",
+            _ => "look at the weights of classes and at the targets",
+        };
+        (!std::mem::replace(&mut self.told_of_negative, true)).then(|| {
+            format!("step {step}: the {spec} is {loss}, and its least value is 0: {remedy}")
         })
     }
 
@@ -293,6 +322,23 @@ mod tests {
         assert!(text.contains("is that of guessing (2.3026)"), "{text}");
         assert!(told(2.2).is_empty());
         assert_eq!(chance_loss(&LossSpec::MSELoss, &graph), None);
+    }
+
+    #[test]
+    fn a_loss_below_its_least_value_is_told_of_once() {
+        let mut monitor = LearningMonitor::new(Guards::default());
+        let nll = LossSpec::NLLLoss { classes: Default::default() };
+        assert_eq!(monitor.negative_loss_warning(1, -1e-7, Some(&nll)), None);
+        let text = monitor.negative_loss_warning(2, -0.5, Some(&nll)).unwrap();
+        assert!(
+            text.starts_with("step 2: the NLLLoss is -0.5, and its least value is 0"),
+            "{text}"
+        );
+        assert!(text.ends_with("LogSoftmax, or use CrossEntropyLoss"), "{text}");
+        assert_eq!(monitor.negative_loss_warning(3, -0.5, Some(&nll)), None);
+        let mut monitor = LearningMonitor::new(Guards::default());
+        assert_eq!(monitor.negative_loss_warning(1, f32::NEG_INFINITY, Some(&nll)), None);
+        assert_eq!(monitor.negative_loss_warning(1, -0.5, None), None);
     }
 
     #[test]

@@ -313,12 +313,15 @@ impl Trainer {
         let (step, graph) = (self.position.counters.step, self.model.graph());
         let chance = || chance_loss(self.loss.as_ref()?, graph);
         let of_loss = health.loss.and_then(|loss| self.monitor.loss_warning(step, loss, chance));
+        let below = health
+            .loss
+            .and_then(|loss| self.monitor.negative_loss_warning(step, loss, self.loss.as_ref()));
         // A schedule may make the rate as small as it needs.
         let usual = self.optimizer.map_or(0.0, |optimizer| optimizer.lr());
         let lr = health.lr.filter(|lr| *lr >= MIN_LR_FRACTION * usual).unwrap_or(0.0);
         let of_layers = self.monitor.layer_warnings(graph, step, lr, &health.layers);
         let of_layers = of_layers.map_err(BossManError::Usage)?;
-        of_layers.into_iter().chain(of_loss).for_each(|text| self.events.warn(text));
+        of_layers.into_iter().chain(of_loss).chain(below).for_each(|text| self.events.warn(text));
         Ok(())
     }
 
