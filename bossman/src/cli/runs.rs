@@ -152,6 +152,9 @@ pub(crate) struct Predict {
     /// The file for predictions: .csv (the first output), .jsonl or .safetensors.
     #[arg(long, value_name = "FILE")]
     to: PathBuf,
+    /// Write the outputs alone, as the model gives them.
+    #[arg(long)]
+    raw: bool,
 }
 
 /// What an interrupted run has saved.
@@ -291,6 +294,14 @@ impl Predict {
             }
         };
         let predictions = Predictions::create(&self.to)?;
+        let predictions = match self.raw {
+            true => predictions,
+            false => {
+                // The data may be elsewhere now.
+                let class_names = file.data.train.class_names().unwrap_or_default();
+                predictions.described(&file.loss, class_names)
+            }
+        };
         let (fleet, together) = (self.fleet.settings(), file.batch_size);
         let predicted = until_interrupted("predictions are not complete", async {
             let mut boss = file.load_model(&fleet, weights.as_deref()).await?;

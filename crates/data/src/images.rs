@@ -44,26 +44,53 @@ pub(super) fn open(
         }
         (before..files.len()).try_for_each(|_| labels.push(&[class as f64], &[]))?;
     }
-    let (width, height) = size(&files[0])?;
-    // Check all sizes before training, so that no batch fails because of them.
-    for file in &files {
-        let (found_width, found_height) = size(file)?;
-        if (found_width, found_height) != (width, height) {
-            let first = files[0].display();
-            let problem = format!(
-                "is {found_width} x {found_height}, but {first} is {width} x {height}; bring all \
-                 pictures to one size"
-            );
-            return Err(DataError::file(file, problem));
-        }
-    }
-    let pixels = u64::from(width) * u64::from(height);
-    let channels = channels(wanted, pixels).map_err(|problem| DataError::file(folder, problem))?;
-    let images = Images { files: files.into(), shape: [channels, height.into(), width.into()] };
+    let images = Images::of(files, folder, wanted)?;
     Ok((images, labels.finish(folder)?))
 }
 
+/// Opens pictures without their labels: one picture, a folder of pictures, or a folder of folders
+/// of pictures.
+pub(super) fn open_unlabelled(path: &Path, wanted: &ExpectedTensor) -> Result<Images, DataError> {
+    let files = files(path)?;
+    if files.is_empty() {
+        return Err(DataError::file(path, "holds no .png, .jpg or .jpeg"));
+    }
+    Images::of(files, path, wanted)
+}
+
+/// The names of the classes: those of the folders, in the order of the classes.
+pub(super) fn class_names(folder: &Path) -> Result<Vec<String>, DataError> {
+    let folders = listed(folder)?.into_iter().filter(|path| path.is_dir());
+    Ok(folders.filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).collect())
+}
+
+/// Whether a file is a picture by its name.
+pub(super) fn is_picture_file(path: &Path) -> bool {
+    is_picture(path) && path.is_file()
+}
+
 impl Images {
+    /// Checks that all pictures have one size, and as many channels as the model takes.
+    fn of(files: Vec<PathBuf>, folder: &Path, wanted: &ExpectedTensor) -> Result<Self, DataError> {
+        let (width, height) = size(&files[0])?;
+        // Check all sizes before training, so that no batch fails because of them.
+        for file in &files {
+            let (found_width, found_height) = size(file)?;
+            if (found_width, found_height) != (width, height) {
+                let first = files[0].display();
+                let problem = format!(
+                "is {found_width} x {found_height}, but {first} is {width} x {height}; bring all \
+                 pictures to one size"
+            );
+                return Err(DataError::file(file, problem));
+            }
+        }
+        let pixels = u64::from(width) * u64::from(height);
+        let channels =
+            channels(wanted, pixels).map_err(|problem| DataError::file(folder, problem))?;
+        Ok(Images { files: files.into(), shape: [channels, height.into(), width.into()] })
+    }
+
     pub(super) fn samples(&self) -> u64 {
         self.files.len() as u64
     }
@@ -131,11 +158,19 @@ fn size(file: &Path) -> Result<(u32, u32), DataError> {
     picture::size(file).map_err(|problem| DataError::file(file, problem))
 }
 
-/// Lists the pictures of such a folder, judged by their names.
-pub(super) fn files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+/// Lists the pictures, judged by their names: those in the folders of classes, else those of the
+/// folder itself, or the one picture.
+pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    if path.is_file() {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    let here = listed(path)?;
     let mut files = Vec::new();
-    for class in listed(folder)?.into_iter().filter(|path| path.is_dir()) {
-        files.extend(listed(&class)?.into_iter().filter(|path| is_picture(path)));
+    for class in here.iter().filter(|path| path.is_dir()) {
+        files.extend(listed(class)?.into_iter().filter(|path| is_picture(path)));
+    }
+    if files.is_empty() {
+        files.extend(here.into_iter().filter(|path| is_picture_file(path)));
     }
     Ok(files)
 }

@@ -4,6 +4,11 @@ use super::{csv, jsonl, DataError, Dataset, Source};
 use std::path::Path;
 
 impl Dataset {
+    /// The file of a sample, if each sample has a file of its own, as a picture has.
+    pub fn file_of(&self, number: i64) -> Option<&Path> {
+        self.inputs.first()?.1.picture(self.number(number)?)
+    }
+
     /// Makes an error about the target of a sample. It names the file, and the line or the sample's
     /// number in the file, counted from 1.
     ///

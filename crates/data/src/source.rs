@@ -118,6 +118,19 @@ impl Source {
         })
     }
 
+    /// The names of the classes in their order, if the data has names for them: those of the
+    /// folders of pictures.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn class_names(&self) -> Result<Option<Vec<String>>, DataError> {
+        match self {
+            Source::Images { folder } => images::class_names(folder).map(Some),
+            Source::File(path) if path.is_dir() => images::class_names(path).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// Lists every file that is read, in an order that depends on the names alone.
     pub(super) fn files(&self) -> Result<Vec<PathBuf>, DataError> {
         let tokenizer = |tokenizer: &Tokenizer| match tokenizer {
@@ -186,6 +199,10 @@ impl Source {
             Source::Parquet(table) => by_name(table, inputs, target, parquet::open),
             Source::Images { folder } => {
                 only_input("pictures are", folder, inputs)?;
+                if target.is_none() {
+                    let images = images::open_unlabelled(folder, &inputs[0])?;
+                    return Ok(Columns { inputs: vec![Column::Images(images)], target: None });
+                }
                 let (images, labels) = images::open(folder, &inputs[0])?;
                 Ok(Columns {
                     inputs: vec![Column::Images(images)],
@@ -223,7 +240,9 @@ fn open_file(
                            sequence_length: ...}}, or {pairs: {path: ..., tokenizer: ...}}";
             return Err(DataError::file(path, problem));
         }
-        () if path.is_dir() => Source::Images { folder: path.to_path_buf() },
+        () if path.is_dir() || (target.is_none() && images::is_picture_file(path)) => {
+            Source::Images { folder: path.to_path_buf() }
+        }
         () => return Err(DataError::file(path, format!("expected a file ending in {ENDINGS}"))),
     };
     source.open(inputs, target)

@@ -149,6 +149,21 @@ fn pictures_are_classed_by_their_folders() {
         [1, 6]
     );
 
+    // Without their labels, pictures may lie anywhere.
+    dot([1, 1, 1]).save(folder.file("loose/b.png", "")).unwrap();
+    dot([2, 2, 2]).save(folder.file("loose/a.png", "")).unwrap();
+    for (path, count, first) in [("", 5, "ant/z.png"), ("loose", 2, "a.png"), ("cat/b.png", 1, "")]
+    {
+        let source = Source::File(folder.path(path));
+        let data = Dataset::open_inputs(&source, &model("3, 2, 3"), None).unwrap();
+        assert_eq!(data.samples(), count);
+        assert!(data.file_of(0).unwrap().ends_with(folder.path(path).join(first)), "{data:?}");
+        assert_eq!(data.inputs(&[0]).unwrap().0.size(), [1, 3, 2, 3]);
+    }
+    let names = Source::Images { folder: folder.path("") }.class_names().unwrap().unwrap();
+    assert_eq!(names, ["ant", "cat", "loose"]);
+    std::fs::remove_dir_all(folder.path("loose")).unwrap();
+
     image::RgbImage::new(2, 2).save(folder.file("cat/c.jpg", "")).unwrap();
     let error = folder.error(Dataset::read(&folder.path(""), &model("3, 2, 3"), &CLASSES));
     assert_eq!(

@@ -37,42 +37,33 @@ fn predictions_are_written_as_they_are_and_those_that_are_no_numbers_are_told_of
         weights.save(place.file("w.safetensors")).unwrap();
         let path = |name: &str| place.file(name).to_str().unwrap().to_string();
         let (run, weights, data) = (path("run.yaml"), path("w.safetensors"), path("data.csv"));
-        let predict = |to: &str| {
+        let predict = |to: &str, flags: &'static [&str]| {
             let to = path(to);
             let (place, run, weights, data) = (&place, run.clone(), weights.clone(), data.clone());
             async move {
-                bossman(
-                    place,
-                    &[
-                        "predict",
-                        &run,
-                        "--local",
-                        "1",
-                        "--weights",
-                        &weights,
-                        "--data",
-                        &data,
-                        "--to",
-                        &to,
-                    ],
-                )
-                .await
+                let of = ["predict", &run, "--local", "1", "--weights", &weights];
+                let arguments = [&of[..], &["--data", &data, "--to", &to], flags].concat();
+                bossman(place, &arguments).await
             }
         };
-        let ended = predict("out.csv").await;
-        assert_eq!(ended.errors, [""; 0]);
-        let out = std::fs::read_to_string(place.file("out.csv")).unwrap();
-        assert_eq!(out, "2.0,1e38\n5e37,2e38\n-5e37,-inf\n0.0,0.0\n");
+        for (flags, expected) in [
+            (&["--raw"][..], "2.0,1e38\n5e37,2e38\n-5e37,-inf\n0.0,0.0\n"),
+            (&[], "sample,0.0,0.1\n1,2.0,1e38\n2,5e37,2e38\n3,-5e37,-inf\n4,0.0,0.0\n"),
+        ] {
+            let ended = predict("out.csv", flags).await;
+            assert_eq!(ended.errors, [""; 0]);
+            assert_eq!(std::fs::read_to_string(place.file("out.csv")).unwrap(), expected);
+        }
 
         let mut broken = StateDict::default();
         broken.insert("0.weight", &Tensor::from_slice(&[1.0f32, 0.5, f32::NAN, 0.0]).view([2, 2]));
         broken.save(&weights).unwrap();
-        let ended = predict("out.jsonl").await.expect_success();
+        let ended = predict("out.jsonl", &[]).await.expect_success();
         let expected = "warning: the model gives NaN for 4 of 4 samples, first for sample 0 \
                         (counted from 0); its weights may hold NaN or have grown too large";
         assert_eq!(ended.errors, [expected]);
         let out = std::fs::read_to_string(place.file("out.jsonl")).unwrap();
-        assert_eq!(out.lines().next(), Some("{\"0\":[2.0,null]}"));
+        assert_eq!(out.lines().next(), Some("{\"0\":[2.0,null],\"sample\":1}"));
         assert_eq!(out.lines().count(), 4);
     });
 }

@@ -1,14 +1,23 @@
 //! Predictions of a model, written to a file.
+//!
+//! ```text
+//! Predictions (of a data set, batch by batch) -> described (what each line says) -> elements
+//! ```
+
+mod described;
+mod elements;
 
 use crate::data::batch_inputs::Inputs;
 use crate::data::fixed_batch::FixedBatch;
 use crate::data::{Dataset, Order};
 use crate::session::evaluate::MAX_EVALUATION_BYTES;
-use crate::{data::atomic_file, BossMan, BossManError, StateDict};
+use crate::{data::atomic_file, BossMan, BossManError, Loss, StateDict};
+use described::{Described, Lines};
+use elements::{nested, rows, Element};
 use serde_json::{Map, Value};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 use tempfile::NamedTempFile;
 use tensor::TensorError;
 
@@ -16,6 +25,8 @@ use tensor::TensorError;
 pub struct Predictions {
     path: PathBuf,
     output: Output,
+    /// What each line says, unless it is the outputs alone.
+    described: Option<Described>,
 }
 
 enum Output {
@@ -48,7 +59,16 @@ impl Predictions {
                     ))
                 }
             };
-        Ok(Predictions { path: path.to_path_buf(), output })
+        Ok(Predictions { path: path.to_path_buf(), output, described: None })
+    }
+
+    /// Lets each line say which sample it is of. For a loss over classes it has the likeliest class
+    /// and its probability in place of the outputs. A `.csv` gets a header. `.safetensors` has the
+    /// outputs in any case.
+    #[must_use]
+    pub fn described(mut self, loss: &Loss, class_names: Option<Vec<String>>) -> Self {
+        self.described = Some(Described::new(loss, class_names));
+        self
     }
 
     /// Runs all samples through the model in batches, and writes the outputs.
@@ -92,8 +112,15 @@ impl Predictions {
                 break;
             }
             for outputs in boss.trainer.forward_batches(&group).await? {
+                let first = predicted.samples;
                 predicted.count(&outputs)?;
-                self.write(&names, outputs)?;
+                match &mut self.described {
+                    Some(described) if !matches!(self.output, Output::Safetensors(_)) => {
+                        let lines = described.lines(data, first, &names, &outputs)?;
+                        self.write_lines(&lines)?;
+                    }
+                    _ => self.write(&names, outputs)?,
+                }
             }
         }
         self.finish(&names)?;
@@ -124,6 +151,17 @@ impl Predictions {
             Output::Safetensors(all) => all.push(outputs),
         }
         Ok(())
+    }
+
+    fn write_lines(&mut self, lines: &Lines) -> Result<(), BossManError> {
+        let error = |e: std::io::Error| BossManError::io(&self.path, &e);
+        match &mut self.output {
+            Output::Csv(file) => file.write_all(&lines.csv).map_err(error),
+            Output::Jsonl(file) => {
+                lines.json.iter().try_for_each(|line| writeln!(file, "{line}")).map_err(error)
+            }
+            Output::Safetensors(_) => Ok(()),
+        }
     }
 
     fn finish(self, names: &[String]) -> Result<(), BossManError> {
@@ -182,97 +220,9 @@ impl Predicted {
     }
 }
 
-/// One number of an output.
-#[derive(Clone, Copy)]
-enum Element {
-    Float(f32),
-    Integer(i64),
-}
-
-impl Element {
-    /// The shortest decimal that reads back as the same f32, or `NaN`, `inf` or `-inf`.
-    fn format_text(&self) -> String {
-        match self {
-            Element::Float(number) => format!("{number:?}"),
-            Element::Integer(number) => number.to_string(),
-        }
-    }
-
-    /// The same, but null if it is not finite, because JSON has no such numbers.
-    fn format_json(self) -> Value {
-        match self {
-            Element::Float(number) => {
-                number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
-            }
-            Element::Integer(number) => number.into(),
-        }
-    }
-}
-
-/// The elements of each sample.
-fn rows(output: &Tensor) -> Result<Vec<Vec<Element>>, TensorError> {
-    let samples = output.size().first().copied().unwrap_or(1);
-    let flat = output.f_reshape([samples, -1])?;
-    let width = usize::try_from(flat.size().get(1).copied().unwrap_or(1)).unwrap_or(1).max(1);
-    let numbers: Vec<Element> = match flat.is_floating_point() {
-        true => {
-            let numbers = Vec::<f32>::try_from(flat.f_to_kind(Kind::Float)?.f_reshape(-1)?)?;
-            numbers.into_iter().map(Element::Float).collect()
-        }
-        false => {
-            let numbers = Vec::<i64>::try_from(flat.f_to_kind(Kind::Int64)?.f_reshape(-1)?)?;
-            numbers.into_iter().map(Element::Integer).collect()
-        }
-    };
-    Ok(numbers.chunks(width).map(<[Element]>::to_vec).collect())
-}
-
-/// Each sample as nested lists.
-fn nested(output: &Tensor) -> Result<Vec<Value>, TensorError> {
-    let sizes = output.size();
-    let within = sizes.get(1..).unwrap_or_default();
-    let in_json = |row: Vec<Element>| row.into_iter().map(Element::format_json).collect();
-    Ok(rows(output)?.into_iter().map(|row| folded(in_json(row), within)).collect())
-}
-
-fn folded(numbers: Vec<Value>, sizes: &[i64]) -> Value {
-    match sizes.split_first() {
-        None => numbers.into_iter().next().unwrap_or(Value::Null),
-        Some((count, rest)) => {
-            let each = (numbers.len() / usize::try_from(*count).unwrap_or(1).max(1)).max(1);
-            Value::Array(numbers.chunks(each).map(|part| folded(part.to_vec(), rest)).collect())
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn outputs_of_any_shape_and_type_become_lists() {
-        let fractions = Tensor::from_slice(&[0.1f32, 2.0, -3.5, f32::NAN]);
-        assert_eq!(
-            serde_json::to_string(&nested(&fractions).unwrap()).unwrap(),
-            "[0.1,2.0,-3.5,null]"
-        );
-        let pairs = nested(&fractions.view([2, 1, 2])).unwrap();
-        assert_eq!(serde_json::to_string(&pairs).unwrap(), "[[[0.1,2.0]],[[-3.5,null]]]");
-        let large = Tensor::from_slice(&[1i64 << 53]).view([1, 1]);
-        assert_eq!(
-            serde_json::to_string(&nested(&large).unwrap()).unwrap(),
-            "[[9007199254740992]]"
-        );
-    }
-
-    #[test]
-    fn csv_says_what_is_no_number() {
-        let fractions =
-            Tensor::from_slice(&[0.1f32, 2.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
-        let text: Vec<String> =
-            rows(&fractions).unwrap().iter().map(|row| row[0].format_text()).collect();
-        assert_eq!(text, ["0.1", "2.0", "NaN", "inf", "-inf"]);
-    }
 
     #[test]
     fn samples_that_are_no_numbers_are_counted() {
