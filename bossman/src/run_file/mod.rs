@@ -9,7 +9,6 @@
 mod checkpoint;
 mod data;
 pub mod data_parts;
-mod file_kind;
 #[cfg(test)]
 mod fuzz_tests;
 mod guards;
@@ -22,12 +21,12 @@ mod write;
 mod yaml_text;
 
 use crate::checkpoint::Policy;
+use crate::file_kind::FileKind;
 use crate::runs::RunName;
 use crate::settings::conflicts::{self, Facts, ReductionOrder, RunFacts};
 use crate::weights::rename_rules::RenameRules;
 use crate::{BossManError, Guards, RecoverySource, TranslationSettings};
 pub use data::{Data, Validation};
-pub use file_kind::FileKind;
 use layerspec::yaml::{
     self, Mapping, Node, Reader, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT,
 };

@@ -1,6 +1,6 @@
 //! A model as the user has it: a checked YAML file.
 
-use crate::run_file::FileKind;
+use crate::file_kind::FileKind;
 use crate::{weights::script_file, BossManError};
 use bytes::Bytes;
 use layerspec::LayerGraph;
