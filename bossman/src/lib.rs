@@ -71,7 +71,7 @@ pub use error::BossManError;
 pub use file_kind::FileKind;
 pub use inference::bleu::bleu;
 pub use inference::generate::{Generated, Generation, Generator};
-pub use inference::predict::{Predicted, Predictions};
+pub use inference::predict::{Meaning, Predicted, Predictions};
 pub use inference::sampling::Sampling;
 pub use inference::score::Score;
 pub use inference::translate::{Search, Translator};

@@ -1,6 +1,6 @@
 //! A check of a model for inputs of known sizes.
 
-use crate::{Bindings, Diagnostic, Dim, LayerGraph, TensorType};
+use crate::{Bindings, Diagnostic, Dim, LayerGraph, LayerKind, TensorType};
 
 impl LayerGraph {
     /// Checks every layer for a batch of these sizes. With symbols alone a layer cannot tell that a
@@ -14,7 +14,10 @@ impl LayerGraph {
             let dims: Result<Vec<Dim>, _> = dims.collect();
             dims.map_or(ty.clone(), |dims| TensorType::new(ty.dtype, dims))
         };
-        for layer in self.layers() {
+        // The user declares the outputs of own layers by words, which nothing can be bound to.
+        let is_own =
+            |kind: &LayerKind| matches!(kind, LayerKind::Custom(_) | LayerKind::TorchScript(_));
+        for layer in self.layers().iter().filter(|layer| !is_own(&layer.kind)) {
             let inputs: Vec<TensorType> =
                 self.types(&layer.inputs).into_iter().map(bound).collect();
             if let Err(message) = layer.kind.infer(&inputs) {

@@ -6,9 +6,10 @@ use anyhow::Result;
 use bossman::data::{Dataset, Part, Source};
 use bossman::events::{Console, Events, Stream};
 use bossman::output;
+use bossman::run_file::RunFile;
 use bossman::runs::{RunFolderSettings, RunName};
 use bossman::train::{self, Interruption, StopSignal, TrainOptions};
-use bossman::{best_path, validate, Model, Predicted, Predictions, ValidationResult};
+use bossman::{best_path, validate, Meaning, Model, Predicted, Predictions, ValidationResult};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -286,21 +287,23 @@ impl Predict {
             run_argument::trained(&self.run, self.weights, &self.trust, Reads::Data)?;
         let file = file.with_data_at_boss();
         let model = Model::from_file(&file.model)?;
-        let data = match part(&self.data) {
-            Ok(part) => file.part(part, &model)?,
+        let file = match file.learned_table()? {
+            Some(learned) => file.with_learned_table(&learned),
+            None => file,
+        };
+        let (source, data) = match part(&self.data) {
+            Ok(part) => (file.source(part).cloned(), file.part(part, &model)?),
             Err(_) => {
-                let source = Source::File(PathBuf::from(&self.data));
-                Dataset::open_inputs(&source, model.graph(), file.data.normalize.as_ref())?
+                let source = file.source_like_train(PathBuf::from(&self.data));
+                let normalize = file.data.normalize.as_ref();
+                let data = Dataset::open_inputs(&source, model.graph(), normalize)?;
+                (Some(source), data)
             }
         };
         let predictions = Predictions::create(&self.to)?;
         let predictions = match self.raw {
             true => predictions,
-            false => {
-                // The data may be elsewhere now.
-                let class_names = file.data.train.class_names().unwrap_or_default();
-                predictions.described(&file.loss, class_names)
-            }
+            false => predictions.described(&file.loss, meaning(&file, source.as_ref())?),
         };
         let (fleet, together) = (self.fleet.settings(), file.batch_size);
         let predicted = until_interrupted("predictions are not complete", async {
@@ -322,6 +325,20 @@ impl Predict {
         ))?;
         Ok(())
     }
+}
+
+/// What the numbers of the model mean, by the data that it was trained on and by this data.
+fn meaning(file: &RunFile, source: Option<&Source>) -> Result<Meaning> {
+    let ids = match source {
+        Some(Source::Columns(table)) => table.spec.id.clone().zip(table.ids()?),
+        _ => None,
+    };
+    Ok(Meaning {
+        // The data to train on may be elsewhere now.
+        class_names: file.data.train.class_names().unwrap_or_default(),
+        ids,
+        transform: file.data.columns().map(|spec| spec.target.transform).unwrap_or_default(),
+    })
 }
 
 fn describe(validation: &ValidationResult) -> String {

@@ -19,6 +19,7 @@ pub(crate) mod worker_data_sets;
 
 pub use crate::run_file::data_parts::Part;
 pub use ::data::{
-    Batches, Contents, DataError, Dataset, LoadedTokenizer, Normalize, Order, Prefetcher, Role,
-    SampleIndices, Source, Table, Text, TextPairs, Tokenizer,
+    Batches, ColumnsSource, ColumnsSpec, Contents, DataError, Dataset, InputColumns, LearnedColumn,
+    LearnedTable, LoadedTokenizer, Missing, Normalize, Order, Prefetcher, Role, SampleIndices,
+    Source, Table, TargetColumn, Text, TextPairs, Tokenizer, Transform,
 };

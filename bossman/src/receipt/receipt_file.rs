@@ -2,7 +2,7 @@
 
 use super::{Change, End, Hashed, History, Inputs, MetricsRead, Session};
 use crate::data::atomic_file;
-use crate::run_file::RunFile;
+use crate::run_file::{RunFile, TABLE};
 use crate::runs::EventReader;
 use crate::{BossManError, Model};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ const VERSION: u32 = 1;
 /// The largest receipt: about a quarter of a million digests.
 const MAX_BYTES: u64 = 64 << 20;
 /// The files of a run's folder that a receipt hashes as they are.
-pub(crate) const FILES: [&str; 4] = ["run.yaml", "model.yaml", LAST_WEIGHTS, BEST_WEIGHTS];
+pub(crate) const FILES: [&str; 5] = ["run.yaml", "model.yaml", TABLE, LAST_WEIGHTS, BEST_WEIGHTS];
 /// The weights after the last epoch, and those with the best validation.
 const LAST_WEIGHTS: &str = "weights.safetensors";
 const BEST_WEIGHTS: &str = "weights.best.safetensors";

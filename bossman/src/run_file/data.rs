@@ -1,7 +1,7 @@
 //! The key `data` of a run file: files, their formats, and the normalization of inputs.
 
 use super::string_map::string_map;
-use super::text;
+use super::{columns, text};
 use crate::data::{Normalize, Source, Table};
 use layerspec::yaml::{Choice, Kind, Mapping, Node, Reader, TEXT};
 use layerspec::Diagnostic;
@@ -63,13 +63,25 @@ const DIVISOR: Reader<f64> = Reader::new("a number that is not 0", |node| match 
 });
 
 pub(super) fn data(node: &Node, folder: &Path) -> Result<Data, Diagnostic> {
-    let data =
-        node.mapping("`data`", "key", &["train", "validation", "test", "normalize", "on", "root"])?;
+    let keys = ["train", "validation", "test", "columns", "normalize", "on", "root"];
+    let data = node.mapping("`data`", "key", &keys)?;
+    let spec = columns::columns(&data)?;
+    let table = |of: Source, key| columns::by_columns(of, spec.as_ref(), data.get(key));
+    let validation = data.get("validation").map(|node| validation(node, folder)).transpose()?;
+    let normalized = data.get("normalize").filter(|_| spec.is_none());
     Ok(Data {
-        train: source(data.need("train")?, "`train`", folder)?,
-        validation: data.get("validation").map(|node| validation(node, folder)).transpose()?,
-        test: data.get("test").map(|node| source(node, "`test`", folder)).transpose()?,
-        normalize: data.get("normalize").map(normalize).transpose()?,
+        train: table(source(data.need("train")?, "`train`", folder)?, "train")?,
+        validation: match validation {
+            Some(Validation::Source(of)) => {
+                Some(Validation::Source(Box::new(table(*of, "validation")?)))
+            }
+            other => other,
+        },
+        test: match data.get("test") {
+            Some(node) => Some(table(source(node, "`test`", folder)?, "test")?),
+            None => None,
+        },
+        normalize: normalized.map(normalize).transpose()?,
         on_workers: on_workers(&data, folder)?,
     })
 }

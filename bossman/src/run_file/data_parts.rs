@@ -3,6 +3,7 @@
 use super::{RunFile, Validation};
 use crate::data::{Batches, Dataset, Source, TextPairs};
 use crate::{BossManError, Model};
+use std::borrow::Cow;
 
 /// The parts of a run's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +33,10 @@ impl Parts {
 impl RunFile {
     /// Opens all of the run's data.
     pub(crate) fn parts(&self, model: &Model) -> Result<Parts, BossManError> {
-        let open = |source: &Source| self.open(source, model);
-        let whole = open(&self.data.train)?;
-        let (train, validation) = match &self.data.validation {
+        let learned = self.learned()?;
+        let open = |source: &Source| learned.open(source, model);
+        let whole = open(&learned.data.train)?;
+        let (train, validation) = match &learned.data.validation {
             None => (whole, None),
             Some(Validation::Source(source)) => (whole, Some(open(source)?)),
             Some(Validation::Split(share)) => {
@@ -42,8 +44,20 @@ impl RunFile {
                 (train, Some(validation))
             }
         };
-        let test = self.data.test.as_ref().map(open).transpose()?;
+        let test = learned.data.test.as_ref().map(open).transpose()?;
         Ok(Parts { train, validation, test })
+    }
+
+    /// The source of a part. That of a share of the samples to train on is theirs.
+    pub fn source(&self, part: Part) -> Option<&Source> {
+        match (part, &self.data.validation) {
+            (Part::Test, _) => self.data.test.as_ref(),
+            (Part::Validation, None) => None,
+            (Part::Validation, Some(Validation::Source(source))) => Some(source),
+            (Part::Train, _) | (Part::Validation, Some(Validation::Split(_))) => {
+                Some(&self.data.train)
+            }
+        }
     }
 
     /// The batches after `done` steps.
@@ -59,20 +73,28 @@ impl RunFile {
     pub fn part(&self, part: Part, model: &Model) -> Result<Dataset, BossManError> {
         let missing =
             |what: &str| BossManError::Usage(format!("the run file's `data` has no `{what}`"));
-        match (part, &self.data.validation) {
-            (Part::Test, _) => {
-                self.open(self.data.test.as_ref().ok_or_else(|| missing("test"))?, model)
-            }
+        let learned = self.learned()?;
+        let (data, open) = (&learned.data, |source: &Source| learned.open(source, model));
+        match (part, &data.validation) {
+            (Part::Test, _) => open(data.test.as_ref().ok_or_else(|| missing("test"))?),
             (Part::Validation, None) => Err(missing("validation")),
-            (Part::Validation, Some(Validation::Source(source))) => self.open(source, model),
+            (Part::Validation, Some(Validation::Source(source))) => open(source),
             (Part::Train, Some(Validation::Split(share))) => {
-                Ok(self.open(&self.data.train, model)?.split(*share, self.seed)?.0)
+                Ok(open(&data.train)?.split(*share, self.seed)?.0)
             }
             (Part::Validation, Some(Validation::Split(share))) => {
-                Ok(self.open(&self.data.train, model)?.split(*share, self.seed)?.1)
+                Ok(open(&data.train)?.split(*share, self.seed)?.1)
             }
-            (Part::Train, _) => self.open(&self.data.train, model),
+            (Part::Train, _) => open(&data.train),
         }
+    }
+
+    /// The same run, with what its table to train on tells.
+    fn learned(&self) -> Result<Cow<'_, RunFile>, BossManError> {
+        Ok(match self.learned_table()? {
+            Some(learned) => Cow::Owned(self.clone().with_learned_table(&learned)),
+            None => Cow::Borrowed(self),
+        })
     }
 
     fn open(&self, source: &Source, model: &Model) -> Result<Dataset, BossManError> {
@@ -85,13 +107,7 @@ impl RunFile {
 
     /// The texts behind a part whose samples are pairs of them.
     pub(crate) fn pairs(&self, part: Part) -> Option<&TextPairs> {
-        let source = match (part, &self.data.validation) {
-            (Part::Test, _) => self.data.test.as_ref()?,
-            (Part::Validation, None) => return None,
-            (Part::Validation, Some(Validation::Source(source))) => source.as_ref(),
-            (Part::Train, _) | (Part::Validation, Some(Validation::Split(_))) => &self.data.train,
-        };
-        match source {
+        match self.source(part)? {
             Source::Pairs(texts) => Some(texts),
             _ => None,
         }

@@ -5,7 +5,7 @@ use crate::ClassDim;
 use std::path::Path;
 use testkit::mutate::fuzz;
 
-const PIECES: [&str; 33] = [
+const PIECES: [&str; 35] = [
     "0",
     "-1",
     "1e400",
@@ -26,6 +26,8 @@ const PIECES: [&str; 33] = [
     "é",
     "18446744073709551616",
     "checkpoint: {dir: c, every: {minutes: 5}}\n",
+    "columns: {inputs: {x: [a, b]}, target: {column: y, transform: log}, id: i, missing: mean}",
+    "normalize: auto\n",
     "receipt: {audit: 3}\n",
     "guards: {nonfinite: skip}\n",
     "redundancy: {neighbour: {minutes: 1}}\n",

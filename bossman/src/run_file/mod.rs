@@ -1,12 +1,13 @@
 //! The run file as checked values. Each key is read once, with its place in the file for errors.
 //!
 //! ```text
-//! RunFile -> learning (loss, optimizer, lr_schedule)      data -> text (text, pairs, translate)
+//! RunFile -> learning (loss, optimizer, lr_schedule)      data -> columns, text (pairs, translate)
 //!         -> checkpoint, recovery (redundancy), guards    parallel
 //!         <- write (the run as a run file again) -> yaml_text
 //! ```
 
 mod checkpoint;
+mod columns;
 mod data;
 pub mod data_parts;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use crate::runs::RunName;
 use crate::settings::conflicts::{self, Facts, ReductionOrder, RunFacts};
 use crate::weights::rename_rules::RenameRules;
 use crate::{BossManError, Guards, RecoverySource, TranslationSettings};
+pub(crate) use columns::TABLE;
 pub use data::{Data, Validation};
 use layerspec::yaml::{
     self, Mapping, Node, Reader, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT,
@@ -182,13 +184,13 @@ impl RunFile {
         Ok(file)
     }
 
-    /// Reads the run file of a run's folder, and no file that it names. It was checked when the run
-    /// began.
+    /// Reads the run file of a run's folder, with what the run learned from its table. Reads no
+    /// file that it names. It was checked when the run began.
     ///
     /// # Errors
     /// As for [`RunFile::from_file`].
     pub fn from_folder(folder: &Path) -> Result<Self, BossManError> {
-        Ok(Self::read(&folder.join("run.yaml"))?.0)
+        Self::read(&folder.join("run.yaml"))?.0.with_table_of(folder)
     }
 
     fn read(path: &Path) -> Result<(Self, String), BossManError> {

@@ -1,7 +1,7 @@
 //! A run file as text, with every default written.
 
 use super::yaml_text::{document, list, map, Yaml};
-use super::{Data, Length, RunFile, Validation, Weights};
+use super::{columns, Data, Length, RunFile, Validation, Weights};
 use crate::checkpoint::{Every, KeepBest, Policy};
 use crate::data::{DataError, Normalize, Source, Table, Text, TextPairs, Tokenizer};
 use crate::{BossManError, Guards, NonFinite, RecoverySource, TranslationSettings};
@@ -152,6 +152,12 @@ fn data(data: &Data) -> Yaml {
     if let Some(of) = &data.test {
         put("test", source(of));
     }
+    if let Some(spec) = data.columns() {
+        put("columns", columns::to_yaml(spec));
+        if spec.normalize {
+            put("normalize", "auto".into());
+        }
+    }
     if let Some(of) = &data.normalize {
         put("normalize", normalize(of));
     }
@@ -165,6 +171,7 @@ fn data(data: &Data) -> Yaml {
 fn source(source: &Source) -> Yaml {
     match source {
         Source::File(file) => path(file),
+        Source::Columns(of) => path(&of.path),
         Source::Idx { images, labels } => {
             map([("idx", map([("images", path(images)), ("labels", path(labels))]))])
         }

@@ -4,7 +4,7 @@ use super::owner::mark_as_own;
 use super::RunFolder;
 use crate::events::{Event, Observer, PlannedStage};
 use crate::receipt::RECEIPT;
-use crate::run_file::RunFile;
+use crate::run_file::{RunFile, TABLE};
 use crate::{data::atomic_file, BossManError};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -44,6 +44,14 @@ impl FolderKeeper {
         Ok(())
     }
 
+    /// What was learned from the table to train on, if it is one.
+    fn write_table(&self) -> Result<(), BossManError> {
+        let Some(learned) = self.file.learned_table()? else { return Ok(()) };
+        let path = self.folder.file(TABLE);
+        let text = serde_json::to_vec_pretty(&learned).map_err(|e| BossManError::file(&path, e))?;
+        write(&path, &text)
+    }
+
     fn write_run(&self) -> Result<(), BossManError> {
         let mut text = String::from("# The run as it was carried out. Written by bossman.\n");
         for (worker, threads) in &self.workers {
@@ -77,6 +85,7 @@ impl Observer for FolderKeeper {
                 // It is of the run so far, which goes on.
                 std::fs::remove_file(self.folder.file(RECEIPT)).ok();
                 self.copy_model()?;
+                self.write_table()?;
                 self.write_run()?;
                 self.folder.make_latest()?;
             }

@@ -43,6 +43,9 @@ pub async fn run_with(
 ) -> Result<Outcome, BossManError> {
     let (mut file, mut settings) = (file.clone(), settings.clone());
     file.shuffle &= !settings.no_shuffle;
+    if let Some(learned) = file.learned_table()? {
+        file = file.with_learned_table(&learned);
+    }
     let folder = placed::open_folder(&file, &settings)?;
     // A mistake leaves no folder.
     let discard = |_: &BossManError| folder.iter().for_each(|folder| folder.discard());

@@ -4,16 +4,22 @@
 #[cfg(not(feature = "parquet"))]
 pub(super) mod parquet {
     use crate::column::Column;
+    use crate::named_columns::EachRow;
     use crate::table::Table;
     use crate::DataError;
     use layerspec::DType;
     use std::collections::BTreeMap;
+    use std::path::Path;
 
     pub(crate) fn open(
         table: &Table,
         _: &BTreeMap<String, DType>,
     ) -> Result<BTreeMap<String, Column>, DataError> {
         Err(DataError::file(&table.path, super::refusal("Parquet files", "parquet")))
+    }
+
+    pub(crate) fn rows(path: &Path, _: &[&str], _: &mut EachRow<'_>) -> Result<(), DataError> {
+        Err(DataError::file(path, super::refusal("Parquet files", "parquet")))
     }
 }
 

@@ -32,6 +32,7 @@ mod idx;
 mod images;
 mod jsonl;
 mod length_group;
+mod named_columns;
 mod nested;
 mod normalize;
 mod npy;
@@ -61,6 +62,10 @@ pub use batch::{Batch, Contents, SampleIndices, Variables};
 pub use batches::{Batches, Prefetcher};
 pub use error::DataError;
 pub use file_hash::{DataHash, FileHash};
+pub use named_columns::{
+    ColumnsSource, ColumnsSpec, InputColumns, LearnedColumn, LearnedTable, Missing, TargetColumn,
+    Transform,
+};
 pub use normalize::Normalize;
 pub use pairs::TextPairs;
 pub use shuffle::Order;

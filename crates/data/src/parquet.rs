@@ -3,6 +3,7 @@
 use super::array_column::ColumnWriter;
 use super::column::Column;
 use super::element::Element;
+use super::named_columns::{column_places, EachRow};
 use super::nested::Nested;
 use super::table::Table;
 use crate::DataError;
@@ -13,6 +14,9 @@ use ::parquet::schema::types::Type;
 use layerspec::DType;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::path::Path;
+
+const BROKEN: &str = "a broken Parquet file: its pages contradict its schema";
 
 /// Opens the columns of these names. Each is stored in the requested dtype.
 pub(super) fn open(
@@ -22,9 +26,7 @@ pub(super) fn open(
     // The library panics on some broken files. It prints a message itself, and training does not
     // begin.
     let read = std::panic::catch_unwind(|| read(table, wanted));
-    read.unwrap_or_else(|_| {
-        Err(DataError::file(&table.path, "a broken Parquet file: its pages contradict its schema"))
-    })
+    read.unwrap_or_else(|_| Err(DataError::file(&table.path, BROKEN)))
 }
 
 fn read(
@@ -66,6 +68,64 @@ fn read(
         Ok((name.to_string(), Column::Array(column.finish(path)?)))
     };
     columns.into_iter().map(finish).collect()
+}
+
+/// Calls `each` with the number of every row, and its values of these columns as texts. A value is
+/// `None` if it is null.
+pub(super) fn rows(path: &Path, names: &[&str], each: &mut EachRow<'_>) -> Result<(), DataError> {
+    let each = std::panic::AssertUnwindSafe(each);
+    // As in `open`.
+    let read = std::panic::catch_unwind(move || rows_of(path, names, each));
+    read.unwrap_or_else(|_| Err(DataError::file(path, BROKEN)))
+}
+
+fn rows_of(
+    path: &Path,
+    names: &[&str],
+    each: std::panic::AssertUnwindSafe<&mut EachRow<'_>>,
+) -> Result<(), DataError> {
+    let std::panic::AssertUnwindSafe(each) = each;
+    let error = |problem: String| DataError::file(path, problem);
+    let broken = |e: ParquetError| error(format!("not a Parquet file, or a broken one: {e}"));
+    let file = File::open(path).map_err(|e| DataError::io(path, &e))?;
+    let reader = SerializedFileReader::new(file).map_err(broken)?;
+    let schema = reader.metadata().file_metadata().schema();
+    let held: Vec<String> =
+        schema.get_fields().iter().map(|field| field.name().to_string()).collect();
+    let places = column_places(path, names, &held)?;
+    let mut values = Vec::new();
+    for (row, number) in reader.get_row_iter(None).map_err(broken)?.zip(1..) {
+        let row = row.map_err(broken)?;
+        let fields: Vec<&Field> = row.get_column_iter().map(|(_, field)| field).collect();
+        values.clear();
+        for (place, name) in places.iter().zip(names) {
+            let text = fields.get(*place).map_or(Ok(None), |field| text_of(field));
+            let text =
+                text.map_err(|problem| error(format!("row {number}, column `{name}`: {problem}")))?;
+            values.push(text);
+        }
+        each(number, &values)?;
+    }
+    Ok(())
+}
+
+/// A value as text. `None` if it is null.
+fn text_of(field: &Field) -> Result<Option<String>, String> {
+    Ok(Some(match field {
+        Field::Null => return Ok(None),
+        Field::Str(text) => text.clone(),
+        Field::Bool(truth) => truth.to_string(),
+        Field::Float(number) => f64::from(*number).to_string(),
+        Field::Double(number) => number.to_string(),
+        other => {
+            let mut nested = Nested::default();
+            flatten(other, 0, &mut nested)?;
+            match nested.numbers[..] {
+                [number] => number.to_string(),
+                _ => return Err(format!("expected a number or a text, found {other}")),
+            }
+        }
+    }))
 }
 
 /// Collects the numbers of nested lists. The file's schema bounds the nesting depth.

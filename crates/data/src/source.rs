@@ -2,6 +2,7 @@
 
 use super::column::{Column, Columns};
 use super::expected_tensor::ExpectedTensor;
+use super::named_columns::ColumnsSource;
 use super::table::Table;
 use super::{
     csv, idx, images, jsonl, npy, npz, pairs, parquet, safetensors, text, Text, TextPairs,
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// A data set's files and their format.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Source {
     /// A file whose ending names the format.
     File(PathBuf),
@@ -40,6 +41,8 @@ pub enum Source {
     Jsonl(Table),
     /// Columns of a Parquet file.
     Parquet(Table),
+    /// Numbers and texts of a CSV or Parquet file, by the names of columns.
+    Columns(Box<ColumnsSource>),
     /// Pictures: PNG and JPEG files in a folder for each class.
     Images {
         /// The folder that holds those folders.
@@ -65,6 +68,7 @@ impl Source {
             | Source::Safetensors(table)
             | Source::Jsonl(table)
             | Source::Parquet(table) => &table.path,
+            Source::Columns(columns) => &columns.path,
             Source::Images { folder } => folder,
             Source::Text(text) => text.paths.first().map_or(Path::new("text"), PathBuf::as_path),
             Source::Pairs(pairs) => &pairs.path,
@@ -103,6 +107,10 @@ impl Source {
             Source::Safetensors(of) => Source::Safetensors(table(of)?),
             Source::Jsonl(of) => Source::Jsonl(table(of)?),
             Source::Parquet(of) => Source::Parquet(table(of)?),
+            Source::Columns(of) => Source::Columns(Box::new(ColumnsSource {
+                path: path(&of.path)?,
+                ..of.as_ref().clone()
+            })),
             Source::Images { folder } => Source::Images { folder: path(folder)? },
             Source::Text(text) => Source::Text(Text {
                 paths: text.paths.iter().map(|file| path(file)).collect::<Result<_, _>>()?,
@@ -119,12 +127,13 @@ impl Source {
     }
 
     /// The names of the classes in their order, if the data has names for them: those of the
-    /// folders of pictures.
+    /// folders of pictures, or the texts of a target that were learned from a table.
     ///
     /// # Errors
     /// The folder cannot be read.
     pub fn class_names(&self) -> Result<Option<Vec<String>>, DataError> {
         match self {
+            Source::Columns(columns) => Ok(columns.class_names()),
             Source::Images { folder } => images::class_names(folder).map(Some),
             Source::File(path) if path.is_dir() => images::class_names(path).map(Some),
             _ => Ok(None),
@@ -138,6 +147,7 @@ impl Source {
             Tokenizer::File(file) => Some(file.clone()),
         };
         Ok(match self {
+            Source::Columns(columns) => vec![columns.path.clone()],
             Source::Images { folder } => images::files(folder)?,
             Source::File(file) if file.is_dir() => images::files(file)?,
             Source::File(file) => vec![file.clone()],
@@ -197,6 +207,7 @@ impl Source {
             }
             Source::Jsonl(table) => by_name(table, inputs, target, jsonl::open),
             Source::Parquet(table) => by_name(table, inputs, target, parquet::open),
+            Source::Columns(columns) => columns.open(inputs, target),
             Source::Images { folder } => {
                 only_input("pictures are", folder, inputs)?;
                 if target.is_none() {

@@ -18,6 +18,10 @@ pub(super) fn digits(from: &Path, to: &Path) -> Result<(), BossManError> {
     copy(&from.join("digits.csv.gz"), &to.join("digits.csv.gz"))
 }
 
+pub(super) fn diamonds(from: &Path, to: &Path) -> Result<(), BossManError> {
+    copy(&from.join("diamonds.csv"), &to.join("diamonds.csv"))
+}
+
 /// All speeches in one file, in the order of their names, which begin with the year.
 pub(super) fn sotu(from: &Path, to: &Path) -> Result<(), BossManError> {
     let folder = from.join("package/data");

@@ -104,4 +104,15 @@ pub(super) const SETS: &[Set] = &[
             "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22",
         )],
     },
+    Set {
+        name: "diamonds",
+        about: "prices of 53,940 diamonds by weight, sizes, cut, colour and clarity",
+        licence: "MIT (of ggplot2)",
+        package: Package::Pip("plotnine==0.16.0a15", "plotnine/data/diamonds.csv"),
+        convert: convert::diamonds,
+        files: &[(
+            "diamonds.csv",
+            "9574730b03aba241d899c4a97511c5061b19358fab89510774fb6c24168345c4",
+        )],
+    },
 ];

@@ -1,7 +1,7 @@
 //! Lines of predictions that say which sample they are of, and which class it is.
 
 use super::elements::{nested, rows, Element};
-use crate::data::Dataset;
+use crate::data::{Dataset, Transform};
 use crate::{BossManError, Loss};
 use serde_json::{Map, Value};
 use tch::{Kind, Tensor};
@@ -11,8 +11,19 @@ use tensor::TensorError;
 pub(super) struct Described {
     /// Whether the loss is over classes. Softmax of the outputs then gives probabilities.
     has_classes: bool,
-    class_names: Option<Vec<String>>,
+    meaning: Meaning,
     has_header: bool,
+}
+
+/// What numbers of a model mean to its user.
+#[derive(Clone, Debug, Default)]
+pub struct Meaning {
+    /// The names of the classes.
+    pub class_names: Option<Vec<String>>,
+    /// The title of a column that names the rows of the whole data, and the names.
+    pub ids: Option<(String, Vec<String>)>,
+    /// What was computed of the targets. It is undone.
+    pub transform: Transform,
 }
 
 /// The lines of a batch, in both formats.
@@ -28,9 +39,8 @@ struct Likeliest {
 }
 
 impl Described {
-    pub(super) fn new(loss: &Loss, class_names: Option<Vec<String>>) -> Self {
-        let has_classes = loss.classes().is_some();
-        Described { has_classes, class_names, has_header: false }
+    pub(super) fn new(loss: &Loss, meaning: Meaning) -> Self {
+        Described { has_classes: loss.classes().is_some(), meaning, has_header: false }
     }
 
     /// The lines of a batch whose first sample has the number `first` in the data.
@@ -46,14 +56,19 @@ impl Described {
         };
         let samples = output.size().first().copied().unwrap_or(1);
         let labels: Vec<(&str, Value)> =
-            (0..samples).map(|place| label(data, first as i64 + place)).collect();
-        let (titles, texts, values) = match self.has_classes && output.dim() == 2 {
-            true => self.classes(output)?,
-            false => numbers(names, outputs)?,
+            (0..samples).map(|place| self.label(data, first as i64 + place)).collect();
+        let (titles, texts, values) = match (self.has_classes && output.dim() == 2, outputs) {
+            (true, _) => self.classes(output)?,
+            (false, [first, others @ ..]) if self.meaning.transform == Transform::Log => {
+                let first = first.f_exp().map_err(TensorError::from)?;
+                let others = others.iter().map(Tensor::shallow_clone);
+                numbers(names, &[first].into_iter().chain(others).collect::<Vec<_>>())?
+            }
+            (false, _) => numbers(names, outputs)?,
         };
         let mut csv = csv::Writer::from_writer(Vec::new());
         let broken = |e: csv::Error| BossManError::Usage(format!("a line of predictions: {e}"));
-        if !std::mem::replace(&mut self.has_header, true) {
+        if !self.has_header {
             let title = labels.first().map_or("sample", |(title, _)| title);
             csv.write_record([title].into_iter().chain(titles.iter().map(String::as_str)))
                 .map_err(broken)?;
@@ -65,14 +80,29 @@ impl Described {
             let entries = [(title.to_string(), label)].into_iter().chain(values);
             json.push(Value::Object(entries.collect::<Map<String, Value>>()));
         }
+        self.has_header = true;
         let csv = csv.into_inner().map_err(|e| broken(e.into_error().into()))?;
         Ok(Lines { csv, json })
+    }
+
+    /// The title and the label of a sample: its id, its file, or its number in the file, counted
+    /// from 1.
+    fn label(&self, data: &Dataset, number: i64) -> (&str, Value) {
+        let whole = data.number(number).unwrap_or(number);
+        if let Some((title, ids)) = &self.meaning.ids {
+            let id = usize::try_from(whole).ok().and_then(|place| ids.get(place));
+            return (title, id.map_or(Value::Null, |id| id.as_str().into()));
+        }
+        match data.file_of(number) {
+            Some(file) => ("file", file.display().to_string().into()),
+            None => ("sample", whole.saturating_add(1).into()),
+        }
     }
 
     /// The likeliest class of each sample, and its probability.
     fn classes(&self, logits: &Tensor) -> Result<Columns, TensorError> {
         let name = |class: i64| {
-            let names = self.class_names.as_ref();
+            let names = self.meaning.class_names.as_ref();
             names.and_then(|names| names.get(usize::try_from(class).ok()?)).cloned()
         };
         let (mut texts, mut values) = (Vec::new(), Vec::new());
@@ -94,14 +124,6 @@ impl Described {
 
 /// Titles, and for each sample its texts in a `.csv` and its entries in a `.jsonl`.
 type Columns = (Vec<String>, Vec<Vec<String>>, Vec<Vec<(String, Value)>>);
-
-/// The title and the label of a sample: its file, or its number in the file, counted from 1.
-fn label(data: &Dataset, number: i64) -> (&'static str, Value) {
-    match data.file_of(number) {
-        Some(file) => ("file", file.display().to_string().into()),
-        None => ("sample", data.number(number).unwrap_or(number).saturating_add(1).into()),
-    }
-}
 
 /// The numbers of the first output for a `.csv`, and every output for a `.jsonl`.
 fn numbers(names: &[String], outputs: &[Tensor]) -> Result<Columns, TensorError> {

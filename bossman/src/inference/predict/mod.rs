@@ -12,6 +12,7 @@ use crate::data::fixed_batch::FixedBatch;
 use crate::data::{Dataset, Order};
 use crate::session::evaluate::MAX_EVALUATION_BYTES;
 use crate::{data::atomic_file, BossMan, BossManError, Loss, StateDict};
+pub use described::Meaning;
 use described::{Described, Lines};
 use elements::{nested, rows, Element};
 use serde_json::{Map, Value};
@@ -66,8 +67,8 @@ impl Predictions {
     /// and its probability in place of the outputs. A `.csv` gets a header. `.safetensors` has the
     /// outputs in any case.
     #[must_use]
-    pub fn described(mut self, loss: &Loss, class_names: Option<Vec<String>>) -> Self {
-        self.described = Some(Described::new(loss, class_names));
+    pub fn described(mut self, loss: &Loss, meaning: Meaning) -> Self {
+        self.described = Some(Described::new(loss, meaning));
         self
     }
 

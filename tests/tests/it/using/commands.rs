@@ -374,3 +374,60 @@ fn a_model_of_one_batch_size_trains_and_is_tested_on_whole_batches() {
         );
     });
 }
+
+/// A table of texts and numbers with missing values, and texts as classes. What was learned from it
+/// goes with the run's folder.
+#[test]
+fn tables_train_by_the_names_of_columns() {
+    within_limit(async {
+        let place = TestFolder::new();
+        let model = "{inputs: {x: [batch, 4]}, layers: [{Linear: {in_features: 4, out_features: \
+                     8}}, ReLU, {Linear: {in_features: 8, out_features: 2}}]}";
+        std::fs::write(place.file("model.yaml"), model).unwrap();
+        let rows: String = (0..40)
+            .map(|row| match row % 4 {
+                0 => format!("r{row};1{row};red;small\n"),
+                1 => format!("r{row};-{row};blue;large\n"),
+                2 => format!("r{row};;red;small\n"),
+                _ => format!("r{row};-2{row};green;large\n"),
+            })
+            .collect();
+        let table = place.file("gems.csv");
+        std::fs::write(&table, format!("name;size;colour;class\n{rows}")).unwrap();
+        std::fs::write(
+            place.file("run.yaml"),
+            "model: model.yaml
+data:
+  train: gems.csv
+  columns: {inputs: [size, colour], target: class, id: name, missing: mean}
+  normalize: auto
+loss: CrossEntropyLoss
+optimizer: {Adam: {lr: 0.1}}
+batch_size: 8
+epochs: 10
+name: gems
+",
+        )
+        .unwrap();
+        let path = |name: &str| place.file(name).to_str().unwrap().to_string();
+        let run = path("run.yaml");
+        bossman(&place, &["train", &run, "--local", "2", "--threads", "1"]).await.expect_success();
+        // The table to train on is gone, and another one has fewer colours.
+        std::fs::write(place.file("other.csv"), "colour;size;name\nblue;-5;a\nred;15;b\n").unwrap();
+        let folder = path("run-folders/gems");
+        let predict = ["predict", &folder, "--local", "1", "--data", &path("other.csv")];
+        let to = path("out.csv");
+        bossman(&place, &[&predict[..], &["--to", &to]].concat()).await.expect_success();
+        let out = std::fs::read_to_string(&to).unwrap();
+        let begins: Vec<String> =
+            out.lines().map(|line| line.rsplit_once(',').unwrap().0.to_string()).collect();
+        assert_eq!(begins, ["name,class", "a,large", "b,small"]);
+        let verified = bossman(&place, &["verify", &folder]).await.expect_success().output;
+        assert!(verified.last().unwrap().contains("equal to the bit"), "{verified:?}");
+
+        std::fs::write(place.file("other.csv"), "colour;size;name\nblack;-5;a\n").unwrap();
+        let line = bossman(&place, &[&predict[..], &["--to", &to]].concat()).await.errors;
+        let expected = "line 2, column `colour`: `black` is not among the 3 values to train on";
+        assert!(line.last().unwrap().contains(expected), "{line:?}");
+    });
+}

@@ -1,0 +1,212 @@
+//! The keys `columns` and `normalize: auto` of a run's data: tables by the names of columns.
+
+use super::data::{Data, Validation};
+use super::yaml_text::{list, map, Yaml};
+use super::RunFile;
+use crate::data::{
+    ColumnsSource, ColumnsSpec, InputColumns, LearnedTable, Missing, Source, TargetColumn,
+    Transform,
+};
+use crate::BossManError;
+use layerspec::yaml::{Kind, Mapping, Node, Reader, TEXT};
+use layerspec::Diagnostic;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+const MISSING: Reader<Missing> =
+    Reader::new("`error`, `mean` or `most_common`", |node| match (TEXT.read)(node)?.as_str() {
+        "error" => Some(Missing::Error),
+        "mean" => Some(Missing::Mean),
+        "most_common" => Some(Missing::MostCommon),
+        _ => None,
+    });
+
+const TRANSFORM: Reader<Transform> =
+    Reader::new("`none` or `log`", |node| match (TEXT.read)(node)?.as_str() {
+        "none" => Some(Transform::None),
+        "log" => Some(Transform::Log),
+        _ => None,
+    });
+
+/// Reads `columns`, if the data has it.
+pub(super) fn columns(data: &Mapping<'_>) -> Result<Option<ColumnsSpec>, Diagnostic> {
+    let normalize = is_automatic(data.get("normalize"));
+    let Some(node) = data.get("columns") else {
+        return match data.get("normalize").filter(|_| normalize) {
+            Some(node) => Err(Diagnostic::new(
+                node.location,
+                "`normalize: auto` is for tables by the names of columns: add `columns`",
+            )),
+            None => Ok(None),
+        };
+    };
+    if let Some(node) = data.get("normalize").filter(|_| !normalize) {
+        return Err(node.unexpected("`normalize` beside `columns`", "`auto`"));
+    }
+    let keys = node.mapping("`columns`", "key", &["inputs", "target", "id", "missing"])?;
+    Ok(Some(ColumnsSpec {
+        inputs: inputs(keys.need("inputs")?)?,
+        target: target(keys.need("target")?)?,
+        id: keys.optional("id", &TEXT)?,
+        missing: keys.optional("missing", &MISSING)?.unwrap_or_default(),
+        normalize,
+    }))
+}
+
+/// Whether numbers are normalized by what is learned from them.
+pub(super) fn is_automatic(normalize: Option<&Node>) -> bool {
+    normalize.is_some_and(|node| node.as_text() == Some("auto"))
+}
+
+/// A list of columns for the only input, or for each input a column or a list.
+fn inputs(node: &Node) -> Result<InputColumns, Diagnostic> {
+    let Kind::Map(entries) = &node.kind else {
+        return Ok(InputColumns::Only(names(node)?));
+    };
+    let keys: Vec<&str> = entries.iter().map(|entry| entry.key.text.as_str()).collect();
+    // Finds names that are given twice.
+    node.mapping("`inputs`", "input", &keys)?;
+    let of = entries.iter().map(|entry| Ok((entry.key.text.clone(), names(&entry.value)?)));
+    Ok(InputColumns::Named(of.collect::<Result<_, Diagnostic>>()?))
+}
+
+fn names(node: &Node) -> Result<Vec<String>, Diagnostic> {
+    if let Some(one) = (TEXT.read)(node) {
+        return Ok(vec![one]);
+    }
+    let names = node.list("`inputs`", "a column, or a list of columns")?;
+    if names.is_empty() {
+        return Err(Diagnostic::new(node.location, "`inputs`: give at least one column"));
+    }
+    names.iter().map(|name| name.read("a column", &TEXT)).collect()
+}
+
+fn target(node: &Node) -> Result<TargetColumn, Diagnostic> {
+    if let Some(column) = (TEXT.read)(node) {
+        return Ok(TargetColumn { column, transform: Transform::None });
+    }
+    let keys = node.mapping("`target`", "key", &["column", "transform"])?;
+    Ok(TargetColumn {
+        column: keys.required("column", &TEXT)?,
+        transform: keys.optional("transform", &TRANSFORM)?.unwrap_or_default(),
+    })
+}
+
+/// Reads a source by the names of its columns, if it is a table.
+pub(super) fn by_columns(
+    source: Source,
+    spec: Option<&ColumnsSpec>,
+    node: Option<&Node>,
+) -> Result<Source, Diagnostic> {
+    let Some(spec) = spec else { return Ok(source) };
+    match (source, node) {
+        (Source::File(path), _) if ColumnsSource::is_table(&path) => {
+            let spec = spec.clone();
+            Ok(Source::Columns(Box::new(ColumnsSource { path, spec, learned: None })))
+        }
+        (_, Some(node)) => Err(Diagnostic::new(
+            node.location,
+            "`columns` is for the path of a .csv, .csv.gz, .tsv or .parquet file",
+        )),
+        (source, None) => Ok(source),
+    }
+}
+
+/// Writes `columns`.
+pub(super) fn to_yaml(spec: &ColumnsSpec) -> Yaml {
+    let names = |columns: &[String]| list(columns.iter().map(String::as_str));
+    let inputs = match &spec.inputs {
+        InputColumns::Only(columns) => names(columns),
+        InputColumns::Named(inputs) => {
+            Yaml::Map(inputs.iter().map(|(name, columns)| (name.clone(), names(columns))).collect())
+        }
+    };
+    let transform = match spec.target.transform {
+        Transform::None => "none",
+        Transform::Log => "log",
+    };
+    let target =
+        map([("column", spec.target.column.as_str().into()), ("transform", transform.into())]);
+    let missing = match spec.missing {
+        Missing::Error => "error",
+        Missing::Mean => "mean",
+        Missing::MostCommon => "most_common",
+    };
+    let mut entries = vec![("inputs".to_string(), inputs), ("target".into(), target)];
+    entries.extend(spec.id.as_ref().map(|id| ("id".into(), id.as_str().into())));
+    entries.push(("missing".into(), missing.into()));
+    Yaml::Map(entries)
+}
+
+impl Data {
+    /// The use of columns, if the data is a table.
+    pub fn columns(&self) -> Option<&ColumnsSpec> {
+        match &self.train {
+            Source::Columns(of) => Some(&of.spec),
+            _ => None,
+        }
+    }
+
+    fn tables(&mut self) -> impl Iterator<Item = &mut ColumnsSource> {
+        let validation = match &mut self.validation {
+            Some(Validation::Source(source)) => Some(source.as_mut()),
+            _ => None,
+        };
+        let sources = [Some(&mut self.train), validation, self.test.as_mut()];
+        sources.into_iter().flatten().filter_map(|source| match source {
+            Source::Columns(of) => Some(of.as_mut()),
+            _ => None,
+        })
+    }
+}
+
+/// The file of a run's folder with what was learned from its table.
+pub(crate) const TABLE: &str = "table.json";
+/// The largest such file.
+const MAX_BYTES: u64 = 256 << 20;
+
+impl RunFile {
+    /// The same run, with what an earlier run in this folder learned from its table, if it did.
+    pub(super) fn with_table_of(self, folder: &Path) -> Result<Self, BossManError> {
+        let path = folder.join(TABLE);
+        if self.data.columns().is_none() || !path.is_file() {
+            return Ok(self);
+        }
+        let mut text = Vec::new();
+        let file = File::open(&path).map_err(|e| BossManError::io(&path, &e))?;
+        file.take(MAX_BYTES).read_to_end(&mut text).map_err(|e| BossManError::io(&path, &e))?;
+        let learned = serde_json::from_slice(&text).map_err(|e| BossManError::file(&path, e))?;
+        Ok(self.with_learned_table(&learned))
+    }
+
+    /// What was learned from the table to train on. It is read, unless it is known. `None` if the
+    /// data is no table.
+    ///
+    /// # Errors
+    /// The table cannot be read.
+    pub fn learned_table(&self) -> Result<Option<LearnedTable>, BossManError> {
+        match &self.data.train {
+            Source::Columns(of) => Ok(Some(of.learn()?)),
+            _ => Ok(None),
+        }
+    }
+
+    /// A file of samples for predictions. It is read as the data to train on is, if that is a
+    /// table.
+    pub fn source_like_train(&self, path: PathBuf) -> Source {
+        match &self.data.train {
+            Source::Columns(of) if ColumnsSource::is_table(&path) => {
+                Source::Columns(Box::new(ColumnsSource { path, ..of.as_ref().clone() }))
+            }
+            _ => Source::File(path),
+        }
+    }
+
+    /// The same run, whose tables are read by what was learned before.
+    #[must_use]
+    pub fn with_learned_table(mut self, learned: &LearnedTable) -> Self {
+        self.data.tables().for_each(|table| table.learned = Some(learned.clone()));
+        self
+    }
+}

@@ -1,0 +1,142 @@
+//! What a table to train on tells about its columns.
+
+use super::rows::{self, Row};
+use super::spec::{ColumnsSpec, Missing};
+use crate::DataError;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The most categories of a column, and the longest name of one in bytes.
+const MAX_CATEGORIES: usize = 65_536;
+const MAX_NAME: usize = 1024;
+
+/// What was learned of each column, by its name. The table to train on decides; other tables of the
+/// run are read by it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LearnedTable {
+    /// The columns of inputs and of the target.
+    pub columns: BTreeMap<String, LearnedColumn>,
+}
+
+/// What was learned of a column.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LearnedColumn {
+    /// Every value is a number.
+    Number {
+        /// The mean.
+        mean: f64,
+        /// The standard deviation (of the whole, not of a sample), or 1 if all values are equal.
+        std: f64,
+        /// The value in place of a missing one.
+        fill: Option<f64>,
+    },
+    /// Some value is no number.
+    Text {
+        /// The values in alphabetical order. A category is the position in it.
+        categories: Vec<String>,
+        /// The category in place of a missing value.
+        fill: Option<usize>,
+    },
+}
+
+/// Learns from all rows.
+pub(super) fn learn(path: &Path, spec: &ColumnsSpec) -> Result<LearnedTable, DataError> {
+    let mut names: Vec<&str> = spec.inputs.columns().chain([spec.target.column.as_str()]).collect();
+    names.sort();
+    names.dedup();
+    let mut seen: Vec<Seen> = names.iter().map(|_| Seen::default()).collect();
+    rows::read(path, &names, &mut |row: Row<'_>| {
+        for ((seen, value), name) in seen.iter_mut().zip(row.values).zip(&names) {
+            let Some(value) = value else { continue };
+            seen.add(value).map_err(|problem| {
+                DataError::file(path, format!("{}, column `{name}`: {problem}", row.place))
+            })?;
+        }
+        Ok(())
+    })?;
+    let learned = names.iter().zip(seen).map(|(name, seen)| {
+        let learned = seen.learned(spec.missing);
+        let learned = learned
+            .map_err(|problem| DataError::file(path, format!("column `{name}`: {problem}")))?;
+        Ok((name.to_string(), learned))
+    });
+    Ok(LearnedTable { columns: learned.collect::<Result<_, DataError>>()? })
+}
+
+/// The values of a column so far.
+#[derive(Default)]
+struct Seen {
+    is_text: bool,
+    count: u64,
+    mean: f64,
+    /// The sum of squared distances from the mean (Welford 1962).
+    squares: f64,
+    /// How often each value is there. `None`: there are too many.
+    counts: BTreeMap<String, u64>,
+    has_too_many: bool,
+}
+
+impl Seen {
+    fn add(&mut self, value: &str) -> Result<(), String> {
+        if value.len() > MAX_NAME {
+            return Err(format!(
+                "a value of {} bytes; at most {MAX_NAME} are allowed",
+                value.len()
+            ));
+        }
+        match value.parse::<f64>() {
+            Ok(number) if number.is_finite() => {
+                self.count += 1;
+                let distance = number - self.mean;
+                self.mean += distance / self.count as f64;
+                self.squares += distance * (number - self.mean);
+            }
+            Ok(_) => return Err(format!("`{value}` is no finite number")),
+            Err(_) => self.is_text = true,
+        }
+        let has_room = self.counts.len() < MAX_CATEGORIES;
+        match self.counts.get_mut(value) {
+            Some(count) => *count += 1,
+            None if has_room => drop(self.counts.insert(value.to_string(), 1)),
+            None => self.has_too_many = true,
+        }
+        if self.is_text && self.has_too_many {
+            return Err(format!(
+                "it is text with more than {MAX_CATEGORIES} different values; leave the column out"
+            ));
+        }
+        Ok(())
+    }
+
+    fn learned(self, missing: Missing) -> Result<LearnedColumn, String> {
+        if self.counts.is_empty() {
+            return Err("it has no value in any row".into());
+        }
+        // The first of equally common ones.
+        let common = self.counts.iter().rev().max_by_key(|(_, count)| **count);
+        let common = common.map(|(value, _)| value.clone()).unwrap_or_default();
+        if self.is_text {
+            let categories: Vec<String> = self.counts.into_keys().collect();
+            let fill = match missing {
+                Missing::MostCommon => categories.iter().position(|value| *value == common),
+                Missing::Mean | Missing::Error => None,
+            };
+            return Ok(LearnedColumn::Text { categories, fill });
+        }
+        let std = (self.squares / self.count as f64).sqrt();
+        let fill = match missing {
+            Missing::Error => None,
+            Missing::Mean => Some(self.mean),
+            Missing::MostCommon if self.has_too_many => {
+                return Err(format!(
+                    "it has more than {MAX_CATEGORIES} different numbers; use `missing: mean`"
+                ))
+            }
+            Missing::MostCommon => common.parse().ok(),
+        };
+        let std = if std > 0.0 { std } else { 1.0 };
+        Ok(LearnedColumn::Number { mean: self.mean, std, fill })
+    }
+}

@@ -1,0 +1,106 @@
+//! The rows of a table, as texts by the names of columns.
+
+use crate::plain_or_gzip;
+use crate::DataError;
+use std::io::{BufRead, Read};
+use std::path::Path;
+
+/// Texts that mean that there is no value.
+const MISSING: [&str; 9] = ["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"];
+/// The characters between columns, of which the header tells the one.
+const SEPARATORS: [u8; 3] = [b',', b';', b'\t'];
+/// The longest header in bytes.
+const MAX_HEADER: u64 = 1 << 20;
+
+/// A row: its place in the file, as `line 5`, and its values in the order of the names. A value is
+/// `None` if it is missing.
+pub(super) struct Row<'a> {
+    pub(super) place: String,
+    pub(super) values: &'a [Option<&'a str>],
+}
+
+/// Sees the number and the values of each row of a Parquet file.
+pub(crate) type EachRow<'a> = dyn FnMut(u64, &[Option<String>]) -> Result<(), DataError> + 'a;
+
+/// Calls `each` with every row.
+///
+/// # Errors
+/// The file cannot be read, or lacks a column.
+pub(super) fn read(
+    path: &Path,
+    names: &[&str],
+    each: &mut dyn FnMut(Row<'_>) -> Result<(), DataError>,
+) -> Result<(), DataError> {
+    if path.to_string_lossy().ends_with(".parquet") {
+        return crate::parquet::rows(path, names, &mut |number, values: &[Option<String>]| {
+            let values: Vec<Option<&str>> =
+                values.iter().map(|value| value.as_deref().and_then(present)).collect();
+            each(Row { place: format!("row {number}"), values: &values })
+        });
+    }
+    let error = |problem: String| DataError::file(path, problem);
+    let (mut text, _) = plain_or_gzip::open(path)?;
+    let mut header = Vec::new();
+    (&mut text)
+        .take(MAX_HEADER)
+        .read_until(b'\n', &mut header)
+        .map_err(|e| DataError::io(path, &e))?;
+    let separator = separator(&header);
+    let mut reader = csv::ReaderBuilder::new()
+        .delimiter(separator)
+        .trim(csv::Trim::All)
+        .from_reader(std::io::Cursor::new(header).chain(text));
+    let held = reader.headers().map_err(|e| error(e.to_string()))?.clone();
+    let held: Vec<String> =
+        held.iter().map(|name| name.trim_start_matches('\u{feff}').into()).collect();
+    let places = places(path, names, &held)?;
+    let mut record = csv::StringRecord::new();
+    while reader.read_record(&mut record).map_err(|e| error(e.to_string()))? {
+        let line = record.position().map_or(0, csv::Position::line);
+        let values: Vec<Option<&str>> =
+            places.iter().map(|place| record.get(*place).and_then(present)).collect();
+        each(Row { place: format!("line {line}"), values: &values })?;
+    }
+    Ok(())
+}
+
+fn present(value: &str) -> Option<&str> {
+    Some(value.trim()).filter(|value| !MISSING.contains(value))
+}
+
+/// The separator of which the header has most.
+fn separator(header: &[u8]) -> u8 {
+    let count = |separator: u8| header.iter().filter(|byte| **byte == separator).count();
+    // The first of equally frequent ones.
+    SEPARATORS.into_iter().rev().max_by_key(|separator| count(*separator)).unwrap_or(b',')
+}
+
+/// The places of columns in a row.
+pub(crate) fn places(
+    path: &Path,
+    names: &[&str],
+    held: &[String],
+) -> Result<Vec<usize>, DataError> {
+    let place = |name: &&str| {
+        held.iter().position(|held| held == name).ok_or_else(|| {
+            let near = layerspec::nearest(name, held.iter().map(String::as_str));
+            let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+            let problem = format!("no column `{name}`; it holds {}{near}", held.join(", "));
+            DataError::file(path, problem)
+        })
+    };
+    names.iter().map(place).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_tells_the_separator() {
+        assert_eq!(separator(b"a,b,c\n"), b',');
+        assert_eq!(separator(b"a;b,0;c\n"), b';');
+        assert_eq!(separator(b"a\tb\n"), b'\t');
+        assert_eq!(separator(b"a\n"), b',');
+    }
+}
