@@ -273,3 +273,28 @@ async fn the_folder_of_somebody_else_reads_only_below_itself() {
     let refused = run.verify(&[]).await.errors;
     assert!(refused.last().unwrap().contains("Your bossman did not write"), "{refused:?}");
 }
+
+/// The flag `--weights` of the first process is not repeated when the run goes on.
+#[tokio::test]
+async fn a_run_from_weights_that_goes_on_verifies() {
+    let more = "microbatches: 4\ncheckpoint: {every: 3}";
+    let first = Run::quiet(&Case::branchy(), 3, more, &["--local", "1"]).await;
+    let weights = first.folder.join("weights.safetensors");
+    let place = TestFolder::new();
+    let file = place.run_file(&Case::branchy(), 6, more);
+    let train =
+        ["train", file.to_str().unwrap(), "--name", "run", "--threads", "1", "--local", "1"];
+    let from = ["--weights", weights.to_str().unwrap()];
+    place.start("bossman", &[&train[..], &from].concat()).end().await.expect_success();
+    let text = std::fs::read_to_string(&file).unwrap().replace("steps: 6", "steps: 8");
+    std::fs::write(&file, text).unwrap();
+    place.start("bossman", &[&train[..], &["--resume"]].concat()).end().await.expect_success();
+    let run = Run { folder: place.file("run-folders/run"), place };
+    let said = run.verify(&["--all"]).await.expect_success().output;
+    assert!(said.iter().any(|line| line.starts_with("from the beginning")), "{said:?}");
+    let receipt = Receipt::read(&run.folder).unwrap();
+    assert!(receipt.inputs.as_ref().is_some_and(|inputs| inputs.initial_weights.is_some()));
+    let mut changed = std::fs::read(&weights).unwrap();
+    *changed.last_mut().unwrap() ^= 1;
+    run.with(&weights, changed, &["the initial weights: are not those of receipt.json"]).await;
+}
