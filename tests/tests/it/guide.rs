@@ -99,7 +99,7 @@ async fn the_first_run_and_two_machines() {
 #[tokio::test]
 async fn your_own_data_model_and_schedule() {
     let reader = Reader::new();
-    assert_eq!(reader.read("your-data.md").await, 2);
+    assert_eq!(reader.read("your-data.md").await, 3);
     assert!(reader.place.file("weights.best.safetensors").is_file());
     assert_eq!(reader.read("your-model.md").await, 2);
     assert_eq!(reader.read("schedules.md").await, 2);
