@@ -104,7 +104,7 @@ impl RunFile {
     ) -> Result<(), BossManError> {
         batch_sizes::check(self, model.graph(), data)?;
         output_shape::check(&self.loss, model.graph(), data)
-            .map_err(|problem| BossManError::file(&self.model, problem))?;
+            .map_err(|problem| self.loss_place.error(problem))?;
         target_values::check(&self.loss, model.graph(), data, samples)
     }
 }

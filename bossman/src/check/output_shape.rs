@@ -10,7 +10,7 @@ use pipeline::LossSpec;
 /// [`Dataset::open`] checks.
 ///
 /// # Errors
-/// The problem, without the model's file. A shape that is not known yet is no error.
+/// The problem, without the place of the loss. A shape that is not known yet is no error.
 pub(super) fn check(loss: &LossSpec, graph: &LayerGraph, data: &Dataset) -> Result<(), String> {
     let Some(classes) = loss.classes() else { return Ok(()) };
     if let Some(outputs) = class_count(classes, graph) {

@@ -109,13 +109,13 @@ fn a_language_model_needs_its_classes_where_the_loss_takes_them() {
     checked(&transposed, "CrossEntropyLoss").unwrap();
     assert_eq!(
         checked(LANGUAGE, "CrossEntropyLoss").unwrap_err(),
-        "m.yaml: the output is [batch, seq, 259], a target [batch, 8]: the classes are in the last \
-         dimension, but `CrossEntropyLoss` takes [batch, classes, ...]; add `class_dim: -1` to the \
-         loss"
+        "run.yaml:3:7: the output is [batch, seq, 259], a target [batch, 8]: the classes are in \
+         the last dimension, but `CrossEntropyLoss` takes [batch, classes, ...]; add `class_dim: \
+         -1` to the loss"
     );
     assert_eq!(
         checked(&transposed, last).unwrap_err(),
-        "m.yaml: the output is [batch, 259, seq], a target [batch, 8]: the classes are in \
+        "run.yaml:3:7: the output is [batch, 259, seq], a target [batch, 8]: the classes are in \
          dimension 1, but `class_dim: -1` takes [batch, ..., classes]; leave `class_dim` out"
     );
 }
@@ -124,7 +124,7 @@ fn a_language_model_needs_its_classes_where_the_loss_takes_them() {
 fn weights_of_classes_are_as_many_as_outputs() {
     assert_eq!(
         refused(CLASSIFIER, "{CrossEntropyLoss: {weight: [1, 2]}}", "0,0,0\n"),
-        "m.yaml: the model has 3 outputs, but `weight` of `CrossEntropyLoss` has 2 numbers; give \
-         one for each class"
+        "run.yaml:3:7: the model has 3 outputs, but `weight` of `CrossEntropyLoss` has 2 numbers; \
+         give one for each class"
     );
 }

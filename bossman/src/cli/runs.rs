@@ -296,7 +296,9 @@ impl Predict {
             Err(_) => {
                 let source = file.source_like_train(PathBuf::from(&self.data));
                 let normalize = file.data.normalize.as_ref();
-                let data = Dataset::open_inputs(&source, model.graph(), normalize)?;
+                let graph = model.graph();
+                let data =
+                    Dataset::open_with_or_without_targets(&source, graph, &file.loss, normalize)?;
                 (Some(source), data)
             }
         };

@@ -15,6 +15,7 @@ mod fuzz_tests;
 mod guards;
 mod learning;
 mod parallel;
+mod place;
 mod recovery;
 mod string_map;
 mod text;
@@ -37,6 +38,7 @@ use learning::{loss, lr_schedule, optimizer};
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
 use pipeline::{Cuts, LossSpec, OptimizerSpec, ScheduleKind};
+pub use place::Place;
 use std::path::{Path, PathBuf};
 
 /// A run: model, data and how to train.
@@ -58,6 +60,8 @@ pub struct RunFile {
     pub data: Data,
     /// The loss.
     pub loss: LossSpec,
+    /// The place of the loss in the file.
+    pub loss_place: Place,
     /// The optimizer.
     pub optimizer: OptimizerSpec,
     /// Samples in a step; the last batch of an epoch may be smaller.
@@ -204,8 +208,9 @@ impl RunFile {
             return Err(BossManError::file(path, problem));
         }
         let folder = path.parent().unwrap_or_else(|| Path::new("."));
-        let file =
+        let mut file =
             parse(&text, folder).map_err(|fault| fault.in_file(&path.display().to_string()))?;
+        file.loss_place.set_file(path);
         Ok((file, text))
     }
 }
@@ -223,11 +228,13 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Diagnostic> {
     let optimizer = optimizer(&optimizer_node.choice("`optimizer`", "an optimizer")?)?;
     optimizer.check().map_err(|why| Diagnostic::new(optimizer_node.location, why))?;
     let batch_size = run.required("batch_size", &SIZE)?;
+    let loss_node = run.need("loss")?;
     Ok(RunFile {
         name: run.optional("name", &NAME)?,
         model: folder.join(run.required("model", &TEXT)?),
         data: data::data(run.need("data")?, folder)?,
-        loss: loss(&run.need("loss")?.choice("`loss`", "a loss")?)?,
+        loss: loss(&loss_node.choice("`loss`", "a loss")?)?,
+        loss_place: Place::new(loss_node.location),
         optimizer,
         batch_size,
         microbatches: parallel::microbatches(&run, batch_size)?,

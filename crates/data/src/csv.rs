@@ -45,6 +45,16 @@ pub(super) fn open(
     Ok(Columns { inputs: vec![Column::Array(writer.finish(path)?)], target })
 }
 
+/// Whether the first row has a column for each number of the input and of the target.
+pub(super) fn has_targets(path: &Path, input: &ExpectedTensor, target: &ExpectedTensor) -> bool {
+    let numbers = |sizes: Option<Vec<u64>>| Some(sizes?.iter().product::<u64>() as usize);
+    let targets = if target.dtype == DType::Int64 { Some(1) } else { numbers(target.sizes()) };
+    let mut record = csv::StringRecord::new();
+    let first = reader(path).map(|mut reader| reader.read_record(&mut record));
+    let expected = numbers(input.sizes()).zip(targets).map(|(inputs, targets)| inputs + targets);
+    matches!(first, Ok(Ok(true))) && expected == Some(record.len())
+}
+
 /// Returns the line of a sample, counted from 1. Returns `None` if the file cannot be read.
 pub(super) fn line_of(path: &Path, sample: i64) -> Option<u64> {
     let mut reader = reader(path).ok()?;

@@ -157,6 +157,23 @@ impl Dataset {
         Self::opened(source, graph, None, normalize)
     }
 
+    /// Opens a source like [`Dataset::open_inputs`]. A CSV file may have columns of targets, as the
+    /// data to train on has.
+    pub fn open_with_or_without_targets(
+        source: &Source,
+        graph: &LayerGraph,
+        loss: &LossSpec,
+        normalize: Option<&Normalize>,
+    ) -> Result<Self, DataError> {
+        let has_targets = match (source, graph.inputs()) {
+            (Source::File(path), [input]) if source::is_csv(path) => {
+                csv::has_targets(path, &ExpectedTensor::value(graph, *input), &target(graph, loss))
+            }
+            _ => false,
+        };
+        Self::opened(source, graph, has_targets.then_some(loss), normalize)
+    }
+
     fn opened(
         source: &Source,
         graph: &LayerGraph,

@@ -92,17 +92,19 @@ fn rows_of(
     let schema = reader.metadata().file_metadata().schema();
     let held: Vec<String> =
         schema.get_fields().iter().map(|field| field.name().to_string()).collect();
-    let places = column_places(path, names, &held)?;
-    let mut values = Vec::new();
-    for (row, number) in reader.get_row_iter(None).map_err(broken)?.zip(1..) {
-        let row = row.map_err(broken)?;
-        let fields: Vec<&Field> = row.get_column_iter().map(|(_, field)| field).collect();
-        values.clear();
-        for (place, name) in places.iter().zip(names) {
-            let text = fields.get(*place).map_or(Ok(None), |field| text_of(field));
-            let text =
-                text.map_err(|problem| error(format!("row {number}, column `{name}`: {problem}")))?;
-            values.push(text);
+    column_places(path, names, &held)?;
+    // Read no other column. A name may stand twice in `names`.
+    let wanted = schema.get_fields().iter().filter(|field| names.contains(&field.name()));
+    let wanted = Type::group_type_builder(schema.name()).with_fields(wanted.cloned().collect());
+    let wanted = wanted.build().map_err(broken)?;
+    let mut values = vec![None; names.len()];
+    for (row, number) in reader.get_row_iter(Some(wanted)).map_err(broken)?.zip(1..) {
+        for (held, field) in row.map_err(broken)?.get_column_iter() {
+            let text = text_of(field)
+                .map_err(|problem| error(format!("row {number}, column `{held}`: {problem}")))?;
+            for (value, _) in values.iter_mut().zip(names).filter(|(_, name)| *name == held) {
+                value.clone_from(&text);
+            }
         }
         each(number, &values)?;
     }
@@ -115,6 +117,9 @@ fn text_of(field: &Field) -> Result<Option<String>, String> {
         Field::Null => return Ok(None),
         Field::Str(text) => text.clone(),
         Field::Bool(truth) => truth.to_string(),
+        // As a float, a large id would be another one.
+        Field::Long(number) => number.to_string(),
+        Field::ULong(number) => number.to_string(),
         Field::Float(number) => f64::from(*number).to_string(),
         Field::Double(number) => number.to_string(),
         other => {

@@ -229,6 +229,11 @@ impl Source {
     }
 }
 
+pub(super) fn is_csv(path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    name.ends_with(".csv") || name.ends_with(".csv.gz")
+}
+
 fn open_file(
     path: &Path,
     inputs: &[ExpectedTensor],
@@ -238,7 +243,7 @@ fn open_file(
     let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
     let table = || Table::with_default_names(path.to_path_buf());
     let source = match () {
-        () if ends(&[".csv", ".csv.gz"]) => {
+        () if is_csv(path) => {
             only_input("csv holds", path, inputs)?;
             return csv::open(path, &inputs[0], target);
         }

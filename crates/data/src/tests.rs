@@ -167,3 +167,35 @@ pub(super) fn parquet_file() -> Vec<u8> {
     group.close().unwrap();
     writer.into_inner().unwrap()
 }
+
+/// Makes a Parquet file with three rows of `id` (int64, above 2^53), `cut` (texts, the second is
+/// null), `unused` (lists) and `price` (numbers).
+pub(super) fn parquet_of_texts() -> Vec<u8> {
+    use ::parquet::data_type::{ByteArrayType, DoubleType, FloatType, Int64Type};
+    use ::parquet::file::writer::SerializedFileWriter;
+    let schema =
+        "message m { required int64 id; optional binary cut (UTF8); required group unused \
+                  (LIST) { repeated group list { required float element; } } required double \
+                  price; }";
+    let schema =
+        std::sync::Arc::new(::parquet::schema::parser::parse_message_type(schema).unwrap());
+    let mut writer = SerializedFileWriter::new(Vec::new(), schema, Default::default()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let ids = [9_007_199_254_740_993, 2, 3];
+    column.typed::<Int64Type>().write_batch(&ids, None, None).unwrap();
+    column.close().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let cuts = ["Ideal".into(), "Good".into()];
+    column.typed::<ByteArrayType>().write_batch(&cuts, Some(&[1, 0, 1]), None).unwrap();
+    column.close().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let numbers = [1.0, 2.0, 3.0];
+    column.typed::<FloatType>().write_batch(&numbers, Some(&[1; 3]), Some(&[0; 3])).unwrap();
+    column.close().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<DoubleType>().write_batch(&[0.5, 1.5, 2.0], None, None).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    writer.into_inner().unwrap()
+}

@@ -159,6 +159,14 @@ impl FilesDescription {
     pub(crate) fn with_digest(&self, folder: &Path) -> Result<WorkerFiles, DataError> {
         let description = rmp_serde::to_vec(self)
             .map_err(|e| DataError::Usage(format!("data that cannot be described: {e}")))?;
+        if description.len() > MAX_DESCRIPTION {
+            return Err(DataError::Usage(format!(
+                "workers cannot read this data themselves: its description has {} bytes, and at \
+                 most {MAX_DESCRIPTION} are allowed; let the boss send the samples (leave out \
+                 `on: workers`)",
+                description.len()
+            )));
+        }
         let mut digest = Sha256::new();
         digest.update((description.len() as u64).to_le_bytes());
         digest.update(&description);

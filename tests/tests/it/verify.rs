@@ -103,6 +103,20 @@ async fn a_quiet_run_verifies_and_nothing_is_written() {
     }
 }
 
+/// One pipeline repeats what replicas computed, whatever they shared or sharded.
+#[tokio::test]
+async fn runs_of_replicas_verify_on_one_pipeline() {
+    let sharded = "microbatches: 4\nreplicas: 2\nshard: parameters\naccumulate: 2\n\
+                   clip_grad_norm: 0.5\nprecision: bf16\ncheckpoint: {every: 4}";
+    let unequal = "microbatches: 4\nreplicas: [2, 1]\ncheckpoint: {every: 4}";
+    for (more, workers) in [(sharded, "2"), (unequal, "3")] {
+        let run = Run::quiet(&Case::branchy(), 8, more, &["--local", workers]).await;
+        let said = run.verify(&["--all", "--local", "2"]).await.expect_success().output;
+        let to_the_end = said.iter().find(|line| line.contains("to step 8: equal to the bit"));
+        assert!(to_the_end.is_some(), "{more}: {said:?}");
+    }
+}
+
 #[tokio::test]
 async fn every_change_is_found_and_named() {
     let run = Run::quiet(&Case::branchy(), 6, "microbatches: 4", &["--local", "1"]).await;

@@ -57,9 +57,8 @@ pub(super) fn open(
                 encode(column, part.encoding, *value, &mut numbers)
                     .map_err(|problem| at(format!(", column `{name}`: {problem}")))?;
             }
-            part.writer
-                .push(&numbers, &part.shape)
-                .map_err(|problem| at(format!(": {problem}")))?;
+            let pushed = part.writer.push(&numbers, &part.shape);
+            pushed.map_err(|problem| at(format!(", {}: {problem}", part.names())))?;
         }
         Ok(())
     })?;
@@ -109,6 +108,12 @@ fn columns_of<'a>(
 }
 
 impl<'a> Part<'a> {
+    /// Its columns, as errors name them.
+    fn names(&self) -> String {
+        let names: Vec<String> = self.columns.iter().map(|(name, _)| format!("`{name}`")).collect();
+        format!("{} {}", if names.len() == 1 { "column" } else { "columns" }, names.join(", "))
+    }
+
     fn of_input(
         spec: &ColumnsSpec,
         learned: &'a LearnedTable,
@@ -215,6 +220,12 @@ impl LearnedColumn {
     }
 }
 
+const NO_NUMBER: &str =
+    "has no value; set `missing: mean` or `most_common` in `columns`, or delete the row";
+const NO_TEXT: &str = "has no value, and texts have no mean; set `missing: most_common` in \
+                       `columns`, or delete the row";
+const NO_TARGET: &str = "the target has no value; delete the row";
+
 /// Appends the numbers of a value.
 fn encode(
     column: &LearnedColumn,
@@ -222,10 +233,6 @@ fn encode(
     value: Option<&str>,
     into: &mut Vec<f64>,
 ) -> Result<(), String> {
-    let missing = || {
-        "has no value; set `missing: mean` or `most_common` in `columns`, or delete the row"
-            .to_string()
-    };
     match column {
         LearnedColumn::Number { mean, std, fill } => {
             let number = match value {
@@ -234,8 +241,8 @@ fn encode(
                         || format!("`{value}` is no number, as the values to train on are"),
                     )?
                 }
-                None if matches!(encoding, Encoding::Target(_)) => return Err(no_target()),
-                None => fill.ok_or_else(missing)?,
+                None if matches!(encoding, Encoding::Target(_)) => return Err(NO_TARGET.into()),
+                None => fill.ok_or(NO_NUMBER)?,
             };
             into.push(match encoding {
                 Encoding::Numbers { normalize: true } => (number - mean) / std,
@@ -256,8 +263,8 @@ fn encode(
                             categories.len()
                         )
                     })?,
-                None if matches!(encoding, Encoding::Target(_)) => return Err(no_target()),
-                None => fill.ok_or_else(missing)?,
+                None if matches!(encoding, Encoding::Target(_)) => return Err(NO_TARGET.into()),
+                None => fill.ok_or(NO_TEXT)?,
             };
             match encoding {
                 Encoding::Index | Encoding::Target(_) => into.push(category as f64),
@@ -270,8 +277,4 @@ fn encode(
         }
     }
     Ok(())
-}
-
-fn no_target() -> String {
-    "the target has no value; delete the row".into()
 }

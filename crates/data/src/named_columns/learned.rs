@@ -50,7 +50,7 @@ pub(super) fn learn(path: &Path, spec: &ColumnsSpec) -> Result<LearnedTable, Dat
     rows::read(path, &names, &mut |row: Row<'_>| {
         for ((seen, value), name) in seen.iter_mut().zip(row.values).zip(&names) {
             let Some(value) = value else { continue };
-            seen.add(value).map_err(|problem| {
+            seen.add(value, &row.place).map_err(|problem| {
                 DataError::file(path, format!("{}, column `{name}`: {problem}", row.place))
             })?;
         }
@@ -69,6 +69,9 @@ pub(super) fn learn(path: &Path, spec: &ColumnsSpec) -> Result<LearnedTable, Dat
 #[derive(Default)]
 struct Seen {
     is_text: bool,
+    /// The first infinite number, as `inf` or `1e999`, with its place. In a column of texts it is a
+    /// text as others are.
+    infinite: Option<String>,
     count: u64,
     mean: f64,
     /// The sum of squared distances from the mean (Welford 1962).
@@ -79,7 +82,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn add(&mut self, value: &str) -> Result<(), String> {
+    fn add(&mut self, value: &str, place: &str) -> Result<(), String> {
         if value.len() > MAX_NAME {
             return Err(format!(
                 "a value of {} bytes; at most {MAX_NAME} are allowed",
@@ -93,7 +96,11 @@ impl Seen {
                 self.mean += distance / self.count as f64;
                 self.squares += distance * (number - self.mean);
             }
-            Ok(_) => return Err(format!("`{value}` is no finite number")),
+            Ok(_) => {
+                self.infinite.get_or_insert_with(|| {
+                    format!("{place} has `{value}`, which is no finite number")
+                });
+            }
             Err(_) => self.is_text = true,
         }
         let has_room = self.counts.len() < MAX_CATEGORIES;
@@ -125,7 +132,13 @@ impl Seen {
             };
             return Ok(LearnedColumn::Text { categories, fill });
         }
+        if let Some(infinite) = self.infinite {
+            return Err(infinite);
+        }
         let std = (self.squares / self.count as f64).sqrt();
+        if !self.mean.is_finite() || !std.is_finite() {
+            return Err("its numbers are too large for a mean and a standard deviation".into());
+        }
         let fill = match missing {
             Missing::Error => None,
             Missing::Mean => Some(self.mean),

@@ -67,6 +67,11 @@ impl ColumnsSource {
         Ok(Some(ids))
     }
 
+    /// The line of a sample, if the file has lines and can be read again.
+    pub(crate) fn line_of(&self, sample: i64) -> Option<u64> {
+        rows::line_of(&self.path, sample)
+    }
+
     /// The names of the classes, if the target is a column of texts.
     pub(crate) fn class_names(&self) -> Option<Vec<String>> {
         match self.learned.as_ref()?.columns.get(&self.spec.target.column)? {

@@ -64,13 +64,34 @@ pub(super) fn read(
     Ok(())
 }
 
+/// The line of a sample, counted from 1, if the file has lines and can be read again.
+pub(super) fn line_of(path: &Path, sample: i64) -> Option<u64> {
+    if path.to_string_lossy().ends_with(".parquet") {
+        return None;
+    }
+    let (mut left, mut line) = (sample, None);
+    // The error of the last row ends the reading.
+    let _ = read(path, &[], &mut |row: Row<'_>| {
+        if left == 0 {
+            line = row.place.strip_prefix("line ").and_then(|line| line.parse().ok());
+            return Err(DataError::Usage(String::new()));
+        }
+        left -= 1;
+        Ok(())
+    });
+    line
+}
+
 fn present(value: &str) -> Option<&str> {
     Some(value.trim()).filter(|value| !MISSING.contains(value))
 }
 
-/// The separator of which the header has most.
+/// The separator of which the header has most, outside of quotes.
 fn separator(header: &[u8]) -> u8 {
-    let count = |separator: u8| header.iter().filter(|byte| **byte == separator).count();
+    let outside: Vec<&[u8]> = header.split(|byte| *byte == b'"').step_by(2).collect();
+    let count = |separator: u8| {
+        outside.iter().flat_map(|part| part.iter()).filter(|byte| **byte == separator).count()
+    };
     // The first of equally frequent ones.
     SEPARATORS.into_iter().rev().max_by_key(|separator| count(*separator)).unwrap_or(b',')
 }
@@ -82,7 +103,13 @@ pub(crate) fn places(
     held: &[String],
 ) -> Result<Vec<usize>, DataError> {
     let place = |name: &&str| {
-        held.iter().position(|held| held == name).ok_or_else(|| {
+        let mut found = held.iter().enumerate().filter(|(_, held)| held == name);
+        let first = found.next();
+        if found.next().is_some() {
+            let problem = format!("has two columns `{name}`; rename one of them");
+            return Err(DataError::file(path, problem));
+        }
+        first.map(|(place, _)| place).ok_or_else(|| {
             let near = layerspec::nearest(name, held.iter().map(String::as_str));
             let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
             let problem = format!("no column `{name}`; it holds {}{near}", held.join(", "));
@@ -102,5 +129,6 @@ mod tests {
         assert_eq!(separator(b"a;b,0;c\n"), b';');
         assert_eq!(separator(b"a\tb\n"), b'\t');
         assert_eq!(separator(b"a\n"), b',');
+        assert_eq!(separator(b"\"a, b, c\";d\n"), b';');
     }
 }

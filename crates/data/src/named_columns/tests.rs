@@ -1,6 +1,7 @@
 //! Tests tables by the names of columns.
 
 use super::*;
+use crate::batch::Contents;
 use crate::{Dataset, Source};
 use layerspec::LayerGraph;
 use pipeline::LossSpec;
@@ -77,11 +78,17 @@ fn texts_become_categories_and_targets_logarithms() {
 fn missing_values_are_named_or_filled() {
     let table = Table::new("a,b,y\n1,red,0\n,blue,1\n3,NA,2\n5,red,3\n");
     let mut of_y = spec(&["a", "b"], "y");
-    let refused = table.open(of_y.clone(), 3, &LossSpec::MSELoss).unwrap_err();
+    let refused = |of: &ColumnsSpec| table.open(of.clone(), 3, &LossSpec::MSELoss).unwrap_err();
     assert_eq!(
-        refused,
+        refused(&of_y),
         "t.csv: line 3, column `a`: has no value; set `missing: mean` or `most_common` in \
          `columns`, or delete the row"
+    );
+    of_y.missing = Missing::Mean;
+    assert_eq!(
+        refused(&of_y),
+        "t.csv: line 4, column `b`: has no value, and texts have no mean; set `missing: \
+         most_common` in `columns`, or delete the row"
     );
     of_y.missing = Missing::MostCommon;
     let data = table.open(of_y.clone(), 3, &LossSpec::MSELoss).unwrap();
@@ -153,6 +160,153 @@ fn what_does_not_fit_is_named() {
     let ragged = Table::new("a,y\n1,2\n3\n");
     let refused = ragged.open(spec(&["a"], "y"), 1, &mse).unwrap_err();
     assert!(refused.starts_with("t.csv: ") && refused.contains("line: 3"), "{refused}");
-    let empty = Table::new("a,y\n");
-    assert!(empty.open(spec(&["a"], "y"), 1, &mse).is_err());
+    let golden = [
+        ("a,y\n", "t.csv: column `a`: it has no value in any row"),
+        ("a,y,a\n1,2,3\n", "t.csv: has two columns `a`; rename one of them"),
+        ("a,y\n1,2\ninf,3\n", "t.csv: column `a`: line 3 has `inf`, which is no finite number"),
+        (
+            "a,y\n1e300,2\n-1e300,3\n",
+            "t.csv: column `a`: its numbers are too large for a mean and a standard deviation",
+        ),
+        ("a,y\n1,2\n1e39,3\n", "t.csv: line 3, column `a`: `1e39` is larger than any float32"),
+    ];
+    for (text, expected) in golden {
+        let refused = Table::new(text).open(spec(&["a"], "y"), 1, &mse).unwrap_err();
+        assert_eq!(refused, expected);
+    }
+}
+
+#[test]
+fn an_infinite_number_among_texts_is_a_text() {
+    let table = Table::new("grade,y\nInf,1\nVS1,2\n1e999,3\n");
+    let data = table.open(spec(&["grade"], "y"), 3, &LossSpec::MSELoss).unwrap();
+    let x = numbers(data.batch(&[0, 1, 2]).unwrap().x());
+    // In alphabetical order: 1e999, Inf, VS1.
+    assert_eq!(x, [0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]);
+}
+
+#[test]
+fn each_input_has_its_columns_and_an_embedding_takes_categories() {
+    let table = Table::new("color,size,cut,y\nE,0.5,Good,1\nD,1.5,Ideal,2\nE,2.5,Fair,3\n");
+    let model = |rows: u64| {
+        let text = format!(
+            "{{inputs: {{c: {{shape: [batch, 2], dtype: int64}}, s: [batch, 1]}}, layers: [\
+             {{Embedding: {{num_embeddings: {rows}, embedding_dim: 2}}}}, {{Flatten: {{}}}}, \
+             {{Linear: {{in_features: 5, out_features: 1}}, in_variables: [s], merge: concat, \
+             dim: 1}}]}}"
+        );
+        LayerGraph::from_yaml(&text, "model.yaml").unwrap()
+    };
+    let with = |inputs: &[(&str, &[&str])]| {
+        let named = inputs.iter().map(|(name, columns)| {
+            (name.to_string(), columns.iter().map(ToString::to_string).collect())
+        });
+        ColumnsSpec { inputs: InputColumns::Named(named.collect()), ..spec(&[], "y") }
+    };
+    let open = |spec: ColumnsSpec, rows: u64| {
+        let source = Source::Columns(Box::new(table.source(spec)));
+        let within = format!("{}/", table.0.path().display());
+        Dataset::open(&source, &model(rows), &LossSpec::MSELoss, None)
+            .map_err(|e| e.to_string().replace(&within, ""))
+    };
+    let named = with(&[("s", &["size"]), ("c", &["color", "cut"])]);
+    let batch = open(named.clone(), 3).unwrap().batch(&[0, 1, 2]).unwrap();
+    let Contents::Tensors { x: categories, variables, .. } = batch.contents() else {
+        panic!("{batch:?}")
+    };
+    let sizes = variables.get("s").unwrap();
+    assert_eq!(categories.kind(), Kind::Int64);
+    assert_eq!(numbers(categories), [1.0, 1.0, 0.0, 2.0, 1.0, 0.0]);
+    assert_eq!(numbers(sizes), [0.5, 1.5, 2.5]);
+    let golden = [
+        (
+            named,
+            2,
+            "t.csv: column `cut` has 3 categories, but the model looks `c` up in 2 rows; set \
+             num_embeddings to 3 or more",
+        ),
+        (
+            with(&[("c", &["color", "size"]), ("s", &["size"])]),
+            3,
+            "t.csv: column `size` has numbers, but the model's `c` is int64: it takes categories \
+             of texts",
+        ),
+        (
+            with(&[("c", &["color", "cut"])]),
+            3,
+            "t.csv: `columns` has no columns for the model's input `s`",
+        ),
+        (with(&[("z", &["color"])]), 3, "t.csv: the model has no input `z`; its inputs are c, s"),
+        (
+            spec(&["color"], "y"),
+            3,
+            "t.csv: `columns` gives the inputs as one list, but the model has 2: c, s; give a \
+             list for each, as `inputs: {c: [...]}`",
+        ),
+    ];
+    for (spec, rows, expected) in golden {
+        assert_eq!(open(spec, rows).unwrap_err(), expected);
+    }
+}
+
+#[test]
+fn a_column_has_a_bounded_number_of_categories() {
+    let rows = |count: usize, last: &str| {
+        let lines: String = (0..count).map(|n| format!("c{n}\n")).collect();
+        format!("c\n{lines}{last}\n")
+    };
+    let learn = |text: &str| {
+        let table = Table::new(text);
+        let learned = table.source(spec(&["c"], "c")).learn();
+        learned.map_err(|e| e.to_string().replace(&format!("{}/", table.0.path().display()), ""))
+    };
+    assert!(learn(&rows(65_536, "c5")).is_ok());
+    assert_eq!(
+        learn(&rows(65_536, "other")).unwrap_err(),
+        "t.csv: line 65538, column `c`: it is text with more than 65536 different values; leave \
+         the column out"
+    );
+    assert!(learn(&rows(1, &"x".repeat(1024))).is_ok());
+    assert_eq!(
+        learn(&rows(1, &"x".repeat(1025))).unwrap_err(),
+        "t.csv: line 3, column `c`: a value of 1025 bytes; at most 1024 are allowed"
+    );
+}
+
+#[test]
+fn all_forms_of_tables_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = |name: &str, bytes: Vec<u8>| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        let spec = ColumnsSpec {
+            id: Some("id".into()),
+            missing: Missing::MostCommon,
+            ..spec(&["cut"], "price")
+        };
+        ColumnsSource { path, spec, learned: None }
+    };
+    let text = |separator: &str| {
+        let lines = ["id,cut,price", "9007199254740993,Ideal,0.5", "2,,1.5", "3,Good,2"];
+        lines.join("\n").replace(',', separator).into_bytes()
+    };
+    for source in [
+        source("a.csv", text(",")),
+        source("b.csv", text(";")),
+        source("c.tsv", text("\t")),
+        source("d.csv.gz", crate::tests::gzip(&text(","))),
+        source("e.parquet", crate::tests::parquet_of_texts()),
+    ] {
+        let name = source.path.display().to_string();
+        assert!(ColumnsSource::is_table(&source.path), "{name}");
+        assert_eq!(source.ids().unwrap().unwrap(), ["9007199254740993", "2", "3"], "{name}");
+        let line = (!name.ends_with(".parquet")).then_some(3);
+        assert_eq!(source.line_of(1), line, "{name}");
+        let source = Source::Columns(Box::new(source));
+        let data = Dataset::open(&source, &model(2, 1), &LossSpec::MSELoss, None).unwrap();
+        let batch = data.batch(&[0, 1, 2]).unwrap();
+        // The first of equally common texts fills.
+        assert_eq!(numbers(batch.x()), [0.0, 1.0, 1.0, 0.0, 1.0, 0.0], "{name}");
+        assert_eq!(numbers(batch.y()), [0.5, 1.5, 2.0], "{name}");
+    }
 }

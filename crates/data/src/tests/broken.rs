@@ -1,6 +1,7 @@
 //! Tests wrong files: each yields an error that names the problem, and none causes a panic.
 
 use super::*;
+use crate::{ColumnsSource, ColumnsSpec, InputColumns, Missing, TargetColumn, Transform};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -294,6 +295,50 @@ pub(super) fn mutated(whole: &[u8], random: &mut ChaCha8Rng) -> Vec<u8> {
         }
     }
     bytes
+}
+
+/// Does the same for tables by the names of columns, also while they are learned from.
+#[test]
+fn no_content_of_a_named_table_makes_a_panic() {
+    let folder = Folder::new();
+    let csv = b"id,cut,price\n1,Ideal,0.5\n2,Good,1.5\n3,\"a, b\",2\n".to_vec();
+    let mut random = ChaCha8Rng::seed_from_u64(3);
+    let target = TargetColumn { column: "price".into(), transform: Transform::Log };
+    let spec = ColumnsSpec {
+        inputs: InputColumns::Only(vec!["cut".into()]),
+        target,
+        id: Some("id".into()),
+        missing: Missing::MostCommon,
+        normalize: true,
+    };
+    for (name, whole, width) in [
+        ("a.csv", csv.clone(), "3"),
+        ("b.csv.gz", gzip(&csv), "3"),
+        ("c.parquet", parquet_of_texts(), "2"),
+    ] {
+        let path = folder.file(name, &whole);
+        let table = ColumnsSource { path: path.clone(), spec: spec.clone(), learned: None };
+        let source = Source::Columns(Box::new(table.clone()));
+        let read = || {
+            drop((table.ids(), table.line_of(1)));
+            let loss = pipeline::LossSpec::MSELoss;
+            Dataset::open(&source, &one_output(width), &loss, None)
+                .and_then(|data| data.batch(&[1, 0]))
+        };
+        assert!(read().is_ok(), "{name}: {:?}", read());
+        for _ in 0..400 {
+            std::fs::write(&path, mutated(&whole, &mut random)).unwrap();
+            drop(read());
+        }
+    }
+}
+
+fn one_output(features: &str) -> LayerGraph {
+    let text = format!(
+        "{{inputs: {{x: [batch, {features}]}}, layers: [{{Linear: {{in_features: {features}, \
+         out_features: 1}}}}]}}"
+    );
+    LayerGraph::from_yaml(&text, "model").unwrap()
 }
 
 /// Does the same for pictures.

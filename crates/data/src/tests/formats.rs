@@ -105,6 +105,21 @@ fn json_lines_give_nested_lists_as_tensors() {
 }
 
 #[test]
+fn a_csv_to_predict_from_has_targets_or_has_none() {
+    let folder = Folder::new();
+    let open = |text: &str| {
+        let source = Source::File(folder.file("a.csv", text));
+        let data = Dataset::open_with_or_without_targets(&source, &model("2"), &CLASSES, None);
+        let data = data.map_err(|e| e.to_string())?;
+        Ok::<_, String>(numbers(&data.inputs(&[0, 1]).unwrap().0))
+    };
+    assert_eq!(open("1,2\n3,4\n").unwrap(), [1.0, 2.0, 3.0, 4.0]);
+    assert_eq!(open("a,b,class\n1,2,0\n3,4,1\n").unwrap(), [1.0, 2.0, 3.0, 4.0]);
+    let refused = open("1,2,0,0\n3,4,0,1\n").unwrap_err();
+    assert!(refused.contains("line 1 has 4 columns; the model needs 2 for its input"), "{refused}");
+}
+
+#[test]
 fn csv_gives_targets_of_the_loss() {
     let folder = Folder::new();
     let path = folder.file("a.csv", "a,b,c\n1,2,0.5\n3,4,1.5\n");

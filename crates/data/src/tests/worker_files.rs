@@ -2,7 +2,10 @@
 //! reported.
 
 use super::*;
-use crate::Tokenizer;
+use crate::{
+    ColumnsSource, ColumnsSpec, InputColumns, LearnedColumn, LearnedTable, Missing, TargetColumn,
+    Tokenizer, Transform,
+};
 use pipeline::samples::DataSpec;
 
 /// Makes a boss's folder and a worker's, with the same files.
@@ -249,6 +252,7 @@ fn tokenizers_and_tables_go_along() {
         Source::Text(text),
         Source::Pairs(both),
         Source::File("a/f".into()),
+        Source::Columns(Box::new(named("a/c.csv".into()))),
     ]) {
         let files = source.with_paths(&place).unwrap().files().unwrap();
         assert!(
@@ -258,4 +262,50 @@ fn tokenizers_and_tables_go_along() {
         let count = format!("{source:?}").matches("\"a/").count();
         assert_eq!(files.len(), count, "{source:?}: {files:?}");
     }
+}
+
+fn named(path: std::path::PathBuf) -> ColumnsSource {
+    let spec = ColumnsSpec {
+        inputs: InputColumns::Only(vec!["a".into()]),
+        target: TargetColumn { column: "y".into(), transform: Transform::None },
+        id: None,
+        missing: Missing::Error,
+        normalize: false,
+    };
+    ColumnsSource { path, spec, learned: None }
+}
+
+#[test]
+fn what_was_learned_of_a_table_goes_along() {
+    let train = b"a,y\nx,1\ny,2\nz,3\n".to_vec();
+    let [boss, worker] = two(&[("train.csv", train), ("test.csv", b"a,y\nz,5\n".to_vec())]);
+    let text = "{inputs: {x: [batch, 3]}, layers: [{Linear: {in_features: 3, out_features: 1}}]}";
+    let model = LayerGraph::from_yaml(text, "model").unwrap();
+    let learned = named(boss.path("train.csv")).learn().unwrap();
+    let mut table = ColumnsSource { learned: Some(learned), ..named(boss.path("test.csv")) };
+    let open = |table: &ColumnsSource| {
+        let source = Source::Columns(Box::new(table.clone()));
+        let data = Dataset::open(&source, &model, &pipeline::LossSpec::MSELoss, None).unwrap();
+        data.for_workers(boss.0.path())
+    };
+    let spec = open(&table).unwrap().spec(&model).unwrap();
+    let there = described(&spec, &worker).unwrap();
+    // `z` is the third of the categories of the table to train on.
+    assert_eq!(numbers(&there.input(0, &[0], 0..1).unwrap()), [0.0, 0.0, 1.0]);
+
+    // A description that no worker would take is refused before it is sent.
+    let categories = (0..2000).map(|n| format!("{n:0>1000}"));
+    let categories = ["x".into(), "y".into(), "z".into()].into_iter().chain(categories);
+    let mut large = LearnedTable::default();
+    large
+        .columns
+        .insert("b".into(), LearnedColumn::Text { categories: categories.collect(), fill: None });
+    large.columns.extend(table.learned.take().unwrap().columns);
+    table.learned = Some(large);
+    let refused = open(&table).unwrap_err().to_string();
+    assert!(refused.starts_with("workers cannot read this data themselves: its"), "{refused}");
+    assert!(
+        refused.ends_with("let the boss send the samples (leave out `on: workers`)"),
+        "{refused}"
+    );
 }
