@@ -1,7 +1,7 @@
 # `make` lists what there is. `make demo` and `make test` do all the set-up themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: help tools setup build demo check check-all test new-project oracle bench build-times chaos mutants lint fmt doc fuzz millions dist clean
+.PHONY: help tools setup build demo check check-all test fake-gpu gpu-seeds new-project oracle bench build-times chaos mutants lint fmt doc fuzz millions dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,14 @@ test: setup ## Run all tests
 	python3 -m unittest discover --start-directory bench --quiet
 	python3 tools/run_tests.py
 	@python3 tools/oracle.py --where-possible
+
+fake-gpu: setup ## Open a shell in which every command sees two GPUs that are not there
+	cargo build --workspace --bins
+	target/debug/fake_gpu "$${SHELL:-sh}"
+
+gpu-seeds: setup ## Run the tests of the fake GPU with 60 orders of its work, and all cuts (an hour)
+	cargo build --workspace --bins
+	python3 tools/run_tests.py --gpu-seeds 60
 
 # The sources and the manifest of such a project have tests of their own in `make test`.
 new-project: setup ## Make a project with `bossman new` outside the workspace, then run, test and lint it (five minutes)

@@ -3,10 +3,14 @@
 
     tools/run_tests.py               build, then run all test programs and the docs' examples
     tools/run_tests.py --lanes 4     four at once (default: the number of cores)
+    tools/run_tests.py --gpu-seeds 60    only the tests on the fake GPU, with 60 seeds each
+    tools/run_tests.py --real-gpu    only these, on the GPUs of this machine
 
 `cargo test` runs one program after the other. Programs that wait for a timeout leave cores idle.
 Each module of a large program runs in a process of its own. The command fails if the number of
 tests that ran is not the number that the programs list.
+
+Some tests run twice: on the CPU, and on the fake GPU of crates/testkit, with one seed and two cuts.
 """
 
 import argparse
@@ -37,6 +41,40 @@ LONGEST = [
     "tests pool",
 ]
 TIME_LIMIT = 20 * 60
+# The tests of the program `it` that run on the fake GPU, too, by the beginnings of their names.
+ON_FAKE_GPU = [
+    "by_hand::",
+    "checkpoints::a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result",
+    "checkpoints::a_run_goes_on_with_other_replicas_and_shards",
+    "collective::the_sums_are_those_of_one_process",
+    "collective::two_replicas_come_to_the_same_as_with_frames",
+    "compressed::a_step_that_fails_leaves_no_trace",
+    "compressed::in_processes",
+    "digest::",
+    "guards::a_step_with_broken_numbers_names_where_they_began_and_changes_nothing",
+    "law_1::in_memory::",
+    "law_1::in_processes::narrow_residual",
+    "law_1::over_sockets::narrow_residual",
+    "law_1_steps::with_a_tied_weight_clipping_and_accumulated_steps_of_changing_size",
+    "losses::",
+    "pool::",
+    "precision::in_bf16_the_cut_does_not_show",
+    "recovery::a_spare_worker_replaces_a_lost_one",
+    "recovery_by_hand::calls_go_on_where_a_local_worker_ends",
+    "replicas::in_processes::narrow_residual",
+    "sharding::in_processes",
+    "using::generation::text_is_what_the_whole_model_would_say_token_by_token",
+]
+FAKE_GPU = CHECKOUT / "target" / "debug" / "fake_gpu"
+FAKE_GPU_ENVIRONMENT = {
+    "BOSSMAN_TEST_DEVICE": "cuda",
+    # One for each worker, because replicas that sum with NCCL cannot share one.
+    "FAKECUDA_DEVICES": "8",
+    # So that dropout can be compared with the CPU's.
+    "FAKECUDA_RANDOM_AS_CPU": "1",
+}
+# The exit code of `fake_gpu` on a machine that cannot have it.
+CANNOT_HAVE = 77
 RESULT = re.compile(
     r"^test result: .*?(\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE
 )
@@ -50,6 +88,7 @@ class Job(NamedTuple):
     command: list
     folder: Path
     tests: Optional[int] = None
+    environment: dict = {}
 
 
 class Result(NamedTuple):
@@ -117,13 +156,81 @@ def jobs_of(program, tests):
     ]
 
 
+def gpu_tests(package, name, tests):
+    """Returns those tests of a program that run on a GPU."""
+    if (package, name) != ("tests", "it"):
+        return []
+    return [test for test in tests if test.startswith(tuple(ON_FAKE_GPU))]
+
+
+def gpu_jobs(program, tests, environment):
+    """Returns the jobs that run some of these tests on the fake GPU."""
+    package, name, executable, folder = program
+    chosen = gpu_tests(package, name, tests)
+    if not chosen:
+        return []
+    problem = why_no_fake_gpu()
+    if problem is not None:
+        print(f"{len(chosen)} of {len(chosen)} GPU tests skipped: {problem}", flush=True)
+        if os.environ.get("BOSSMAN_NEEDS_FAKE_GPU"):
+            sys.exit(1)
+        return []
+    return [
+        Job(
+            f"gpu {module}",
+            # One at a time: sums of two tests on the same GPUs would wait for each other.
+            [str(FAKE_GPU), executable, "--test-threads", "1", "--exact", *group],
+            folder,
+            len(group),
+            {**FAKE_GPU_ENVIRONMENT, **environment},
+        )
+        for module, group in by_module(chosen).items()
+    ]
+
+
+def why_no_fake_gpu():
+    """Builds the fake GPU. Returns the reason if this machine cannot have it, else None."""
+    built = subprocess.run([FAKE_GPU, "true"], stderr=subprocess.PIPE, text=True)
+    if built.returncode == CANNOT_HAVE:
+        return built.stderr.strip()
+    if built.returncode != 0:
+        sys.exit(built.stderr)
+    return None
+
+
 def jobs(programs):
     """Returns all jobs, the longest first."""
     examples = Job("documentation examples", ["cargo", "test", "--workspace", "--doc"], CHECKOUT)
-    tests = [job for program in programs for job in jobs_of(program, tests_of(*program[2:]))]
+    tests = []
+    for program in programs:
+        listed = tests_of(*program[2:])
+        tests += jobs_of(program, listed)
+        tests += gpu_jobs(program, listed, {"BOSSMAN_LAW_1_CUTS": "2"})
     tests.sort(key=lambda job: rank(job.title))
     first = sum(rank(job.title) < len(LONGEST) for job in tests)
     return tests[:first] + [examples] + tests[first:]
+
+
+def real_gpu_jobs(programs):
+    """Returns the jobs that run the tests of the fake GPU on real ones."""
+    found = []
+    for package, name, executable, folder in programs:
+        chosen = gpu_tests(package, name, tests_of(executable, folder))
+        for module, group in by_module(chosen).items():
+            command = [executable, "--test-threads", "1", "--exact", *group]
+            device = {"BOSSMAN_TEST_DEVICE": "cuda"}
+            found.append(Job(f"gpu {module}", command, folder, len(group), device))
+    return found
+
+
+def seed_jobs(programs, seeds):
+    """Returns the jobs that run each test on the fake GPU with this number of seeds, all cuts."""
+    return [
+        job._replace(title=f"{job.title} seed {seed}")
+        for program in programs
+        for seed in range(1, seeds + 1)
+        for job in gpu_jobs(program, tests_of(*program[2:]), {"FAKECUDA_SEED": str(seed)})
+    ]
 
 
 def verdict(job, succeeded, output):
@@ -139,12 +246,15 @@ def verdict(job, succeeded, output):
 
 def run(job):
     """Runs one job."""
-    title, command, folder, _ = job
+    title, command, folder, _, environment = job
     began = time.monotonic()
     # Cargo sets these for the programs that it runs.
-    environment = dict(
-        os.environ, CARGO=os.environ.get("CARGO", "cargo"), CARGO_MANIFEST_DIR=str(folder)
-    )
+    environment = {
+        **os.environ,
+        "CARGO": os.environ.get("CARGO", "cargo"),
+        "CARGO_MANIFEST_DIR": str(folder),
+        **environment,
+    }
     try:
         done = subprocess.run(
             command,
@@ -173,9 +283,18 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--lanes", type=int, default=os.cpu_count() or 2)
-    lanes = parser.parse_args().lanes
+    parser.add_argument("--gpu-seeds", type=int, metavar="N")
+    parser.add_argument("--real-gpu", action="store_true")
+    options = parser.parse_args()
     waiting, results, lock = queue.SimpleQueue(), [], threading.Lock()
-    for job in jobs(build()):
+    programs = build()
+    if options.real_gpu:
+        chosen = real_gpu_jobs(programs)
+    elif options.gpu_seeds is not None:
+        chosen = seed_jobs(programs, options.gpu_seeds)
+    else:
+        chosen = jobs(programs)
+    for job in chosen:
         waiting.put(job)
 
     def lane():
@@ -191,7 +310,7 @@ def main():
                 if not result.succeeded:
                     print(result.output, flush=True)
 
-    threads = [threading.Thread(target=lane) for _ in range(lanes)]
+    threads = [threading.Thread(target=lane) for _ in range(options.lanes)]
     for thread in threads:
         thread.start()
     for thread in threads:

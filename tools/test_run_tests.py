@@ -1,7 +1,11 @@
 """Tests of run_tests.py."""
 
+import contextlib
+import io
+import os
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import run_tests
 from run_tests import Job
@@ -40,6 +44,35 @@ class Splitting(unittest.TestCase):
         listed = "law_1::in_memory::skip: test\nsrc/lib.rs - x (line 3): test\nfast: benchmark\n"
         found = run_tests.LISTED.findall(listed)
         self.assertEqual(found, ["law_1::in_memory::skip", "src/lib.rs - x (line 3)"])
+
+
+class OnTheFakeGpu(unittest.TestCase):
+    PROGRAM = ("tests", "it", "deps/it", Path("tests"))
+    TESTS = ["law_1::in_memory::skip", "law_1::over_sockets::convnet", "writing::lines"]
+
+    def jobs(self, problem):
+        with mock.patch.object(run_tests, "why_no_fake_gpu", return_value=problem):
+            return run_tests.gpu_jobs(self.PROGRAM, self.TESTS, {"FAKECUDA_SEED": "7"})
+
+    def test_chosen_tests_run_on_it(self):
+        [found] = self.jobs(None)
+        self.assertEqual(found.title, "gpu law_1")
+        self.assertEqual(found.command[-2:], ["--exact", "law_1::in_memory::skip"])
+        self.assertEqual((found.tests, found.environment["FAKECUDA_SEED"]), (1, "7"))
+        self.assertEqual(found.environment["BOSSMAN_TEST_DEVICE"], "cuda")
+
+    def test_skipped_tests_are_counted_with_the_reason_and_refused_where_they_are_needed(self):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            self.assertEqual(self.jobs("no compiler"), [])
+            with mock.patch.dict(os.environ, BOSSMAN_NEEDS_FAKE_GPU="1"):
+                self.assertRaises(SystemExit, self.jobs, "no compiler")
+        lines = said.getvalue().splitlines()
+        self.assertEqual(lines, ["1 of 1 GPU tests skipped: no compiler"] * 2)
+
+    def test_other_programs_do_not_run_on_it(self):
+        program = ("worker", "worker", "deps/worker", Path("worker"))
+        self.assertEqual(run_tests.gpu_jobs(program, self.TESTS, {}), [])
 
 
 class Verdicts(unittest.TestCase):

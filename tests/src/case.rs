@@ -1,5 +1,6 @@
 //! The models of law 1, with a loss, an optimizer and data.
 
+use crate::device::device;
 use crate::{BATCH, STEPS};
 use bossman::{Classes, Loss, Model, Optimizer, StateDict};
 use pipeline::message::Reduction;
@@ -208,6 +209,8 @@ impl Case {
 }
 
 fn uniform(name: &str, sample: &[i64], low: f64, high: f64) -> Tensor {
+    // Before libtorch first looks for GPUs, because it remembers the answer.
+    device();
     let shape = [&[STEPS as i64 * BATCH], sample].concat();
     let mut stream = Key::new(1).text(name).stream(Device::Cpu).unwrap();
     stream.uniform(&shape, Kind::Float, low, high).unwrap()

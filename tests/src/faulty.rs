@@ -1,5 +1,6 @@
 //! A worker in the test's own process, with one fault.
 
+use crate::device::device;
 use crate::programs::{BossAddress, TIMEOUT};
 use link::{LinkError, Payload, WorkerInfo};
 use pipeline::message::{Failure, FailureKind};
@@ -8,7 +9,6 @@ use runtime::{ComputeThread, LeaveSignal, SnapshotStore};
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
 use std::time::Duration;
-use tch::Device;
 use worker::StageCompute;
 
 /// A fault of a worker during its work.
@@ -89,7 +89,7 @@ pub async fn run_faulty_worker(
     let membership = tokio::time::timeout(TIMEOUT, joined).await.unwrap();
     let compute = ComputeThread::start(move || {
         tensor::threads::set_count(1);
-        Faulty { compute: StageCompute::new(Device::Cpu), updates: 0, fault, after, over }
+        Faulty { compute: StageCompute::new(device()), updates: 0, fault, after, over }
     });
     let compute = compute.unwrap().task_limit(Duration::from_secs(2));
     let (snapshots, leave) = (SnapshotStore::default(), LeaveSignal::default());

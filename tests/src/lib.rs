@@ -11,10 +11,12 @@
 pub mod address;
 mod case;
 pub mod cuts;
+pub mod device;
 pub mod faulty;
 mod fleet;
 pub mod hostile;
 mod memory;
+mod one_process;
 pub mod programs;
 mod reference;
 mod sockets;
@@ -25,7 +27,7 @@ mod training;
 pub use case::{Case, Steps};
 pub use fleet::{find_replicas, outputs, put, step_request, train, TestCluster};
 pub use memory::InMemoryCluster;
-pub use reference::one_process;
+pub use one_process::one_process;
 pub use sockets::{Connectivity, SocketCluster};
 pub use training::Training;
 

@@ -1,6 +1,7 @@
 //! A boss and its workers in one thread, without sockets. Both sessions and the compute are real.
 //! Frames arrive in an order drawn from a seed.
 
+use crate::device::device_of;
 use crate::TestCluster;
 use link::{Payload, Slots};
 use pipeline::boss::{Answer, BossSession, Request, Setup, MAX_PENDING_BATCHES};
@@ -16,7 +17,6 @@ use pipeline::Plan;
 use runtime::testing::Reducer;
 use runtime::Compute;
 use std::collections::VecDeque;
-use tch::Device;
 use worker::StageCompute;
 
 /// The time of every event. Sessions use time only if a peer is silent, and no peer is silent here.
@@ -84,9 +84,9 @@ impl InMemoryCluster {
     pub fn new(plan: Plan, seed: u64, order: u64) -> Self {
         let count = plan.workers();
         let somewhere = ([127, 0, 0, 1], 1).into();
-        let worker = |_| Worker {
+        let worker = |number| Worker {
             session: StageSession::new(),
-            compute: StageCompute::new(Device::Cpu),
+            compute: StageCompute::new(device_of(number)),
             tasks: VecDeque::new(),
             todo: VecDeque::new(),
             sums: Reducer::default(),

@@ -1,6 +1,7 @@
 //! Runs the built `worker` and `bossman` programs as processes. Nothing here sleeps: tests wait for
 //! lines and for ends, each with a time limit.
 
+use crate::device::device_name;
 use crate::{Case, Training, BATCH, STEPS};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -143,7 +144,7 @@ impl TestFolder {
     pub fn worker(&self, port: &str, more: &[&str]) -> Process {
         self.start(
             "worker",
-            &[&["--port", port, "--device", "cpu", "--threads", "1"], more].concat(),
+            &[&["--port", port, "--device", &device_name(), "--threads", "1"], more].concat(),
         )
     }
 }

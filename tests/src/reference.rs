@@ -22,7 +22,7 @@ use tensor::random::Key;
 ///
 /// The thread computes alone, like that of each worker in the tests. On some processors, two
 /// threads share even a small product, and it rounds differently.
-pub fn one_process(case: &Case, microbatches: u32) -> Training {
+pub(crate) fn train(case: &Case, microbatches: u32) -> Training {
     tensor::threads::set_count(1);
     let mut net = Net::new(case.model.graph(), case.seed, case.steps.reduction);
     let mut optimizer = Optimizer::new(case.optimizer, &net.trained());

@@ -1,5 +1,6 @@
 //! A boss and its workers in one process, over real QUIC on the loopback interface.
 
+use crate::device::device_of;
 use crate::TestCluster;
 use link::{Identity, Listener, ListenerEvent, Slots, Transport, WorkerInfo};
 use pipeline::boss::{Answer, Request, MAX_PENDING_BATCHES};
@@ -9,7 +10,6 @@ use pipeline::Plan;
 use runtime::{ComputeThread, Handle};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use tch::Device;
 use tensor::nccl::Nccl;
 use tokio::runtime::Runtime;
 use worker::StageCompute;
@@ -51,8 +51,9 @@ impl SocketCluster {
         let handle = runtime.block_on(async {
             let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
             let mut listener = Listener::open(&identity, here, plan.workers()).unwrap();
-            for _ in 0..plan.workers() {
+            for worker in 0..plan.workers() {
                 tokio::spawn(work(
+                    worker,
                     listener.address(),
                     identity.ticket().clone(),
                     reach,
@@ -78,6 +79,7 @@ impl SocketCluster {
 }
 
 async fn work(
+    worker: usize,
     boss: SocketAddr,
     ticket: link::Ticket,
     reach: Connectivity,
@@ -90,9 +92,9 @@ async fn work(
         Connectivity::SharedMemory => membership,
         Connectivity::Quic | Connectivity::Relayed => membership.transport(Transport::Quic),
     };
-    let compute = ComputeThread::start_interruptible(|called_off| {
+    let compute = ComputeThread::start_interruptible(move |called_off| {
         tensor::threads::set_count(1);
-        StageCompute::new(Device::Cpu).with_nccl(nccl, called_off)
+        StageCompute::new(device_of(worker)).with_nccl(nccl, called_off)
     });
     runtime::serve(
         membership,

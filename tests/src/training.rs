@@ -4,7 +4,7 @@ use bossman::StateDict;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::fmt;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use tensor::payload;
 
 /// The loss of every step, and the parameters and buffers after the last one.
@@ -12,8 +12,8 @@ use tensor::payload;
 pub struct Training {
     /// The bits of the f32 losses.
     losses: Vec<u32>,
-    /// Shape and bytes by name.
-    weights: BTreeMap<String, (Vec<i64>, Bytes)>,
+    /// Shape, type and bytes by name.
+    weights: BTreeMap<String, (Vec<i64>, Kind, Bytes)>,
 }
 
 impl Training {
@@ -27,7 +27,7 @@ impl Training {
             losses: losses.iter().map(|loss| loss.to_bits()).collect(),
             weights: weights
                 .into_iter()
-                .map(|(name, t)| (name.to_string(), (t.size(), bytes(t))))
+                .map(|(name, t)| (name.to_string(), (t.size(), t.kind(), bytes(t))))
                 .collect(),
         }
     }
@@ -48,7 +48,7 @@ impl Training {
 
     /// Returns the number of bytes of parameters and buffers.
     pub fn bytes(&self) -> usize {
-        self.weights.values().map(|(_, bytes)| bytes.len()).sum()
+        self.weights.values().map(|(_, _, bytes)| bytes.len()).sum()
     }
 
     /// Panics if a bit differs, and names the loss or tensor.
@@ -64,11 +64,50 @@ impl Training {
             );
         }
         assert_eq!(self.names(), other.names(), "{what}: other weights");
-        for (name, (shape, expected)) in &self.weights {
-            let (other_shape, found) = &other.weights[name];
-            assert_eq!(shape, other_shape, "{what}: {name}");
+        for (name, (shape, kind, expected)) in &self.weights {
+            let (other_shape, other_kind, found) = &other.weights[name];
+            assert_eq!((shape, kind), (other_shape, other_kind), "{what}: {name}");
             let differ = expected.iter().zip(found).filter(|(a, b)| a != b).count();
             assert!(differ == 0, "{what}: {name} differs in {differ} of {} bytes", expected.len());
+        }
+    }
+
+    /// Panics if a loss or an element differs by more than this share of the loss, or of its
+    /// tensor's largest element. Leaves out the tensors of these names.
+    #[track_caller]
+    pub fn assert_close(
+        &self,
+        other: &Training,
+        share: f64,
+        left_out: &[&str],
+        what: &dyn fmt::Display,
+    ) {
+        assert_eq!(self.losses.len(), other.losses.len(), "{what}: other numbers of steps");
+        let of_bits = |bits: &u32| f64::from(f32::from_bits(*bits));
+        for (step, (a, b)) in (1..).zip(self.losses.iter().zip(&other.losses)) {
+            let (a, b) = (of_bits(a), of_bits(b));
+            assert!((a - b).abs() <= share * a.abs(), "{what}: step {step} has losses {a}, {b}");
+        }
+        assert_eq!(self.names(), other.names(), "{what}: other weights");
+        let compared = self.weights.iter().filter(|(name, _)| !left_out.contains(&name.as_str()));
+        for (name, (shape, kind, bytes)) in compared {
+            let (other_shape, other_kind, other_bytes) = &other.weights[name];
+            assert_eq!((shape, kind), (other_shape, other_kind), "{what}: {name}");
+            if *kind != Kind::Float {
+                assert_eq!(bytes, other_bytes, "{what}: {name}");
+                continue;
+            }
+            let floats = |bytes: &[u8]| -> Vec<f64> {
+                let four = bytes.chunks_exact(4).map(|four| four.try_into().unwrap());
+                four.map(|four| f64::from(f32::from_le_bytes(four))).collect()
+            };
+            let (a, b) = (floats(bytes), floats(other_bytes));
+            let largest = a.iter().fold(0f64, |largest, number| largest.max(number.abs()));
+            let worst = a.iter().zip(&b).fold(0f64, |worst, (a, b)| worst.max((a - b).abs()));
+            assert!(
+                worst <= share * largest,
+                "{what}: {name} differs by {worst:e}, and its largest element is {largest:e}"
+            );
         }
     }
 

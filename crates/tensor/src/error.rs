@@ -69,8 +69,17 @@ impl TensorError {
                 TensorError::Libtorch { message, .. } if message.contains(words)
             )
         };
-        // The messages of GPUs, of CPUs, and of CPUs under Windows.
-        says("out of memory") || says("can't allocate memory") || says("not enough memory")
+        const TEXTS: [&str; 6] = [
+            // CUDA, MPS, and NCCL's last error.
+            "out of memory",
+            "CUBLAS_STATUS_ALLOC_FAILED",
+            "CUDNN_STATUS_ALLOC_FAILED",
+            "CUSOLVER_STATUS_ALLOC_FAILED",
+            // CPUs, and CPUs under Windows.
+            "can't allocate memory",
+            "not enough memory",
+        ];
+        TEXTS.into_iter().any(says)
     }
 
     /// Arguments that do not belong together.

@@ -3,10 +3,13 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+/// The source below the repository's root.
+pub(crate) const SOURCE: &str = "crates/tensor/tests/fake/nccl.cpp";
+
 /// Compiles the stand-in with these flags: `-DVERSION=..` selects another version, and `-DOLD` one
 /// without most functions.
 pub fn library(flags: &[&str]) -> PathBuf {
-    let source = crate::repository("crates/tensor/tests/fake/nccl.cpp");
+    let source = crate::repository(SOURCE);
     // Compile beside the test's own program. Several tests may do so at the same time.
     let folder = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
     let name =

@@ -9,6 +9,7 @@
     reason = "a helper that fails ends its test"
 )]
 
+pub mod fake_gpu;
 pub mod fake_nccl;
 pub mod golden;
 pub mod inputs;

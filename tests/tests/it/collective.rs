@@ -19,6 +19,7 @@ use std::sync::{mpsc, Arc, LazyLock};
 use std::time::{Duration, Instant};
 use tch::{Device, Kind, Tensor};
 use tensor::nccl::Nccl;
+use tests::device::{device, device_of};
 use tests::programs::{free_port, TestFolder};
 use tests::{
     find_replicas, one_process, outputs, put, step_request, train, Case, Connectivity,
@@ -27,8 +28,10 @@ use tests::{
 use tokio::sync::Notify;
 use worker::StageCompute;
 
-static NCCL: LazyLock<Arc<Nccl>> =
-    LazyLock::new(|| Nccl::load_for_host(&testkit::fake_nccl::library(&[])).unwrap());
+static NCCL: LazyLock<Arc<Nccl>> = LazyLock::new(|| match device() {
+    Device::Cpu => Nccl::load_for_host(&testkit::fake_nccl::library(&[])).unwrap(),
+    _ => Nccl::load(None).unwrap(),
+});
 
 fn summed(case: Case, reduction: Reduction) -> Case {
     let steps = Steps { reduction, ..case.steps };
@@ -350,7 +353,8 @@ async fn work(address: Address, gpu: &'static str, role: Role) {
     let its_role = role.clone();
     let compute = ComputeThread::start_interruptible(move |called_off| {
         tensor::threads::set_count(1);
-        let compute = StageCompute::new(Device::Cpu).with_nccl(Some(NCCL.clone()), called_off);
+        let compute = StageCompute::new(device_of(gpu.parse().unwrap()))
+            .with_nccl(Some(NCCL.clone()), called_off);
         Acting { compute, sums: 0, role: its_role, dead }
     });
     let dead = async move {

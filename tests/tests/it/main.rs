@@ -10,6 +10,7 @@ mod collective;
 mod compressed;
 mod digest;
 mod ending_well;
+mod gpu;
 mod guards;
 mod guide;
 mod hostile;

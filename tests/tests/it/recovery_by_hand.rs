@@ -7,6 +7,7 @@ use link::{Identity, LinkError};
 use std::sync::mpsc;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
+use tests::device::device_name;
 use tests::faulty::{run_faulty_worker, Fault};
 use tests::programs::{free_port, processes_with, send_signal, BossAddress, TestFolder};
 use tests::stateful_model::MODEL;
@@ -88,7 +89,7 @@ impl Here {
     }
 
     fn worker(&self) -> tests::programs::Process {
-        let arguments = ["--port", &self.port, "--device", "cpu", "--threads", "1"];
+        let arguments = ["--port", &self.port, "--device", &device_name(), "--threads", "1"];
         self.place.start_with("worker", &arguments, &[("MODEL_TICKET", &self.ticket)])
     }
 }

@@ -10,8 +10,9 @@ pub(crate) fn run() -> Result<()> {
     let gpus: Vec<_> = tensor::device::all().into_iter().filter(|d| *d != Device::Cpu).collect();
     if gpus.is_empty() {
         bail!(
-            "--device all: this machine has no GPU that libtorch can use; leave --device out to \
-             use the CPU"
+            "--device all: this machine has no GPU that libtorch can use ({}); leave --device out \
+             to use the CPU",
+            tensor::cuda::load()
         );
     }
     let program = std::env::current_exe().context("cannot find this program's own file")?;

@@ -161,6 +161,7 @@ async fn serve_runs(
         "worker {}: {}, {} threads{memory}",
         info.version, info.device, info.threads
     ));
+    report_cuda(device);
     let nccl = loaded.library;
     let peer_snapshots = SnapshotStore::default();
     let program =
@@ -358,9 +359,23 @@ fn device(options: &Options) -> Result<Device> {
     let device = tensor::device::parse(name).context("--device")?;
     if !all.contains(&device) {
         let names: Vec<_> = all.iter().map(|d| tensor::device::name(*d)).collect();
-        bail!("--device {name}: not on this machine, which has {}", names.join(", "));
+        let cuda = match device {
+            Device::Cuda(_) => format!("; {}", tensor::cuda::load()),
+            _ => String::new(),
+        };
+        bail!("--device {name}: not on this machine, which has {}{cuda}", names.join(", "));
     }
     Ok(device)
+}
+
+/// Tells the driver and the GPUs, or why there are none.
+fn report_cuda(device: Device) {
+    let cuda = tensor::cuda::load();
+    if cuda.is_fault() && device == Device::Cpu {
+        output::warn(&format!("worker: warning: computes on the CPU; {cuda}"));
+    } else {
+        output::line(&cuda.to_string());
+    }
 }
 
 fn info(options: &Options, device: Device, nccl: link::Nccl) -> WorkerInfo {

@@ -8,6 +8,7 @@ use crate::engine::modules::autocast::in_precision;
 use crate::engine::modules::lower::lower;
 use crate::engine::params::stage_params::Params;
 use crate::engine::passes::compiled_layer::CompiledLayer;
+use crate::engine::passes::index_range::Lookups;
 use layerspec::ValueId;
 use std::collections::{HashMap, HashSet};
 use tch::Tensor;
@@ -23,6 +24,7 @@ pub(crate) struct CompiledStage {
     pub(crate) layers: Vec<CompiledLayer>,
     /// By layer: the values that are no longer needed once it is complete.
     pub(crate) freed_after: Vec<Vec<ValueId>>,
+    lookups: Lookups,
 }
 
 impl CompiledStage {
@@ -36,13 +38,14 @@ impl CompiledStage {
         params: &Params,
     ) -> Result<Self, EngineError> {
         let layers = compile_layers(&config, custom_layers, params)?;
-        Ok(CompiledStage { freed_after: freed_after(&config), layers, config })
+        let (freed_after, lookups) = (freed_after(&config), Lookups::of(&config));
+        Ok(CompiledStage { freed_after, lookups, layers, config })
     }
 
     /// Moves the stage's inputs to its device, in the layout of fresh memory.
     ///
     /// # Errors
-    /// Their number is wrong, or the device refuses one.
+    /// Their number is wrong, an id is outside the table of its layer, or the device refuses one.
     pub(crate) fn receive_inputs(&self, inputs: Vec<Tensor>) -> Result<Values, EngineError> {
         let (expected, got) = (self.config.inputs.len(), inputs.len());
         if expected != got {
@@ -57,7 +60,11 @@ impl CompiledStage {
             canonical_layout(moved.attempt("moving an input to the device")?)
         };
         let arrivals = self.config.inputs.iter().zip(inputs);
-        arrivals.map(|(input, tensor)| Ok((input.value, receive(tensor)?))).collect()
+        let received = arrivals.map(|(input, tensor)| {
+            self.lookups.check(&self.config.layers, input.value, &tensor)?;
+            Ok((input.value, receive(tensor)?))
+        });
+        received.collect()
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::engine::config::LossInputs;
 use crate::engine::error::EngineError;
 use crate::engine::layout::canonical_layout;
+use crate::engine::passes::index_range::check_classes;
 use pipeline::loss::{ClassDim, Classes, LossSpec};
 use tch::{Kind, Reduction, Tensor};
 use tensor::{Attempt, TensorError};
@@ -47,6 +48,10 @@ fn with_grad(task: &LossInputs<'_>) -> Result<LossAndGrad, TensorError> {
 }
 
 fn weighted(prediction: &Tensor, task: &LossInputs<'_>) -> Result<Tensor, TensorError> {
+    if let Some(classes) = task.loss.classes() {
+        let outputs = are_classes(prediction, task.target, task.loss, classes)?;
+        check_classes(task.target, classes, outputs)?;
+    }
     let target =
         task.target.f_to_device(prediction.device()).attempt("moving the target to the device")?;
     // The mean over nothing is NaN. The sum is 0, and so are its gradients.
@@ -61,10 +66,7 @@ fn reduced(
     reduction: Reduction,
 ) -> Result<Tensor, TensorError> {
     let rows = match loss.classes() {
-        Some(classes) => {
-            are_classes(output, target, loss, classes)?;
-            rows_of_classes(output, target, classes.class_dim)?
-        }
+        Some(classes) => rows_of_classes(output, target, classes.class_dim)?,
         None => {
             are_alike(output, target)?;
             None
@@ -127,18 +129,19 @@ fn are_alike(output: &Tensor, target: &Tensor) -> Result<(), TensorError> {
     Ok(())
 }
 
+/// Checks that the output has the dimensions of the target and one for the classes. Returns the
+/// number of classes.
 fn are_classes(
     output: &Tensor,
     target: &Tensor,
     loss: &LossSpec,
     classes: &Classes,
-) -> Result<(), TensorError> {
+) -> Result<i64, TensorError> {
     let mut size = output.size();
-    let fits = classes.class_dim.position(size.len()).is_some_and(|position| {
-        size.remove(position);
-        size == target.size()
-    });
-    if !fits || target.f_kind()? != Kind::Int64 {
+    let outputs = classes.class_dim.position(size.len()).map(|position| size.remove(position));
+    let outputs = outputs.filter(|_| size == target.size());
+    let is_int64 = target.f_kind()? == Kind::Int64;
+    outputs.filter(|_| is_int64).ok_or_else(|| {
         let what = match loss {
             LossSpec::NLLLoss { .. } => "logarithms of probabilities",
             _ => "logits",
@@ -148,9 +151,8 @@ fn are_classes(
             ClassDim::Last => "[N, ..., C]",
         };
         let expected = format!("{what} {shape} and a target [N, ...] of int64 class numbers");
-        return Err(mismatch(&expected, output, target));
-    }
-    Ok(())
+        mismatch(&expected, output, target)
+    })
 }
 
 /// Output `[N, ..., C]` and target `[N, ...]` as `[rows, C]` and `[rows]`, if the last dimension

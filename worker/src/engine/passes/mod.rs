@@ -7,6 +7,7 @@
 //!                     |-> compiled_stage.rs -> compiled_layer.rs -> an Op each
 //!     saved_passes.rs: the state saved from one pass to the next
 //!     loss.rs: the loss and its gradient;  finite.rs: checks that numbers are finite
+//!     index_range.rs: checks ids and classes before they go to a device
 //! ```
 
 pub(crate) mod backward;
@@ -14,6 +15,7 @@ pub(crate) mod compiled_layer;
 pub(crate) mod compiled_stage;
 pub(crate) mod finite;
 pub(crate) mod forward;
+pub(crate) mod index_range;
 pub(crate) mod loss;
 pub(crate) mod runner;
 pub(crate) mod saved_passes;

@@ -1,0 +1,122 @@
+//! Checks ids and classes on the host, before a device looks them up.
+//!
+//! A GPU finds an index outside its range only when it computes, some time later. The error then
+//! has no place, and the process can no longer use the GPU.
+
+use crate::engine::config::StageConfig;
+use crate::engine::error::{in_layer, layer_error, EngineError, LayerPhase};
+use layerspec::{Layer, LayerKind, ValueId};
+use pipeline::loss::Classes;
+use std::collections::HashMap;
+use tch::{Device, Tensor};
+use tensor::TensorError;
+
+/// The layers that look up values which come from outside, by value. Each is its place among the
+/// stage's layers, with the number of rows of its table.
+#[derive(Debug, Default)]
+pub(crate) struct Lookups(HashMap<ValueId, Vec<(usize, i64)>>);
+
+impl Lookups {
+    /// Finds the layers. Between the border of the stage and a lookup, layers may arrange values
+    /// in another way.
+    pub(crate) fn of(config: &StageConfig) -> Self {
+        let mut origins: HashMap<ValueId, Vec<ValueId>> =
+            config.inputs.iter().map(|input| (input.value, vec![input.value])).collect();
+        let mut lookups = Lookups::default();
+        for (place, layer) in config.layers.iter().enumerate() {
+            let from: Vec<ValueId> = layer
+                .inputs
+                .iter()
+                .filter_map(|value| origins.get(value))
+                .flatten()
+                .copied()
+                .collect();
+            if let LayerKind::Embedding(embedding) = &layer.kind {
+                let rows = i64::try_from(embedding.num_embeddings).unwrap_or(i64::MAX);
+                for value in from {
+                    lookups.0.entry(value).or_default().push((place, rows));
+                }
+            } else if arranges(&layer.kind) {
+                origins.extend(layer.outputs.iter().map(|value| (*value, from.clone())));
+            }
+        }
+        lookups
+    }
+
+    /// Checks a value that arrives, if it is on the host.
+    ///
+    /// # Errors
+    /// An id is outside the table of a layer.
+    pub(crate) fn check(
+        &self,
+        layers: &[Layer],
+        value: ValueId,
+        ids: &Tensor,
+    ) -> Result<(), EngineError> {
+        for (place, rows) in self.0.get(&value).into_iter().flatten() {
+            let layer = &layers[*place];
+            let failed = || in_layer(layer, LayerPhase::Forward);
+            let Some([least, most]) = range(ids).map_err(failed())? else { return Ok(()) };
+            if let Some(wrong) = outside(least, most, *rows) {
+                let problem = format!(
+                    "id {wrong}, but `num_embeddings` is {rows}: ids are 0 to {}",
+                    rows - 1
+                );
+                return Err(failed()(layer_error(problem)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks classes, if they are on the host.
+///
+/// # Errors
+/// A class that is not ignored has no output.
+pub(super) fn check_classes(
+    target: &Tensor,
+    classes: &Classes,
+    outputs: i64,
+) -> Result<(), TensorError> {
+    if target.device() != Device::Cpu {
+        return Ok(());
+    }
+    let counted = target.f_masked_select(&target.f_ne(classes.ignore_index)?)?;
+    let Some([least, most]) = range(&counted)? else { return Ok(()) };
+    match outside(least, most, outputs) {
+        Some(wrong) => Err(TensorError::invalid(
+            "the target",
+            format!("class {wrong}, but the output has {outputs} (0 to {})", outputs - 1),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Whether a layer gives all numbers that it takes, in another arrangement.
+fn arranges(kind: &LayerKind) -> bool {
+    matches!(
+        kind,
+        LayerKind::Identity(_)
+            | LayerKind::Flatten(_)
+            | LayerKind::Unflatten(_)
+            | LayerKind::Reshape(_)
+            | LayerKind::Transpose(_)
+            | LayerKind::Permute(_)
+            | LayerKind::Squeeze(_)
+            | LayerKind::Unsqueeze(_)
+            | LayerKind::Concat(_)
+            | LayerKind::Stack(_)
+    )
+}
+
+/// The least and the greatest number. `None` if there are none, or they are on a device.
+fn range(numbers: &Tensor) -> Result<Option<[i64; 2]>, TensorError> {
+    if numbers.device() != Device::Cpu || numbers.numel() == 0 {
+        return Ok(None);
+    }
+    Ok(Some([numbers.f_min()?.f_int64_value(&[])?, numbers.f_max()?.f_int64_value(&[])?]))
+}
+
+fn outside(least: i64, most: i64, count: i64) -> Option<i64> {
+    [least, most].into_iter().find(|index| !(0..count).contains(index))
+}
