@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Brings libtorch to this machine once, and points the checkout's `.libtorch` link at it.
 
-Looked for in this order: the folder that LIBTORCH names; the user's cache folder; PyPI, which
-fills the cache. The torch wheel is unpacked and never imported, so any Python from 3.8 on will
-do."""
+Looked for in this order: the folder that LIBTORCH names; the user's cache folder; PyPI, or
+PyTorch's own index where PyPI's CUDA build does not fit; what they give fills the cache. The torch
+wheel is unpacked and never imported, so any Python from 3.8 on will do."""
 
 import argparse
 import contextlib
@@ -18,10 +18,14 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import cuda_variant
+from cuda_variant import NoVariant
 from elf import NotElf, needed_libraries
 
-VERSION = "2.11.0"
+VERSION = cuda_variant.VERSION
 CHECKOUT = Path(__file__).resolve().parent.parent
+# Has the CUDA builds that PyPI has not, each in a folder of its own.
+INDEX_VARIABLE, INDEX = "BOSSMAN_TORCH_INDEX", "https://download.pytorch.org/whl"
 WAY_OUT = f"set LIBTORCH to the folder of a libtorch {VERSION} that you have"
 # What a build needs of the torch wheel; the rest is Python.
 KEPT = ("torch/include/", "torch/lib/", "torch/share/", "torch/version.py", f"torch-{VERSION}")
@@ -44,7 +48,7 @@ class Host:
         "manylinux1",
     ]
 
-    def __init__(self, system, machine, gpu):
+    def __init__(self, system, machine, gpu, variant=cuda_variant.DEFAULT, index=INDEX):
         self.linux = system == "Linux"
         if self.linux and machine in ("x86_64", "aarch64"):
             self.tags = [f"{tag}_{machine}" for tag in self.LINUX_TAGS]
@@ -53,29 +57,41 @@ class Host:
         else:
             raise Problem(f"PyPI has no torch {VERSION} that fits {system} on {machine}: {WAY_OUT}")
         self.gpu = gpu and self.linux
-        self.name = f"{system}-{machine}-{'cuda' if self.gpu else 'cpu'}".lower()
+        self.torch, self.index, kind = VERSION, None, "cuda" if self.gpu else "cpu"
+        if self.gpu and variant != cuda_variant.DEFAULT:
+            self.torch, kind = f"{VERSION}+{variant}", variant
+            self.index = f"{index.rstrip('/')}/{variant}"
+        self.name = f"{system}-{machine}-{kind}".lower()
         self.suffix = "so" if self.linux else "dylib"
 
     @classmethod
-    def this(cls):
-        if platform.system() == "Linux":
+    def this(cls, environment):
+        system, machine = platform.system(), platform.machine()
+        if system == "Linux":
             libc, version = platform.libc_ver()
             if libc != "glibc" or tuple(map(int, version.split(".")[:2])) < (2, 28):
                 raise Problem(
                     f"torch {VERSION} from PyPI needs glibc 2.28 or newer, here is "
                     f"{libc or 'another libc'} {version}: {WAY_OUT}"
                 )
-        return cls(platform.system(), platform.machine(), has_nvidia_gpu())
+        cls(system, machine, gpu=False)  # refuses what has no wheel at all
+        variant = choose_variant(system, machine, environment)
+        index = environment.get(INDEX_VARIABLE) or INDEX
+        return cls(system, machine, variant != cuda_variant.CPU, variant, index)
 
 
-def has_nvidia_gpu():
-    if Path("/proc/driver/nvidia/version").exists():
-        return True
-    tool = shutil.which("nvidia-smi")  # the sign of a GPU under WSL
-    return (
-        tool is not None
-        and subprocess.run([tool, "-L"], capture_output=True, check=False).returncode == 0
-    )
+def choose_variant(system, machine, environment):
+    """The one that the user names, else one for the GPUs that are here, else "cpu"."""
+    named = cuda_variant.wanted(environment)
+    if named or system != "Linux":
+        return named or cuda_variant.CPU
+    here = cuda_variant.Machine.this(machine)
+    if here is None:
+        return cuda_variant.CPU
+    variant, not_used = cuda_variant.choose(here)
+    if not_used:
+        say(not_used)
+    return variant
 
 
 def main():
@@ -89,7 +105,7 @@ def main():
     try:
         libtorch = find(os.environ)
         point(CHECKOUT / ".libtorch", libtorch)
-    except (Problem, NotElf, OSError) as problem:
+    except (Problem, NoVariant, NotElf, OSError) as problem:
         sys.exit(f"setup: {problem}")
     except KeyboardInterrupt:
         sys.exit("setup: stopped; the next run starts cleanly from here")
@@ -104,7 +120,7 @@ def find(environment):
     named = environment.get("LIBTORCH")
     if named:
         return check_named(Path(named))
-    return fetch(cache_folder(environment), Host.this())
+    return fetch(cache_folder(environment), Host.this(environment))
 
 
 def check_named(libtorch):
@@ -165,18 +181,35 @@ def pip_download(requirement, host, folder):
             "--no-cache-dir",
             "--disable-pip-version-check",
         ]
-        + ["--only-binary", ":all:", *python, *platforms, "--dest", str(partial), requirement],
+        + ["--only-binary", ":all:", *python, *platforms, *indexes(requirement, host)]
+        + ["--dest", str(partial), requirement],
         stdout=sys.stderr,
         env={**os.environ, "TMPDIR": str(partial)},
         check=False,
     )
     if done.returncode != 0:
+        place, more = "", ""
+        if host.index is not None:
+            place = " from " + re.sub(r"//[^/]*@", "//", host.index)  # without a password
+            more = (
+                f"name a mirror with {INDEX_VARIABLE}, use the CPU with "
+                f"{cuda_variant.VARIABLE}={cuda_variant.CPU}, "
+            )
         raise Problem(
-            f"pip could not download {requirement}, its reason is above: run again, `python3 -m "
-            f"pip install --upgrade pip`, or {WAY_OUT}"
+            f"pip could not download {requirement}{place}, its reason is above: run again, "
+            f"`python3 -m pip install --upgrade pip`, {more}or {WAY_OUT}"
         )
     for wheel in partial.glob("*.whl"):
         wheel.replace(folder / wheel.name)
+
+
+def indexes(requirement, host):
+    """Where pip looks. Only torch has to come from the index of its variant; for the rest that is
+    one more place beside those of pip's own configuration, PyPI by default."""
+    if host.index is None:
+        return []
+    of_torch = requirement.startswith("torch==")
+    return ["--index-url" if of_torch else "--extra-index-url", host.index]
 
 
 def load(library):
@@ -208,7 +241,7 @@ def unpack_everything(cache, host, ready, download, load):
     unpacking = Path(tempfile.mkdtemp(prefix="unpacking-", dir=cache))
     wheels = Wheels(cache / "downloads" / host.name, host, download)
     try:
-        torch = wheels.get("torch", VERSION)
+        torch = wheels.get("torch", host.torch)
         unpack(torch, unpacking, KEPT)
         for name, version in nvidia_wheels(torch, unpacking / "torch" / "lib", wheels):
             unpack(wheels.get(name, version), unpacking)
@@ -248,20 +281,27 @@ def nvidia_wheels(torch, libraries, wheels):
     them.
 
     With a GPU, all of them. Without one, only those that carry a library which libtorch_cpu itself
-    asks for: torch pins `cuda-toolkit[cublas,cudart,..]`, and that pins for each word the wheel in
-    which lies lib<word>.so."""
+    asks for. Most builds pin `cuda-toolkit[cublas,cudart,..]`, and that pins for each word the
+    wheel in which lies lib<word>.so; others pin the wheels themselves, such as
+    nvidia-cuda-runtime-cu12."""
     host = wheels.host
     if not host.linux:
         return
     needed = set(needed_libraries(libraries / "libtorch_cpu.so"))
-    stems = {name.split(".so")[0][len("lib") :] for name in needed}
+    stems = {name.split(".so")[0][len("lib") :].lower() for name in needed}
     for name, words, version, _ in pins(torch):
         if name == "cuda-toolkit":
             for part, _, part_version, word in pins(wheels.get(name, version)):
                 if word in words and (host.gpu or word in stems):
                     yield part, part_version
-        elif name.startswith("nvidia-") and host.gpu:
+        elif name.startswith("nvidia-") and (host.gpu or library_in(name) in stems):
             yield name, version
+
+
+def library_in(wheel):
+    """The library that gives an nvidia wheel its name: "cudart" for nvidia-cuda-runtime-cu12."""
+    word = re.sub(r"^nvidia-(?:cuda-)?|-cu\d+$", "", wheel)
+    return {"runtime": "cudart", "nvtx": "nvtoolsext"}.get(word, word)
 
 
 def pins(wheel):
