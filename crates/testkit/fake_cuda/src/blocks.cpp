@@ -8,6 +8,7 @@
 
 #include "counters.h"
 #include "machine.h"
+#include "shared_limit.h"
 
 namespace fakecuda {
 namespace {
@@ -50,13 +51,21 @@ char* Blocks::take(size_t bytes, int64_t stream) {
   return block;
 }
 
+// What is free for this process: other processes may share the device.
+size_t Blocks::free_bytes() const {
+  size_t taken = reserved_ + reserved_by_others(device_);
+  return limit_ > taken ? limit_ - taken : 0;
+}
+
 char* Blocks::reserve(size_t bytes, size_t size) {
-  if (reserved_ + size > limit_) release();
-  if (reserved_ + size > limit_) {
-    count(FC_OOM);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", bytes,
-                     " bytes. GPU ", device_, " has a total capacity of ", limit_,
-                     " bytes of which ", limit_ - reserved_, " bytes is free.");
+  if (!say_reserved(device_, reserved_ + size, limit_)) {
+    release();
+    if (!say_reserved(device_, reserved_ + size, limit_)) {
+      count(FC_OOM);
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", bytes,
+                       " bytes. GPU ", device_, " has a total capacity of ", limit_,
+                       " bytes of which ", free_bytes(), " bytes is free.");
+    }
   }
   auto fits = [&](auto& range) { return range.second >= size; };
   auto range = std::find_if(unused_.begin(), unused_.end(), fits);
@@ -119,6 +128,7 @@ void Blocks::release() {
   for (auto& [key, list] : cache_)
     for (char* block : list) unmap(block, key.second);
   cache_.clear();
+  say_reserved(device_, reserved_, limit_);
 }
 
 void Blocks::unmap(char* block, size_t size) {
@@ -140,7 +150,7 @@ void Blocks::unmap(char* block, size_t size) {
 
 Blocks::Numbers Blocks::numbers() {
   std::lock_guard<std::mutex> hold(lock_);
-  return {limit_, reserved_, used_, peak_};
+  return {limit_, free_bytes(), reserved_, used_, peak_};
 }
 void Blocks::reset_peak() {
   std::lock_guard<std::mutex> hold(lock_);

@@ -28,7 +28,7 @@ class Blocks {
   void release_cache();
 
   struct Numbers {
-    size_t limit, reserved, used, peak;
+    size_t limit, free, reserved, used, peak;
   };
   Numbers numbers();
   void reset_peak();
@@ -54,6 +54,7 @@ class Blocks {
   std::unordered_map<char*, Block> blocks_;
   std::vector<Pending> pending_;
 
+  size_t free_bytes() const;
   char* reserve(size_t bytes, size_t size);
   void put_in_cache(char* block);
   void settle();

@@ -22,6 +22,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
     c10::Device place(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
     if (bytes == 0) return {nullptr, nullptr, &free_block, place};
     check(index);
+    check_memory(index, bytes);
     count(FC_ALLOC);
     char* block = blocks_of(index).take(bytes, stream_id(current_stream(index)));
     return {block, block, &free_block, place};
@@ -56,7 +57,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex i) override {
     check(i);
     auto numbers = blocks_of(i).numbers();
-    return {numbers.limit - numbers.reserved, numbers.limit};
+    return {numbers.free, numbers.limit};
   }
 };
 

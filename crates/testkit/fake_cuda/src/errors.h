@@ -1,4 +1,7 @@
-// Errors of kernels. One error breaks its device: nothing runs on it any more.
+// Errors of kernels, libraries and memory, real and injected.
+//
+// An error of a kernel breaks its device: nothing runs on it any more. An error of a call fails one
+// call.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +14,25 @@ void check(int device);
 
 // Breaks a device. The first error stays.
 void break_device(int device, int code, std::string message);
+bool is_broken(int device);
 
-// Says that one more task is about to run. False if the device is broken.
-bool may_run(int device);
+// Numbers a kernel or copy at its call, from 1. Throws if an error of a call is due.
+uint64_t number_task(int device);
 
-// Breaks the device after this many more tasks.
+// Breaks the device if an error is due at this task, which is about to run.
+void reach_task(int device, uint64_t number);
+
+// Throws OutOfMemoryError if an injected one is due.
+void check_memory(int device, size_t bytes);
+
+// Breaks the device at the kernel or copy after so many.
 void inject_error(int device, uint64_t after_tasks, int code, std::string message);
+
+// Lets an error of this kind happen at the kernel or copy after so many. False if there is no such
+// kind.
+bool inject_kind(int device, uint64_t after_tasks, const std::string& kind);
+
+// Mends the device, and forgets injected errors.
 void clear_error(int device);
 
 }  // namespace fakecuda

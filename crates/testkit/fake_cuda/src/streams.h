@@ -25,8 +25,9 @@ StreamState* current_stream(int device);
 int64_t exchange_stream(int device, int64_t id);
 int64_t next_pool_stream(int device);
 
-// Puts a task at the end of a stream. Returns its number in the stream.
-uint64_t enqueue(StreamState*, Work, const char* name);
+// Puts a task at the end of a stream. Returns its number in the stream. Kernels and copies have a
+// number on their device, too; all else has 0.
+uint64_t enqueue(StreamState*, Work, const char* name, uint64_t number_on_device = 0);
 uint64_t last_of(StreamState*);
 bool is_done(StreamState*, uint64_t number);
 bool all_done(const Places&);
@@ -40,7 +41,11 @@ void wait_for_device(int device);
 void synchronize(StreamState*);
 void synchronize_device(int device);
 
-// Sets the times for which tasks are held back, in microseconds.
-void set_hold(uint64_t seed, uint32_t low, uint32_t high);
+// Sets the times for which tasks of one stream are held back, in microseconds.
+void hold_stream(StreamState*, uint32_t low, uint32_t high);
+
+// All other streams of the device hold their tasks until this one is empty, unless somebody waits
+// for them. -1 ends this.
+void let_go_first(int device, int64_t id);
 
 }  // namespace fakecuda
