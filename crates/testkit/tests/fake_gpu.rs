@@ -65,8 +65,8 @@ fn a_test_in_rust_reads_its_counts() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("counts");
     assert!(counts(&file).is_err(), "there is no file yet");
-    let mut program = fake.own_test("counts").arg("once").env("FAKECUDA_COUNTS", &file).spawn();
-    assert!(program.as_mut().unwrap().wait().unwrap().success());
+    let status = fake.own_test("counts").arg("once").env("FAKECUDA_COUNTS", &file).status();
+    assert!(status.unwrap().success());
     let counts = counts(&file).unwrap();
     let blocking = (counts.to_device_blocking, counts.to_host_blocking, counts.blocking_copy);
     assert_eq!((blocking, counts.item, counts.on_devices), ((1, 1, 2), 1, 1));

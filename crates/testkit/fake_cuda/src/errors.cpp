@@ -81,11 +81,15 @@ void break_device(int d, int code, std::string message) {
   state.broken = true;
 }
 
-uint64_t number_task(int d) {
+void check_call(int d) {
   State& state = state_of(d);
   Fault fault;
   auto due = [&](Fault& f) { return f.effect == Effect::kFailCall && f.task <= state.tasks; };
   TORCH_CHECK(!take(state, fault, due), fault.message);
+}
+
+uint64_t number_task(int d) {
+  State& state = state_of(d);
   std::lock_guard<std::mutex> hold(state.lock);
   return ++state.tasks;
 }

@@ -16,7 +16,10 @@ void check(int device);
 void break_device(int device, int code, std::string message);
 bool is_broken(int device);
 
-// Numbers a kernel or copy at its call, from 1. Throws if an error of a call is due.
+// Throws the injected error of a library, if one is due at this call.
+void check_call(int device);
+
+// Numbers a kernel or copy at its call, from 1.
 uint64_t number_task(int device);
 
 // Breaks the device if an error is due at this task, which is about to run.

@@ -30,12 +30,14 @@ void put(int d, Work work, const char* name, uint64_t number_on_device) {
 
 void launch(int d, Work work, const char* name) {
   check(d);
+  check_call(d);
   put(d, std::move(work), name, number_task(d));
   count(FC_KERNEL);
 }
 
 void launch_copy(int d, int counter, Work work, const char* name) {
   check(d);
+  check_call(d);
   put(d, std::move(work), name, number_task(d));
   count(counter);
 }
