@@ -65,7 +65,8 @@ std::optional<Fault> fault_of_kind(const std::string& name) {
 std::vector<std::pair<int, Fault>> faults_of_environment() {
   const char* all = getenv("FAKECUDA_FAIL");
   std::vector<std::pair<int, Fault>> faults;
-  std::istringstream texts(all ? all : "");
+  if (all == nullptr || *all == 0) return faults;
+  std::istringstream texts(std::string(all) + ",");
   for (std::string text; std::getline(texts, text, ',');) {
     std::pair<int, Fault> fault;
     if (!read_fault(text, fault)) {

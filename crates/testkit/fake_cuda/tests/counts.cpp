@@ -3,9 +3,8 @@
 //     counts            runs itself twice, with one file, and reads that
 //     counts once       computes
 //     counts work       computes, says so, and sleeps until it is killed
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
+#include <sys/prctl.h>
 
 #include <array>
 #include <fstream>
@@ -50,6 +49,7 @@ static Child start(const char* program) {
   if (pipe(ends)) exit(1);
   pid_t id = fork();
   if (id == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // no child outlives this test
     dup2(ends[1], STDOUT_FILENO);
     execl(program, program, "work", nullptr);
     _exit(1);

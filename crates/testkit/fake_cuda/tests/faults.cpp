@@ -40,6 +40,7 @@ static int compute() {
       guard().synchronizeDevice(0);
       y.add_(1);
       guard().synchronizeDevice(1);
+      at::empty({4}, gpu);
     }
   });
   printf("%d %s\n", steps, error.substr(0, error.find('\n')).c_str());
@@ -85,6 +86,9 @@ static void from_environment() {
       {"0:4:cudnn",
        "3 Error cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a "
        "non-contiguous input.\nworks works\n"},
+      {"0:4:out-of-memory",
+       "2 OutOfMemoryError CUDA out of memory. Tried to allocate 16 bytes. GPU 0 has no memory for "
+       "this call.\nworks works\n"},
       {"1:9:ecc,0:4:illegal-address",
        "2 AcceleratorError 700 CUDA error: an illegal memory access was encountered\n"
        "broken works\n"},
@@ -95,7 +99,8 @@ static void from_environment() {
     if (said != c.said) printf("     %s gives: %s", c.fail, said.c_str());
     ok(code == 0 && said == c.said, *c.fail ? c.fail : "no error");
   }
-  for (const char* mistyped : {"0:4:ilegal", "0:x:ecc", "9:1:ecc", "ecc", "0:1:", "0:4:ecc,1"}) {
+  for (const char* mistyped :
+       {"0:4:ilegal", "0:x:ecc", "9:1:ecc", "ecc", "0:1:", "0:4:ecc,1", "0:4:ecc,"}) {
     int code;
     std::string said = run(mistyped, code);
     bool line = said.find('\n') == said.size() - 1;

@@ -6,6 +6,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 
 #include <string>
 #include <vector>
@@ -51,6 +52,7 @@ struct Child {
     if (pipe(ends)) exit(1);
     id = fork();
     if (id == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // no child outlives this test
       dup2(ends[1], STDOUT_FILENO);
       execl("/proc/self/exe", "memory", "hold", count, nullptr);
       _exit(1);
