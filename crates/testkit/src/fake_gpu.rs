@@ -122,6 +122,73 @@ impl FakeGpu {
     }
 }
 
+/// What programs did on the fake's GPUs. The fields are the counters of `fakecuda.h`, in its order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Waits of the host for a whole device.
+    pub device_sync: u64,
+    /// Waits of the host for a stream.
+    pub stream_sync: u64,
+    /// Waits of the host for an event.
+    pub event_sync: u64,
+    /// Numbers that the host read, as with `item`.
+    pub item: u64,
+    /// Copies from or to the host for which the host waited.
+    pub blocking_copy: u64,
+    /// Waits before an operator that runs at once. A GPU has none of these.
+    pub drain: u64,
+    /// Operators that ran later than their call.
+    pub deferred: u64,
+    /// Operators that ran at their call.
+    pub immediate: u64,
+    /// Allocations that failed.
+    pub oom: u64,
+    /// Allocations of device memory.
+    pub alloc: u64,
+    /// Kernels that were launched. Copies are none.
+    pub kernel: u64,
+    /// Copies to a device for which the host waited.
+    pub to_device_blocking: u64,
+    /// Copies to a device for which the host did not wait.
+    pub to_device_async: u64,
+    /// Copies to the host for which the host waited.
+    pub to_host_blocking: u64,
+    /// Copies to the host for which the host did not wait.
+    pub to_host_async: u64,
+    /// Copies on a device and between devices.
+    pub on_devices: u64,
+}
+
+/// Reads the file that `FAKECUDA_COUNTS` named, while its programs run or after they have ended.
+///
+/// # Errors
+/// The file cannot be read, or has too few bytes.
+pub fn counts(file: &Path) -> Result<Counts, String> {
+    let bytes = fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    let mut numbers =
+        bytes.chunks_exact(8).map(|number| u64::from_le_bytes(number.try_into().unwrap()));
+    let mut next = || numbers.next().ok_or_else(|| format!("{}: too short", file.display()));
+    // The expressions of a struct are evaluated in this order.
+    Ok(Counts {
+        device_sync: next()?,
+        stream_sync: next()?,
+        event_sync: next()?,
+        item: next()?,
+        blocking_copy: next()?,
+        drain: next()?,
+        deferred: next()?,
+        immediate: next()?,
+        oom: next()?,
+        alloc: next()?,
+        kernel: next()?,
+        to_device_blocking: next()?,
+        to_device_async: next()?,
+        to_host_blocking: next()?,
+        to_host_async: next()?,
+        on_devices: next()?,
+    })
+}
+
 /// The folder of libtorch with which our programs are built.
 fn libtorch() -> PathBuf {
     let named = std::env::var_os("LIBTORCH").map(PathBuf::from);

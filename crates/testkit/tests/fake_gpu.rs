@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use testkit::fake_gpu::{Assertions, FakeGpu};
+use testkit::fake_gpu::{Assertions, FakeGpu, counts};
 
 /// Runs a test with these arguments, in these orders of the device's work. `None` if this machine
 /// cannot have the fake; `tools/run_tests.py` says so.
@@ -51,6 +51,40 @@ fn a_missing_wait_is_found() {
 #[test]
 fn a_process_ends_with_work_under_way() {
     passes("leave", Assertions::Off, &[(&["0"], 0), (&["500"], 2000)]);
+}
+
+#[test]
+fn other_processes_read_its_counts() {
+    passes("counts", Assertions::Off, &[(&[], 0), (&[], 2000)]);
+}
+
+/// The program copies twice with waits, once in each direction, and reads one number.
+#[test]
+fn a_test_in_rust_reads_its_counts() {
+    let Ok(fake) = FakeGpu::build(Assertions::Off) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("counts");
+    assert!(counts(&file).is_err(), "there is no file yet");
+    let status = fake.own_test("counts").arg("once").env("FAKECUDA_COUNTS", &file).status();
+    assert!(status.unwrap().success());
+    let counts = counts(&file).unwrap();
+    let blocking = (counts.to_device_blocking, counts.to_host_blocking, counts.blocking_copy);
+    assert_eq!((blocking, counts.item, counts.on_devices), ((1, 1, 2), 1, 1));
+}
+
+#[test]
+fn errors_come_where_a_test_wants_them() {
+    passes("faults", Assertions::Off, &[(&[], 0), (&[], 2000)]);
+}
+
+#[test]
+fn processes_share_its_memory_and_late_copies_keep_theirs() {
+    passes("memory", Assertions::Off, &[(&[], 0), (&[], 2000)]);
+}
+
+#[test]
+fn a_test_chooses_which_stream_is_late() {
+    passes("orders", Assertions::Off, &[(&[], 0), (&[], 2000)]);
 }
 
 /// The assertions of libtorch's headers find references that dangle.

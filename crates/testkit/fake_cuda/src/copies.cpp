@@ -1,5 +1,6 @@
 // Copies on devices, between them, and between a device and the host.
 #include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/ops/from_blob.h>
 
 #include "launch.h"
 #include "operators.h"
@@ -14,6 +15,13 @@ void wait_for(StreamState* waiting, StreamState* other) {
       waiting, [other, sequence = last_of(other)] { wait(other, sequence); }, "wait for a device");
 }
 
+// A tensor of pinned memory that a late copy uses. It does not keep the memory, as a GPU does not:
+// the allocator knows the stream that uses it.
+Tensor pinned_view(const Tensor& t, StreamState* stream) {
+  use_pinned(t.const_data_ptr(), stream);
+  return at::from_blob(t.data_ptr(), t.sizes(), t.strides(), t.options());
+}
+
 }  // namespace
 
 Tensor& copy_(Tensor& self, const Tensor& from, bool non_blocking) {
@@ -23,20 +31,27 @@ Tensor& copy_(Tensor& self, const Tensor& from, bool non_blocking) {
   if (self.is_cuda() && source.is_cuda()) {
     int to = self.device().index(), at = source.device().index();
     if (to != at) wait_for(current_stream(at), current_stream(to));
-    launch(
-        at, [to = cpu_view(self), source = cpu_view(source)]() mutable { to.copy_(source); },
+    launch_copy(
+        at, FC_ON_DEVICES,
+        [to = cpu_view(self), source = cpu_view(source)]() mutable { to.copy_(source); },
         "copy on devices");
     if (to != at) wait_for(current_stream(to), current_stream(at));
     return self;
   }
-  bool plain = self.dtype() == source.dtype() && self.is_contiguous() && source.is_contiguous();
+  bool marked = self.is_conj() || self.is_neg() || source.is_conj() || source.is_neg();
+  bool plain =
+      self.dtype() == source.dtype() && self.is_contiguous() && source.is_contiguous() && !marked;
   if (self.is_cuda()) {
     int d = self.device().index();
     // From memory that is not pinned, and where it has to be converted first, the host has read it
     // when the call is over.
     bool late = plain && non_blocking && is_pinned(source.const_data_ptr());
-    Tensor held = late ? source : source.to(self.scalar_type()).clone();
-    launch(d, [to = cpu_view(self), held]() mutable { to.copy_(held); }, "copy to the device");
+    Tensor held =
+        late ? pinned_view(source, current_stream(d)) : source.to(self.scalar_type()).clone();
+    int counter = non_blocking ? FC_TO_DEVICE_ASYNC : FC_TO_DEVICE_BLOCKING;
+    launch_copy(
+        d, counter, [to = cpu_view(self), held]() mutable { to.copy_(held); },
+        "copy to the device");
     if (!non_blocking) {
       count(FC_BLOCKING_COPY);
       synchronize(current_stream(d));
@@ -46,9 +61,10 @@ Tensor& copy_(Tensor& self, const Tensor& from, bool non_blocking) {
   TORCH_CHECK(self.is_cpu(), "the fake CUDA device copies to CPUs and itself only");
   int d = source.device().index();
   bool late = plain && non_blocking && is_pinned(self.const_data_ptr());
-  launch(
-      d, [to = self.detach(), source = cpu_view(source)]() mutable { to.copy_(source); },
-      "copy to the host");
+  Tensor to = late ? pinned_view(self, current_stream(d)) : self.detach();
+  launch_copy(
+      d, late ? FC_TO_HOST_ASYNC : FC_TO_HOST_BLOCKING,
+      [to, source = cpu_view(source)]() mutable { to.copy_(source); }, "copy to the host");
   if (!late) {
     count(FC_BLOCKING_COPY);
     synchronize(current_stream(d));

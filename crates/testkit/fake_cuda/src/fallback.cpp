@@ -16,6 +16,7 @@
 #include "forms.h"
 #include "launch.h"
 #include "operators.h"
+#include "results.h"
 
 namespace fakecuda {
 using at::Tensor;
@@ -138,8 +139,9 @@ class Fallback {
         },
         name());
     std::vector<c10::IValue> given;
-    for (const auto& result : schema_.returns()) given.push_back(given_for(*result.alias_info()));
-    give_back(std::move(given));
+    for (const auto& result : schema_.returns())
+      given.push_back(given_for(call_, *result.alias_info()));
+    give_back(call_, *stack_, std::move(given));
   }
 
   // Makes results of these forms. The kernel fills them later.
@@ -163,7 +165,7 @@ class Fallback {
     for (size_t i = 0; i < schema_.returns().size(); ++i) {
       const auto* alias = schema_.returns()[i].alias_info();
       if (is_write(alias)) {
-        results.push_back(given_for(*alias));
+        results.push_back(given_for(call_, *alias));
       } else if (forms[i].is_list) {
         c10::List<Tensor> list;
         for (const Form& form : forms[i].tensors) list.push_back(make(form));
@@ -176,31 +178,10 @@ class Fallback {
         device(),
         [op = op_, cpu = std::move(cpu), views = std::move(views)]() mutable {
           run_kernel(op, kCpu, cpu);
-          fill(views, op.schema(), cpu);
+          fill_results(views, op.schema(), cpu);
         },
         name());
-    give_back(std::move(results));
-  }
-
-  // Copies the results of a kernel to their places.
-  static void fill(std::vector<Tensor>& views, const c10::FunctionSchema& schema,
-                   const Stack& results) {
-    size_t count = schema.returns().size(), next = 0;
-    auto put = [&](const Tensor& made) {
-      Tensor& to = views.at(next++);
-      if (!to.defined()) return;
-      TORCH_CHECK(to.sizes() == made.sizes(), "the form of the results of ", schema.name(),
-                  " does not follow from the form of its arguments");
-      if (to.numel()) to.copy_(made);
-    };
-    for (size_t i = 0; i < count; ++i) {
-      if (is_write(schema.returns()[i].alias_info())) continue;
-      const auto& value = results[results.size() - count + i];
-      if (value.isTensor())
-        put(value.toTensor());
-      else
-        for (const Tensor& t : value.toTensorVector()) put(t);
-    }
+    give_back(call_, *stack_, std::move(results));
   }
 
   // Waits for what was called before, and runs the kernel. The form of its results is noted.
@@ -228,60 +209,9 @@ class Fallback {
       }
       if (tensor.numel()) deliveries.emplace_back(cpu_view(tensor), copy);
     }
-    give_back(results_of(cpu, deliveries));
+    give_back(call_, *stack_, results_of(call_, cpu, deliveries));
     learn_forms(form, *stack_, schema_.returns().size());
     deliver(device(), std::move(deliveries), name());
-  }
-
-  // The results of a kernel that has run, as tensors of the device.
-  std::vector<c10::IValue> results_of(const Stack& cpu, Deliveries& deliveries) {
-    auto convert = [&](const Tensor& made) {
-      // A result may be an argument, or lie in the memory of one.
-      const void* place =
-          made.defined() && made.has_storage() ? device_view(made.storage().data()) : nullptr;
-      return to_device(place ? made.clone() : made, device(), deliveries);
-    };
-    std::vector<c10::IValue> results;
-    size_t count = schema_.returns().size();
-    for (size_t i = 0; i < count; ++i) {
-      const auto* alias = schema_.returns()[i].alias_info();
-      if (is_write(alias)) {
-        results.push_back(given_for(*alias));
-        continue;
-      }
-      TORCH_CHECK(alias == nullptr, "the fake CUDA device has no kernel for the view ",
-                  schema_.operator_name());
-      const auto& value = cpu[cpu.size() - count + i];
-      if (value.isTensor()) {
-        results.emplace_back(convert(value.toTensor()));
-      } else if (value.isTensorList()) {
-        c10::List<Tensor> list;
-        for (const Tensor& t : value.toTensorVector()) list.push_back(convert(t));
-        results.emplace_back(std::move(list));
-      } else {
-        // A number on the host, for which the caller has waited.
-        if (i == 0) count_item();
-        results.push_back(value);
-      }
-    }
-    return results;
-  }
-
-  static void count_item() { fakecuda::count(FC_ITEM); }
-
-  // The argument that a result is.
-  c10::IValue given_for(const c10::AliasInfo& result) const {
-    for (size_t i = 0; i < call_.arguments.size(); ++i) {
-      const auto* alias = schema_.arguments()[i].alias_info();
-      if (is_write(alias) && *alias == result) return call_.arguments[i];
-    }
-    TORCH_CHECK(false, schema_.operator_name(), " returns an argument that it does not have");
-  }
-
-  // Replaces the arguments on the stack by results.
-  void give_back(std::vector<c10::IValue> results) {
-    torch::jit::drop(*stack_, call_.arguments.size());
-    for (auto& result : results) stack_->push_back(std::move(result));
   }
 
   void note(int counter, const char* when) const {

@@ -12,8 +12,9 @@ void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   op.redispatchBoxed(keys, &stack);
 }
 
-void launch(int d, Work work, const char* name) {
-  check(d);
+namespace {
+
+void put(int d, Work work, const char* name, uint64_t number_on_device) {
   enqueue(
       current_stream(d),
       [work = std::move(work)] {
@@ -22,7 +23,23 @@ void launch(int d, Work work, const char* name) {
         (void)once;
         work();
       },
-      name);
+      name, number_on_device);
+}
+
+}  // namespace
+
+void launch(int d, Work work, const char* name) {
+  check(d);
+  check_call(d);
+  put(d, std::move(work), name, number_task(d));
+  count(FC_KERNEL);
+}
+
+void launch_copy(int d, int counter, Work work, const char* name) {
+  check(d);
+  check_call(d);
+  put(d, std::move(work), name, number_task(d));
+  count(counter);
 }
 
 // Kernels run on the stream's own thread here, too. With another number of threads they would give
@@ -44,14 +61,16 @@ void on_stream(int d, const Work& work, const char* name) {
   if (problem) std::rethrow_exception(problem);
 }
 
+// The arrival has no number on the device: it is a part of its kernel.
 void deliver(int device, Deliveries deliveries, const char* name) {
   if (deliveries.empty()) return;
-  launch(
+  check(device);
+  put(
       device,
       [deliveries = std::move(deliveries)]() mutable {
         for (auto& [to, from] : deliveries) to.copy_(from);
       },
-      name);
+      name, 0);
 }
 
 }  // namespace fakecuda

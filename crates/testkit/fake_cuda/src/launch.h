@@ -16,8 +16,11 @@ inline constexpr c10::DispatchKeySet kMeta(c10::DispatchKey::Meta);
 // Calls a kernel.
 void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
 
-// Puts work on the current stream of a device.
+// Puts a kernel on the current stream of a device.
 void launch(int device, Work work, const char* name);
+
+// Puts a copy on the current stream of a device. The counter is that of its direction.
+void launch_copy(int device, int counter, Work work, const char* name);
 
 // Does work on the current stream of a device and waits for it. Throws the work's exception.
 void on_stream(int device, const Work& work, const char* name);
