@@ -20,6 +20,10 @@ pub(crate) struct Fleet {
     /// Compute threads of each local worker [default: workers share the cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
+    /// The devices of local workers, which take them in turn, as `cuda:0,cuda:1` [default: the GPUs
+    /// in turn, else the CPU]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = device)]
+    device: Vec<String>,
     /// UDP port to listen on [default: MODEL_PORT, else 1024; any free port if all workers are
     /// local]
     #[arg(long, value_name = "PORT")]
@@ -37,12 +41,20 @@ pub(super) fn count(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| "expected a number of workers, as 2".into())
 }
 
+fn device(text: &str) -> Result<String, String> {
+    if tensor::cuda::uuid::is_uuid(text) {
+        return Ok(text.into());
+    }
+    tensor::device::parse(text).map(tensor::device::name).map_err(|e| e.to_string())
+}
+
 impl Fleet {
     pub(crate) fn settings(&self) -> FleetSettings {
         FleetSettings {
             workers: self.workers,
             local: self.local,
             threads: self.threads.map(usize::from),
+            devices: self.device.clone(),
             port: self.port,
             transport: self.transport,
             allow_torchscript: self.allow_torchscript,

@@ -1,18 +1,11 @@
 //! The keys `columns` and `normalize: auto` of a run's data: tables by the names of columns.
 
-use super::data::{Data, Validation};
 use super::yaml_text::{list, map, Yaml};
-use super::RunFile;
 use crate::data::{
-    ColumnsSource, ColumnsSpec, InputColumns, LearnedTable, Missing, Source, TargetColumn,
-    Transform,
+    ColumnsSource, ColumnsSpec, InputColumns, Missing, Source, TargetColumn, Transform,
 };
-use crate::BossManError;
 use layerspec::yaml::{Kind, Mapping, Node, Reader, TEXT};
 use layerspec::Diagnostic;
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
 
 const MISSING: Reader<Missing> =
     Reader::new("`error`, `mean` or `most_common`", |node| match (TEXT.read)(node)?.as_str() {
@@ -137,76 +130,4 @@ pub(super) fn to_yaml(spec: &ColumnsSpec) -> Yaml {
     entries.extend(spec.id.as_ref().map(|id| ("id".into(), id.as_str().into())));
     entries.push(("missing".into(), missing.into()));
     Yaml::Map(entries)
-}
-
-impl Data {
-    /// The use of columns, if the data is a table.
-    pub fn columns(&self) -> Option<&ColumnsSpec> {
-        match &self.train {
-            Source::Columns(of) => Some(&of.spec),
-            _ => None,
-        }
-    }
-
-    fn tables(&mut self) -> impl Iterator<Item = &mut ColumnsSource> {
-        let validation = match &mut self.validation {
-            Some(Validation::Source(source)) => Some(source.as_mut()),
-            _ => None,
-        };
-        let sources = [Some(&mut self.train), validation, self.test.as_mut()];
-        sources.into_iter().flatten().filter_map(|source| match source {
-            Source::Columns(of) => Some(of.as_mut()),
-            _ => None,
-        })
-    }
-}
-
-/// The file of a run's folder with what was learned from its table.
-pub(crate) const TABLE: &str = "table.json";
-/// The largest such file.
-const MAX_BYTES: u64 = 256 << 20;
-
-impl RunFile {
-    /// The same run, with what an earlier run in this folder learned from its table, if it did.
-    pub(super) fn with_table_of(self, folder: &Path) -> Result<Self, BossManError> {
-        let path = folder.join(TABLE);
-        if self.data.columns().is_none() || !path.is_file() {
-            return Ok(self);
-        }
-        let mut text = Vec::new();
-        let file = File::open(&path).map_err(|e| BossManError::io(&path, &e))?;
-        file.take(MAX_BYTES).read_to_end(&mut text).map_err(|e| BossManError::io(&path, &e))?;
-        let learned = serde_json::from_slice(&text).map_err(|e| BossManError::file(&path, e))?;
-        Ok(self.with_learned_table(&learned))
-    }
-
-    /// What was learned from the table to train on. It is read, unless it is known. `None` if the
-    /// data is no table.
-    ///
-    /// # Errors
-    /// The table cannot be read.
-    pub fn learned_table(&self) -> Result<Option<LearnedTable>, BossManError> {
-        match &self.data.train {
-            Source::Columns(of) => Ok(Some(of.learn()?)),
-            _ => Ok(None),
-        }
-    }
-
-    /// A file of samples for predictions. It is read as the data to train on is, if that is a
-    /// table.
-    pub fn source_like_train(&self, path: PathBuf) -> Source {
-        match &self.data.train {
-            Source::Columns(of) if ColumnsSource::is_table(&path) => {
-                Source::Columns(Box::new(ColumnsSource { path, ..of.as_ref().clone() }))
-            }
-            _ => Source::File(path),
-        }
-    }
-
-    /// The same run, whose tables are read by what was learned before.
-    #[must_use]
-    pub fn with_learned_table(mut self, learned: &LearnedTable) -> Self {
-        self.data.tables().for_each(|table| table.learned = Some(learned.clone()));
-        self
-    }
 }

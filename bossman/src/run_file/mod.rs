@@ -13,6 +13,7 @@ pub mod data_parts;
 #[cfg(test)]
 mod fuzz_tests;
 mod guards;
+mod learned_table;
 mod learning;
 mod parallel;
 mod place;
@@ -28,12 +29,12 @@ use crate::runs::RunName;
 use crate::settings::conflicts::{self, Facts, ReductionOrder, RunFacts};
 use crate::weights::rename_rules::RenameRules;
 use crate::{BossManError, Guards, RecoverySource, TranslationSettings};
-pub(crate) use columns::TABLE;
 pub use data::{Data, Validation};
 use layerspec::yaml::{
     self, Mapping, Node, Reader, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT,
 };
 use layerspec::{Diagnostic, Precision, Recompute};
+pub(crate) use learned_table::TABLE;
 use learning::{loss, lr_schedule, optimizer};
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::replicas::{Collective, Compress, Replicas, Sharding};

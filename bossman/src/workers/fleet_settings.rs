@@ -14,6 +14,9 @@ pub struct FleetSettings {
     pub local: usize,
     /// Compute threads of each local worker. By default the workers share the cores.
     pub threads: Option<usize>,
+    /// The devices of local workers, which take them in turn. If it is empty, they take the GPUs of
+    /// this machine in turn, or the CPU if there are none.
+    pub devices: Vec<String>,
     /// The UDP port. The default is `MODEL_PORT`, else 1024, or any free port if all workers are
     /// local.
     pub port: Option<u16>,
@@ -78,6 +81,7 @@ impl FleetSettings {
     /// The host that waits for them.
     pub(crate) fn host(&self, workers: usize) -> Host {
         let mut host = Host::new(workers).local(self.local).transport(self.transport);
+        host = host.devices(self.devices.iter().cloned());
         if self.allow_torchscript {
             host = host.allow_torchscript();
         }

@@ -44,6 +44,7 @@ pub struct Host {
     local: usize,
     worker_program: Option<PathBuf>,
     threads: Option<usize>,
+    devices: Vec<String>,
     port: Option<u16>,
     transport: Transport,
     allow_torchscript: bool,
@@ -79,6 +80,7 @@ impl Host {
             local: 0,
             worker_program: None,
             threads: None,
+            devices: Vec::new(),
             port: None,
             transport: Transport::default(),
             allow_torchscript: false,
@@ -113,6 +115,15 @@ impl Host {
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
+        self
+    }
+
+    /// Sets the devices of local workers, which take them in turn: `["cuda:0", "cuda:1"]`. By
+    /// default they take the GPUs of this machine in turn, or the CPU if there are none. A worker
+    /// that does not have its device ends, and says which ones it has.
+    #[must_use]
+    pub fn devices(mut self, devices: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.devices = devices.into_iter().map(Into::into).collect();
         self
     }
 
@@ -248,6 +259,7 @@ impl Host {
         let flags = WorkerFlags {
             program: self.worker_program.clone(),
             threads: self.threads,
+            devices: self.devices.clone(),
             transport: self.transport,
             allow_torchscript: self.allow_torchscript,
             data: self.data.clone(),

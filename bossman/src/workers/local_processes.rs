@@ -23,6 +23,8 @@ pub(crate) struct WorkerFlags {
     /// The program, if [`WORKER_PROGRAM`] names none. By default it is searched for.
     pub(crate) program: Option<PathBuf>,
     pub(crate) threads: Option<usize>,
+    /// Taken in turn. If it is empty, each worker chooses by its number.
+    pub(crate) devices: Vec<String>,
     pub(crate) transport: Transport,
     pub(crate) allow_torchscript: bool,
     pub(crate) data: Option<PathBuf>,
@@ -61,11 +63,16 @@ impl LocalWorkers {
         }
         let program = worker_program(flags.program.as_deref())?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let WorkerFlags { threads, transport, allow_torchscript, data, .. } = flags;
+        // CUDA shows a process one MIG slice only, so each worker is told its own.
+        let slices = match flags.devices.is_empty() {
+            true => tensor::cuda::uuid::slices(),
+            false => Vec::new(),
+        };
+        let WorkerFlags { threads, devices, transport, allow_torchscript, data, .. } = flags;
         let threads = threads.unwrap_or_else(|| (cores / count.max(1)).max(1)).to_string();
         let (sender, exits) = mpsc::unbounded_channel();
         let (mut processes, mut pids) = (WorkerProcesses::default(), Vec::new());
-        for _ in 0..count {
+        for number in 0..count {
             let mut command = Command::new(&program);
             command.args([
                 LOCAL_WORKER_FLAG,
@@ -75,6 +82,10 @@ impl LocalWorkers {
                 &transport.to_string(),
             ]);
             command.args(allow_torchscript.then_some("--allow-torchscript"));
+            command.arg("--local-number").arg(number.to_string());
+            if let Some(device) = devices.iter().chain(&slices).cycle().nth(number) {
+                command.arg("--device").arg(device);
+            }
             if let Some(folder) = data {
                 // That of a run file that is named without a folder.
                 let here = folder.as_os_str().is_empty();

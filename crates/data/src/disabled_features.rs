@@ -4,7 +4,7 @@
 #[cfg(not(feature = "parquet"))]
 pub(super) mod parquet {
     use crate::column::Column;
-    use crate::named_columns::EachRow;
+    use crate::column_places::EachRow;
     use crate::table::Table;
     use crate::DataError;
     use layerspec::DType;

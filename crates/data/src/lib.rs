@@ -19,6 +19,7 @@ mod array_column;
 mod batch;
 mod batches;
 mod column;
+mod column_places;
 mod converted_column;
 mod csv;
 #[cfg(not(all(feature = "parquet", feature = "pictures", feature = "tokenizers")))]

@@ -2,8 +2,8 @@
 
 use super::array_column::ColumnWriter;
 use super::column::Column;
+use super::column_places::{column_places, EachRow};
 use super::element::Element;
-use super::named_columns::{column_places, EachRow};
 use super::nested::Nested;
 use super::table::Table;
 use crate::DataError;

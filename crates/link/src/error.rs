@@ -102,6 +102,12 @@ pub enum LinkError {
         /// The seconds since the task began.
         seconds: u64,
     },
+    /// A task found that the device fails every later task in this process.
+    #[error("its device is broken for this process, so it ends: {failure}")]
+    DeviceBroken {
+        /// The task and its error.
+        failure: String,
+    },
     /// An established connection is lost.
     #[error("lost {peer} ({reason})")]
     Lost {

@@ -39,6 +39,10 @@ pub enum FailureKind {
     /// The boss's session refused the request. No worker received it, so nothing has changed.
     #[serde(skip)]
     Refused,
+    /// The worker's device fails every later task. The worker leaves the run instead of sending
+    /// this.
+    #[serde(skip)]
+    DeviceBroken,
     /// The worker is at fault and not its input, for example because it has too little memory.
     /// Another worker may succeed.
     Unfit,

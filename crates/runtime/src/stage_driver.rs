@@ -17,10 +17,10 @@ use link::{Carrier, LinkError, PathReport, Payload, Slots, Ticket};
 use pipeline::effect::{Destination, Frame, Micros, Peer, StageEffect};
 use pipeline::frame::TensorEnvelope;
 use pipeline::ids::Slot;
-use pipeline::message::{LinkReport, Progress, ToWorker};
+use pipeline::message::{FailureKind, LinkReport, Progress, ToWorker};
 use pipeline::replicas::Node;
 use pipeline::stage::StageSession;
-use pipeline::task::Task;
+use pipeline::task::{Task, TaskError};
 use quinn::Endpoint;
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -45,7 +45,8 @@ pub enum End {
 /// may ask for them.
 ///
 /// # Errors
-/// The connection to the boss is lost, a party broke the protocol, or a task hangs.
+/// The connection to the boss is lost, a party broke the protocol, a task hangs, or the device is
+/// broken.
 pub async fn serve(
     joined: JoinedRun,
     endpoint: &Endpoint,
@@ -114,7 +115,7 @@ impl Driver {
                     Err(LinkError::Lost { .. }) if is_leaving => return Ok(self.left()),
                     result => result?,
                 },
-                Some(event) = self.compute.next() => self.on_compute_event(event),
+                Some(event) = self.compute.next() => self.on_compute_event(event)?,
                 Some((ticket, sums)) = self.reduction.next() => {
                     let slots = sums.map(|sums| self.store(sums));
                     self.session.on_summed(self.clock.now(), ticket, slots);
@@ -230,7 +231,7 @@ impl Driver {
         Ok(())
     }
 
-    fn on_compute_event(&mut self, event: ComputeEvent) {
+    fn on_compute_event(&mut self, event: ComputeEvent) -> Result<(), LinkError> {
         let now = self.clock.now();
         match event {
             ComputeEvent::EarlyOutput(output) => {
@@ -238,12 +239,18 @@ impl Driver {
                 self.session.on_early_output(now, output);
             }
             ComputeEvent::Done(done) => {
+                if let Err(TaskError { failure, .. }) = &done.result {
+                    if failure.kind == FailureKind::DeviceBroken {
+                        return Err(LinkError::DeviceBroken { failure: failure.to_string() });
+                    }
+                }
                 let result =
                     done.result.map(|outcome| outcome.map(|payload| self.slots.insert(payload)));
                 let span = (self.clock.of(done.start), self.clock.of(done.end));
                 self.session.on_done(now, done.ticket, result, span);
             }
         }
+        Ok(())
     }
 
     fn on_peer_event(&mut self, event: PeerEvent) -> Result<(), LinkError> {

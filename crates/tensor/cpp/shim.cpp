@@ -107,6 +107,14 @@ char* bm_use_device(int32_t kind, int32_t index) {
   });
 }
 
+// Waits until all is done that was given to the device.
+char* bm_synchronize(int32_t kind, int32_t index) {
+  return guarded([&] {
+    auto device = device_of(kind, index);
+    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  });
+}
+
 // Whether all is done that was given to the device; an error where it is given to another stream than the default one.
 char* bm_is_idle(int32_t kind, int32_t index, bool* idle) {
   return guarded([&] {

@@ -1,6 +1,6 @@
 //! Devices: their names, the existing ones, and their memory.
 
-use crate::ffi;
+use crate::{ffi, TensorError};
 use tch::Device;
 
 /// Memory of a device in bytes.
@@ -92,6 +92,19 @@ pub fn memory(device: Device) -> Option<DeviceMemory> {
     // SAFETY: both pointers are to live integers.
     let status = unsafe { ffi::bm_device_memory(kind, index, &mut memory.free, &mut memory.total) };
     ffi::check("device memory", status).ok().map(|()| memory)
+}
+
+/// Waits until a device has done all that it was given. A CPU has.
+///
+/// # Errors
+/// The work failed, or the device is not there.
+pub fn synchronize(device: Device) -> Result<(), TensorError> {
+    if device == Device::Cpu {
+        return Ok(());
+    }
+    let (kind, index) = ffi::device_code(device);
+    // SAFETY: the function takes numbers, and checks that they name a device.
+    ffi::check("waiting for the device", unsafe { ffi::bm_synchronize(kind, index) })
 }
 
 /// Reads the text of Linux's `/proc/meminfo`, which counts in KiB.

@@ -82,6 +82,33 @@ impl TensorError {
         TEXTS.into_iter().any(says)
     }
 
+    /// Whether a GPU fails every later call in this process, too. CUDA's documentation of
+    /// `cudaError_t` says so of these errors: "the process must be terminated and relaunched".
+    pub fn is_device_broken(&self) -> bool {
+        const TEXTS: [&str; 13] = [
+            "an illegal memory access was encountered",
+            "an illegal instruction was encountered",
+            "device-side assert triggered",
+            "misaligned address",
+            "hardware stack error",
+            "operation not supported on global/shared address space",
+            "invalid program counter",
+            "unspecified launch failure",
+            "the launch timed out and was terminated",
+            "uncorrectable ECC error encountered",
+            "uncorrectable NVLink error detected during the execution",
+            "unknown error",
+            "CUDNN_STATUS_EXECUTION_FAILED",
+        ];
+        match self {
+            TensorError::Libtorch { message, .. } => {
+                let is_cuda = message.contains("CUDA error") || message.contains("cuDNN error");
+                is_cuda && TEXTS.iter().any(|text| message.contains(text))
+            }
+            _ => false,
+        }
+    }
+
     /// Arguments that do not belong together.
     pub fn invalid(attempted: impl Into<String>, problem: impl Into<String>) -> Self {
         TensorError::Invalid { attempted: attempted.into(), problem: problem.into() }
@@ -131,6 +158,28 @@ mod tests {
         assert!(much.is_out_of_memory(), "{much}");
         let wrong = Tensor::from(1).f_view([3]).attempt("a view").unwrap_err();
         assert!(!wrong.is_out_of_memory(), "{wrong}");
+    }
+
+    #[test]
+    fn errors_after_which_a_gpu_fails_every_call_are_known() {
+        let error = |text: &str| TensorError::libtorch("forward", text);
+        let asynchronous = "\nCUDA kernel errors might be asynchronously reported.";
+        for broken in [
+            "CUDA error: an illegal memory access was encountered",
+            "CUDA error: device-side assert triggered",
+            "CUDA error: unspecified launch failure",
+            "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        ] {
+            assert!(error(&format!("{broken}{asynchronous}")).is_device_broken(), "{broken}");
+        }
+        for other in [
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "CUDA error: invalid device ordinal",
+            "CUDA out of memory. Tried to allocate 2.00 GiB.",
+            "unknown error",
+        ] {
+            assert!(!error(other).is_device_broken(), "{other}");
+        }
     }
 
     #[test]

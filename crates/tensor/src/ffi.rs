@@ -26,6 +26,7 @@ extern "C" {
         total: *mut u64,
     ) -> Status;
     pub(crate) fn bm_use_device(kind: i32, index: i32) -> Status;
+    pub(crate) fn bm_synchronize(kind: i32, index: i32) -> Status;
     pub(crate) fn bm_is_idle(kind: i32, index: i32, idle: *mut bool) -> Status;
     pub(crate) fn bm_floats(
         tensor: *const C_tensor,

@@ -9,7 +9,11 @@
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, NO_DEVICE = 100, DRIVER_MISMATCH = 803 };
 
+// A process that names one GPU or slice by its UUID sees no other.
 static int gpus(void) {
+  const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+  if (visible != NULL && (strncmp(visible, "GPU-", 4) == 0 || strncmp(visible, "MIG-", 4) == 0))
+    return 1;
   const char* text = getenv("FAKECUDA_DEVICES");
   return text == NULL ? 2 : atoi(text);
 }

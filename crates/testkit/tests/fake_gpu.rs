@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use testkit::fake_gpu::{Assertions, FakeGpu, counts};
+use testkit::fake_gpu::{counts, Assertions, FakeGpu};
 
 /// Runs a test with these arguments, in these orders of the device's work. `None` if this machine
 /// cannot have the fake; `tools/run_tests.py` says so.

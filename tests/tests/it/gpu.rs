@@ -1,21 +1,87 @@
-//! Tests what a worker says about GPUs, with the fake CUDA device and without one.
+//! Tests the programs on GPUs of the fake CUDA device: what they say of them, how workers share
+//! them, and what follows when one breaks or is full. A machine that cannot have the fake passes;
+//! `tools/run_tests.py` tells that it skipped tests.
 
+use std::time::Duration;
 use testkit::fake_gpu::{Assertions, FakeGpu};
-use tests::programs::TestFolder;
+use tests::programs::{send_signal, Process, TestFolder};
+use tests::Case;
+
+/// The time limit of a run; far longer than any run here takes.
+const PATIENCE: Duration = Duration::from_secs(180);
+const STEPS: usize = 500;
+
+/// A test's folder, whose programs see the fake's GPUs.
+struct Machine {
+    place: TestFolder,
+    environment: Vec<(String, String)>,
+}
+
+impl Machine {
+    /// `None` if this machine cannot have the fake.
+    fn new(environment: &[(&str, &str)]) -> Option<Self> {
+        let mut all = FakeGpu::build(Assertions::Off).ok()?.environment();
+        all.extend(environment.iter().map(|(name, value)| (name.to_string(), value.to_string())));
+        // NCCL sums in another order than frames do.
+        all.push(("BOSSMAN_NCCL".into(), "/nowhere".into()));
+        Some(Machine { place: TestFolder::new(), environment: all })
+    }
+
+    fn start(&self, program: &str, arguments: &[&str]) -> Process {
+        self.start_with(program, arguments, &[])
+    }
+
+    fn start_with(&self, program: &str, arguments: &[&str], more: &[(&str, &str)]) -> Process {
+        let mut all: Vec<(&str, &str)> =
+            self.environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        all.extend(more);
+        self.place.start_with(program, arguments, &all)
+    }
+
+    /// Starts a run of `STEPS` steps with these flags, which keeps its metrics and weights.
+    fn train(&self, more: &str, flags: &[&str]) -> Process {
+        let run = self.place.run_file(&Case::narrow_residual(), STEPS, more);
+        let [metrics, weights] =
+            ["metrics.jsonl", "w.safetensors"].map(|name| self.place.file(name));
+        let arguments = [
+            "train",
+            run.to_str().unwrap(),
+            "--metrics",
+            metrics.to_str().unwrap(),
+            "--save",
+            weights.to_str().unwrap(),
+        ];
+        self.start("bossman", &[&arguments, flags].concat())
+    }
+
+    /// The weights of a run that has ended.
+    fn weights(&self) -> Vec<u8> {
+        std::fs::read(self.place.file("w.safetensors")).unwrap()
+    }
+}
+
+/// The weights of a run on one GPU that nothing disturbed.
+async fn quiet() -> Option<Vec<u8>> {
+    let machine = Machine::new(&[])?;
+    let boss = machine.train("microbatches: 4", &["--local", "1", "--threads", "1"]);
+    boss.end_within(PATIENCE).await.expect_success();
+    Some(machine.weights())
+}
 
 /// Starts a worker that sees the fake's GPUs, and ends it once it has spoken. Returns the line with
 /// this part. `None` if this machine cannot have the fake.
 async fn line(environment: &[(&str, &str)], device: &[&str], part: &str) -> Option<String> {
-    let fake = FakeGpu::build(Assertions::Off).ok()?;
-    let place = TestFolder::new();
-    let own = fake.environment();
-    let mut all: Vec<(&str, &str)> =
-        own.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-    all.extend(environment);
+    let machine = Machine::new(environment)?;
     // Nobody listens there.
     let arguments = [&["--port", "9", "--threads", "1"], device].concat();
-    let mut worker = place.start_with("worker", &arguments, &all);
-    Some(worker.line(part).await)
+    Some(machine.start("worker", &arguments).line(part).await)
+}
+
+/// The port of a boss that waits for workers.
+async fn port(boss: &mut Process) -> String {
+    let line = boss.line("MODEL_PORT=").await;
+    let port = line.split_whitespace().find_map(|word| word.strip_prefix("MODEL_PORT="));
+    port.unwrap().to_string()
 }
 
 #[tokio::test]
@@ -72,4 +138,170 @@ async fn a_gpu_that_is_named_but_not_there_is_an_error_with_the_reason() {
         let Some(line) = line(&[variable], &["--device", device], "worker: ").await else { return };
         assert_eq!(line, expected);
     }
+}
+
+#[tokio::test]
+async fn local_workers_take_the_gpus_in_turn_or_those_that_are_named() {
+    let golden: [(&[&str], [&str; 3]); 3] = [
+        (&[], ["cuda:0", "cuda:1", "cuda:0"]),
+        (&["--device", "cuda:1"], ["cuda:1", "cuda:1", "cuda:1"]),
+        (&["--device", "cuda:1,cpu"], ["cuda:1", "cpu", "cuda:1"]),
+    ];
+    for (flags, expected) in golden {
+        let Some(machine) = Machine::new(&[]) else { return };
+        let flags = [&["--local", "3", "--threads", "1"], flags].concat();
+        let mut boss = machine.train("microbatches: 4", &flags);
+        let mut devices = Vec::new();
+        for _ in 0..3 {
+            let line = boss.line(" joined from ").await;
+            devices.push(line.split(", ").nth(1).unwrap().to_string());
+        }
+        devices.sort();
+        let mut expected = expected.map(String::from);
+        expected.sort();
+        assert_eq!(devices, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_device_that_no_worker_has_or_that_is_none_is_named() {
+    let Some(machine) = Machine::new(&[]) else { return };
+    let boss = machine.train("", &["--local", "2", "--device", "cuda:0,gpu7"]);
+    let ended = boss.end().await;
+    let said = ended.errors.join("\n");
+    assert!(said.contains("no device is called \"gpu7\""), "{said}");
+    assert_eq!(ended.status.code(), Some(2));
+}
+
+#[tokio::test]
+async fn one_worker_for_each_gpu_starts_again_when_it_is_killed() {
+    let Some(quiet) = quiet().await else { return };
+    let Some(machine) = Machine::new(&[]) else { return };
+    let mut boss = machine.train(
+        "microbatches: 4\ncheckpoint: {dir: c, every: 20, keep: 2}",
+        &["--workers", "2", "--port", "0"],
+    );
+    let port = port(&mut boss).await;
+    let mut workers =
+        machine.start("worker", &["--port", &port, "--threads", "1", "--device", "all"]);
+    boss.line(" written").await;
+    send_signal(workers.children()[0], "KILL");
+    workers.line("died (signal: 9 (SIGKILL)); it starts again in 1 s").await;
+    boss.line("recovery: repeated").await;
+    boss.end_within(PATIENCE).await.expect_success();
+    workers.end().await.expect_success();
+    assert_eq!(machine.weights(), quiet);
+}
+
+#[tokio::test]
+async fn workers_of_all_gpus_end_their_step_when_they_are_told_to_end() {
+    let Some(machine) = Machine::new(&[]) else { return };
+    let run = machine.place.endless_run();
+    let arguments = ["train", run.to_str().unwrap(), "--workers", "2", "--port", "0"];
+    let mut boss = machine.start("bossman", &arguments);
+    let port = port(&mut boss).await;
+    let mut workers =
+        machine.start("worker", &["--port", &port, "--threads", "1", "--device", "all"]);
+    boss.line("step 1/").await;
+    workers.signal("TERM");
+    for _ in 0..2 {
+        workers.line("worker: terminated; left after step").await;
+    }
+    assert_eq!(workers.end().await.status.code(), Some(143));
+}
+
+#[tokio::test]
+async fn a_worker_whose_gpu_breaks_names_the_task_and_ends_and_the_run_goes_on() {
+    let Some(quiet) = quiet().await else { return };
+    let Some(machine) = Machine::new(&[]) else { return };
+    let mut boss = machine.train(
+        "microbatches: 4\ncheckpoint: {dir: c, every: 20, keep: 2}",
+        &["--workers", "2", "--port", "0"],
+    );
+    let port = port(&mut boss).await;
+    let arguments = ["--port", &port, "--threads", "1", "--device", "cuda:0"];
+    let broken = [("FAKECUDA_FAIL", "0:20000:illegal-address")];
+    let worker = machine.start_with("worker", &arguments, &broken);
+    let other = machine.start("worker", &["--port", &port, "--threads", "1", "--device", "cuda:1"]);
+    let line = boss.line("workers were lost").await;
+    assert!(line.contains("an illegal memory access was encountered"), "{line}");
+    assert!(line.contains("its device is broken for this process, so it ends"), "{line}");
+    let ended = worker.end().await;
+    assert_eq!(ended.status.code(), Some(3));
+    let said = ended.errors.join("\n");
+    assert!(said.contains("stage ") && said.contains("CUDA error"), "{said}");
+    boss.line("recovery: repeated").await;
+    boss.end_within(PATIENCE).await.expect_success();
+    other.end().await.expect_success();
+    assert_eq!(machine.weights(), quiet);
+}
+
+/// A tool in `PATH` that lists a GPU with two slices, as `nvidia-smi` does.
+fn path_with_slices(machine: &Machine) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let tool = machine.place.file("nvidia-smi");
+    let list = "GPU 0: NVIDIA A100 (UUID: GPU-a)\n  MIG 3g.20gb Device 0: (UUID: MIG-a1)\n  MIG \
+                3g.20gb Device 1: (UUID: MIG-a2)";
+    std::fs::write(&tool, format!("#!/bin/sh\ncat <<END\n{list}\nEND\n")).unwrap();
+    std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    format!("{}:{path}", tool.parent().unwrap().display())
+}
+
+#[tokio::test]
+async fn each_slice_of_a_gpu_has_a_worker() {
+    let Some(machine) = Machine::new(&[]) else { return };
+    let path = path_with_slices(&machine);
+    let run = machine.place.endless_run();
+    let arguments = ["train", run.to_str().unwrap(), "--workers", "3", "--port", "0"];
+    let local = ["--local", "1", "--threads", "1"];
+    let tools = [("PATH", path.as_str())];
+    let mut boss = machine.start_with("bossman", &[&arguments[..], &local].concat(), &tools);
+    let port = port(&mut boss).await;
+    let arguments = ["--port", &port, "--threads", "1", "--device", "all"];
+    let workers = machine.start_with("worker", &arguments, &tools);
+    for _ in 0..3 {
+        // CUDA shows a slice alone.
+        assert!(boss.line(" joined from ").await.contains(", cuda:0, "));
+    }
+    boss.line("step 1/").await;
+    let devices = |children: Vec<u32>| {
+        let device = |child: u32| {
+            let arguments = std::fs::read(format!("/proc/{child}/cmdline")).unwrap();
+            let arguments = String::from_utf8(arguments).unwrap();
+            let mut arguments =
+                arguments.split('\0').skip_while(|argument| *argument != "--device");
+            arguments.nth(1).map(String::from)
+        };
+        let mut devices: Vec<_> = children.into_iter().filter_map(device).collect();
+        devices.sort();
+        devices
+    };
+    assert_eq!(devices(boss.children()), ["MIG-a1"]);
+    assert_eq!(devices(workers.children()), ["MIG-a1", "MIG-a2"]);
+}
+
+/// 4 MiB of parameters, as much of gradients, and twice as much of optimizer state leave no room
+/// for copies of parameters and state.
+#[tokio::test]
+async fn a_checkpoint_takes_no_memory_of_the_gpu() {
+    let Some(machine) = Machine::new(&[("FAKECUDA_MEMORY", "26214400")]) else { return };
+    let place = &machine.place;
+    let model =
+        "inputs: {x: [batch, 1024]}\nlayers:\n- Linear: {in_features: 1024, out_features: 1024}\n";
+    std::fs::write(place.file("model.yaml"), model).unwrap();
+    let numbers = (tch::Tensor::arange(8 * 1024, (tch::Kind::Float, tch::Device::Cpu)) * 0.1).sin();
+    let numbers = numbers.reshape([8, 1024]);
+    let data = place.file("data.safetensors");
+    tch::Tensor::write_safetensors(&[("x", &numbers), ("target", &numbers)], &data).unwrap();
+    let run = "model: model.yaml\ndata: {train: data.safetensors}\nloss: MSELoss\noptimizer: \
+               {AdamW: {lr: 0.001}}\nbatch_size: 8\nsteps: 4\ncheckpoint: {dir: c, every: 1}\n";
+    std::fs::write(place.file("run.yaml"), run).unwrap();
+    let run = place.file("run.yaml");
+    let boss = machine
+        .start("bossman", &["train", run.to_str().unwrap(), "--local", "1", "--threads", "1"]);
+    let ended = boss.end_within(PATIENCE).await.expect_success();
+    let said = [ended.output, ended.errors].concat().join("\n");
+    assert!(said.contains("checkpoint of step 4 written"), "{said}");
+    assert!(!said.contains("out of memory"), "{said}");
 }

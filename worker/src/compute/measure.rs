@@ -56,6 +56,7 @@ pub(crate) fn measure(
 struct LayerBench {
     engine: Engine,
     inputs: Vec<Tensor>,
+    device: Device,
 }
 
 const KEY: MicrobatchKey = MicrobatchKey { batch: 0, index: 0 };
@@ -89,15 +90,15 @@ impl LayerBench {
         let mut engine = Engine::build(model, custom_layers)?;
         engine.set_optimizer(OptimizerSpec::adam(0.0));
         let inputs = probe.inputs.iter().map(|meta| filled(meta.dtype, &meta.shape, device));
-        Ok(LayerBench { engine, inputs: inputs.collect::<Result<_, _>>()? })
+        let inputs = inputs.collect::<Result<_, _>>()?;
+        Ok(LayerBench { engine, inputs, device })
     }
 
     /// Forward and backward.
     fn time_full_backward(&mut self) -> Result<LayerTimes, EngineError> {
         let (forward, outputs) = self.forward()?;
         let grads = grads_like(&outputs)?;
-        let (backward, done) = timed(|| self.engine.backward(KEY, grads));
-        done?;
+        let (backward, _) = timed(self.device, || self.engine.backward(KEY, grads))?;
         Ok(LayerTimes { forward, backward, ..LayerTimes::default() })
     }
 
@@ -106,15 +107,13 @@ impl LayerBench {
         let (forward, outputs) = self.forward()?;
         let grads = grads_like(&outputs)?;
         let held = self.engine.saved_bytes().forward;
-        let (backward_input, done) = timed(|| self.engine.backward_input(KEY, grads));
-        drop((done?, outputs));
+        let (backward_input, done) = timed(self.device, || self.engine.backward_input(KEY, grads))?;
+        drop((done, outputs));
         let held_between = self.engine.saved_bytes().between;
-        let (backward_weight, done) = timed(|| self.engine.backward_weight(KEY));
-        done?;
+        let (backward_weight, _) = timed(self.device, || self.engine.backward_weight(KEY))?;
         let update = Update { lr: 0.0, scale: 1.0, clip: 1.0, skip: false };
-        let (optim_step, done) =
-            timed(|| self.engine.optim_step(&update, Vec::new(), HealthCheck::Off));
-        done?;
+        let (optim_step, _) =
+            timed(self.device, || self.engine.optim_step(&update, Vec::new(), HealthCheck::Off))?;
         Ok(LayerTimes {
             forward,
             backward_input,
@@ -135,15 +134,20 @@ impl LayerBench {
             check_finite: false,
         };
         let inputs = self.inputs.iter().map(Tensor::shallow_clone).collect();
-        let (time, outputs) = timed(|| self.engine.forward(&pass, inputs));
-        Ok((time, outputs?))
+        timed(self.device, || self.engine.forward(&pass, inputs))
     }
 }
 
-fn timed<T>(work: impl FnOnce() -> T) -> (u64, T) {
+/// The nanoseconds of some work, with the part that the device does after the call.
+fn timed<T>(
+    device: Device,
+    work: impl FnOnce() -> Result<T, EngineError>,
+) -> Result<(u64, T), EngineError> {
+    tensor::device::synchronize(device)?;
     let begin = Instant::now();
-    let result = work();
-    (u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX), result)
+    let result = work()?;
+    tensor::device::synchronize(device)?;
+    Ok((u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX), result))
 }
 
 /// Inputs that any layer accepts: small numbers, and row 0 for indices.

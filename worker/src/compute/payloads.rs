@@ -83,9 +83,12 @@ pub(crate) fn tensor_failure(e: TensorError) -> Failure {
 }
 
 fn failure_kind(e: &TensorError) -> FailureKind {
-    match e.is_out_of_memory() {
-        true => FailureKind::Unfit,
-        false => FailureKind::Other,
+    if e.is_out_of_memory() {
+        FailureKind::Unfit
+    } else if e.is_device_broken() {
+        FailureKind::DeviceBroken
+    } else {
+        FailureKind::Other
     }
 }
 

@@ -1,6 +1,6 @@
 //! One memory layout for all tensors between layers.
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 use tensor::{memory, TensorError};
 
 /// The tensor in row-major order with the strides of fresh memory. No copy if it already has them.
@@ -28,10 +28,18 @@ pub(crate) fn deep_copy(tensor: &Tensor) -> Result<Tensor, TensorError> {
     Ok(copy)
 }
 
+/// A copy in memory of the host, without a graph. It takes no memory of the device.
+pub(crate) fn host_copy(tensor: &Tensor) -> Result<Tensor, TensorError> {
+    match tensor.device() {
+        Device::Cpu => deep_copy(tensor),
+        _ => Ok(tensor.f_detach()?.f_to_device(Device::Cpu)?),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::{Device, Kind};
+    use tch::Kind;
 
     fn numbers(size: &[i64]) -> Tensor {
         Tensor::arange(size.iter().product::<i64>(), (Kind::Float, Device::Cpu)).reshape(size)

@@ -1,13 +1,26 @@
-//! `--device all`: one worker process for each GPU.
+//! `--device all`: one worker process for each GPU or MIG slice. One that dies is started again.
 
+use crate::program::exit_code::DEVICE_BROKEN;
+use crate::program::output;
+use crate::program::signals::{Signal, Signals};
 use anyhow::{bail, Context, Result};
-use std::process::{Command, Stdio};
+use std::process::{ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 use tch::Device;
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
-/// Starts a worker for each GPU with the same arguments and environment, and waits for all. The
-/// children end with this process: each holds the reading end of a pipe that only it writes to.
-pub(crate) fn run() -> Result<()> {
-    let gpus: Vec<_> = tensor::device::all().into_iter().filter(|d| *d != Device::Cpu).collect();
+/// Waits before a process is started again grow from the first to the second.
+const MIN_WAIT: Duration = Duration::from_secs(1);
+const MAX_WAIT: Duration = Duration::from_secs(30);
+
+/// Starts a worker for each GPU with the same arguments and environment, and waits for all. Returns
+/// the signal that ended them, if one did: SIGTERM lets them end their step.
+///
+/// The children end with this process: each holds the reading end of a pipe that only it writes to.
+pub(crate) fn run() -> Result<Option<Signal>> {
+    let gpus = gpus();
     if gpus.is_empty() {
         bail!(
             "--device all: this machine has no GPU that libtorch can use ({}); leave --device out \
@@ -15,26 +28,109 @@ pub(crate) fn run() -> Result<()> {
             tensor::cuda::load()
         );
     }
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
-    let mut children = Vec::new();
-    for gpu in gpus {
-        let mut command = Command::new(&program);
-        command.args(arguments_without_device()).arg("--device").arg(tensor::device::name(gpu));
-        command.arg("--end-with-stdin").stdin(Stdio::piped());
-        children
-            .push(command.spawn().with_context(|| format!("cannot start {}", program.display()))?);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut signals = Signals::new().context("cannot handle signals")?;
+        let (leave, told) = watch::channel(());
+        let count = gpus.len();
+        let mut workers = JoinSet::new();
+        for gpu in gpus {
+            workers.spawn(keep_running(gpu, told.clone()));
+        }
+        let mut ended = std::pin::pin!(all_of(workers));
+        let signal = tokio::select! {
+            failed = &mut ended => match failed? {
+                0 => return Ok(None),
+                failed => bail!("{failed} of {count} workers ended with an error"),
+            },
+            signal = signals.next() => signal,
+        };
+        if signal == Signal::Terminate {
+            leave.send(()).ok();
+            tokio::select! {
+                failed = ended => drop(failed),
+                // The pipes close, and the workers end at once.
+                _ = signals.next() => {}
+            }
+        }
+        Ok(Some(signal))
+    })
+}
+
+/// The names of the GPUs, for `--device`.
+fn gpus() -> Vec<String> {
+    let slices = tensor::cuda::uuid::slices();
+    if !slices.is_empty() {
+        return slices;
     }
+    let all = tensor::device::all().into_iter();
+    all.filter(|device| *device != Device::Cpu).map(tensor::device::name).collect()
+}
+
+/// Waits for all workers. Returns how many failed.
+async fn all_of(mut workers: JoinSet<Result<bool>>) -> Result<usize> {
     let mut failed = 0;
-    for child in &mut children {
+    while let Some(worker) = workers.join_next().await {
+        failed += usize::from(!worker??);
+    }
+    Ok(failed)
+}
+
+/// Keeps a worker on a GPU until it ends by itself, or until it is told to leave. Returns whether
+/// it succeeded.
+async fn keep_running(gpu: String, mut leave: watch::Receiver<()>) -> Result<bool> {
+    let mut wait = MIN_WAIT;
+    loop {
+        let begun = Instant::now();
+        let mut child = start(&gpu)?;
         // `wait` would close the pipe, which tells the child to end.
-        let pipe = child.stdin.take();
-        failed += usize::from(!child.wait()?.success());
-        drop(pipe);
+        let _pipe = child.stdin.take();
+        let status = tokio::select! {
+            status = child.wait() => status?,
+            _ = leave.changed() => {
+                terminate(&child);
+                child.wait().await?;
+                return Ok(true);
+            }
+        };
+        if !has_died(status) {
+            return Ok(status.success());
+        }
+        if begun.elapsed() > MAX_WAIT {
+            wait = MIN_WAIT;
+        }
+        let seconds = wait.as_secs();
+        output::warn(&format!(
+            "the worker on {gpu} died ({status}); it starts again in {seconds} s"
+        ));
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            _ = leave.changed() => return Ok(true),
+        }
+        wait = (wait * 2).min(MAX_WAIT);
     }
-    if failed > 0 {
-        bail!("{failed} of {} workers ended with an error", children.len());
+}
+
+/// Whether a process did not end by a decision of its own. A worker handles the signals by which
+/// users end it, and has an exit code for each.
+fn has_died(status: ExitStatus) -> bool {
+    status.code().is_none_or(|code| code == DEVICE_BROKEN)
+}
+
+fn start(gpu: &str) -> Result<Child> {
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let mut command = Command::new(&program);
+    command.args(arguments_without_device()).arg("--device").arg(gpu);
+    command.arg("--end-with-stdin").stdin(Stdio::piped()).kill_on_drop(true);
+    command.spawn().with_context(|| format!("cannot start {}", program.display()))
+}
+
+/// Sends SIGTERM.
+fn terminate(child: &Child) {
+    #[cfg(unix)]
+    if let Some(pid) = child.id().and_then(|id| rustix::process::Pid::from_raw(id as i32)) {
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
     }
-    Ok(())
 }
 
 fn arguments_without_device() -> Vec<std::ffi::OsString> {

@@ -3,6 +3,7 @@
 //! ```text
 //!     worker.rs -> run.rs -> options.rs     flags and environment
 //!                   |-> every_gpu.rs        one process for each GPU
+//!                   |-> exit_code.rs        how the program ends
 //!                   |-> nccl.rs             the report about NCCL for the boss
 //!                   |-> output.rs           lines for the user
 //!                   |-> signals.rs          the signals that end it
@@ -10,6 +11,7 @@
 //! ```
 
 pub(crate) mod every_gpu;
+pub(crate) mod exit_code;
 pub(crate) mod nccl;
 pub(crate) mod options;
 pub(crate) mod output;

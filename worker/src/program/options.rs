@@ -40,8 +40,8 @@ pub struct Options {
         value_name = "TICKET"
     )]
     pub model_ticket: Option<String>,
-    /// The compute device: cpu, cuda:N, mps, or all for one worker on every GPU [default: the first
-    /// GPU, else cpu]
+    /// The compute device: cpu, cuda:N, mps, the UUID of a GPU or MIG slice, or all for one worker
+    /// on every GPU and slice [default: the first GPU, else cpu]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Compute threads [default: one for each core]
@@ -82,6 +82,10 @@ pub struct Options {
     /// End when standard input ends; a boss starts its local workers so.
     #[arg(long, hide = true)]
     pub end_with_stdin: bool,
+    /// The number of this worker among the local ones of its boss, which ends it. Without --device
+    /// it takes the GPU of this number, modulo the number of GPUs.
+    #[arg(long, hide = true, value_name = "N")]
+    pub local_number: Option<usize>,
 }
 
 /// The first argument of a worker that a boss starts on its own machine.

@@ -3,6 +3,7 @@
 use crate::compute::samples::LocalSamples;
 use crate::compute::stage_compute::StageCompute;
 use crate::engine::CustomLayers;
+use crate::program::exit_code::{self, FAILURE, SUCCESS};
 use crate::program::nccl::NcclNetwork;
 use crate::program::options::Options;
 use crate::program::signals::{Signal, Signals};
@@ -18,6 +19,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tch::Device;
+use tensor::cuda::uuid;
 use tensor::nccl::Nccl;
 
 /// Waits between attempts to reach the boss grow from the first to the second.
@@ -26,9 +28,6 @@ const MAX_WAIT: Duration = Duration::from_secs(5);
 /// The wait after a boss without a free place: the place of a lost worker is free for little longer
 /// than this.
 const REFUSED_WAIT: Duration = Duration::from_secs(1);
-
-const SUCCESS: i32 = 0;
-const FAILURE: i32 = 1;
 
 /// Closes the connections to the boss and the other workers, while there are some.
 type SharedCloser = Mutex<Option<EndpointCloser>>;
@@ -42,13 +41,20 @@ pub(crate) fn main(custom_layers: CustomLayers) -> ! {
     }
     // Before other threads start.
     let network = NcclNetwork::restrict();
+    if let Some(uuid) = options.device.as_deref().filter(|name| uuid::is_uuid(name)) {
+        uuid::show_only(uuid);
+    }
     // Before libtorch first looks for GPUs, because it remembers the answer.
     tensor::cuda::load();
     if options.end_with_stdin {
         exit_on_stdin_eof();
     }
     let result = match options.device.as_deref() {
-        Some("all") => every_gpu::run(),
+        Some("all") => every_gpu::run().map(|signal| {
+            if let Some(signal) = signal {
+                exit_now(signal as i32)
+            }
+        }),
         _ => run_until_signal(
             &options,
             custom_layers.with_torchscript(options.torchscript_policy()),
@@ -59,7 +65,7 @@ pub(crate) fn main(custom_layers: CustomLayers) -> ! {
         Ok(()) => exit_now(SUCCESS),
         Err(e) => {
             output::warn(&format!("worker: {e:#}"));
-            exit_now(FAILURE)
+            exit_now(exit_code::of(&e))
         }
     }
 }
@@ -76,7 +82,7 @@ fn run_until_signal(
     let closer = SharedCloser::default();
     let leave = LeaveSignal::default();
     runtime.block_on(async {
-        let signals = match options.end_with_stdin {
+        let signals = match options.local_number.is_some() {
             true => Signals::of_local_worker(),
             false => Signals::new(),
         };
@@ -354,9 +360,15 @@ fn ticket(options: &Options) -> Result<Option<Ticket>> {
 fn device(options: &Options) -> Result<Device> {
     let all = tensor::device::all();
     let Some(name) = &options.device else {
-        return Ok(all.iter().copied().find(|d| *d != Device::Cpu).unwrap_or(Device::Cpu));
+        let gpus = all.iter().copied().filter(|device| *device != Device::Cpu);
+        let gpus: Vec<Device> = gpus.collect();
+        let chosen = gpus.iter().cycle().nth(options.local_number.unwrap_or(0));
+        return Ok(chosen.copied().unwrap_or(Device::Cpu));
     };
-    let device = tensor::device::parse(name).context("--device")?;
+    let device = match uuid::is_uuid(name) {
+        true => Device::Cuda(0),
+        false => tensor::device::parse(name).context("--device")?,
+    };
     if !all.contains(&device) {
         let names: Vec<_> = all.iter().map(|d| tensor::device::name(*d)).collect();
         let cuda = match device {

@@ -14,7 +14,6 @@ mod spec;
 mod tests;
 
 pub use learned::{LearnedColumn, LearnedTable};
-pub(crate) use rows::{places as column_places, EachRow};
 pub use spec::{ColumnsSpec, InputColumns, Missing, TargetColumn, Transform};
 
 use crate::column::Columns;

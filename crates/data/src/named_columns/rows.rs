@@ -1,5 +1,6 @@
 //! The rows of a table, as texts by the names of columns.
 
+use crate::column_places::column_places;
 use crate::plain_or_gzip;
 use crate::DataError;
 use std::io::{BufRead, Read};
@@ -18,9 +19,6 @@ pub(super) struct Row<'a> {
     pub(super) place: String,
     pub(super) values: &'a [Option<&'a str>],
 }
-
-/// Sees the number and the values of each row of a Parquet file.
-pub(crate) type EachRow<'a> = dyn FnMut(u64, &[Option<String>]) -> Result<(), DataError> + 'a;
 
 /// Calls `each` with every row.
 ///
@@ -53,7 +51,7 @@ pub(super) fn read(
     let held = reader.headers().map_err(|e| error(e.to_string()))?.clone();
     let held: Vec<String> =
         held.iter().map(|name| name.trim_start_matches('\u{feff}').into()).collect();
-    let places = places(path, names, &held)?;
+    let places = column_places(path, names, &held)?;
     let mut record = csv::StringRecord::new();
     while reader.read_record(&mut record).map_err(|e| error(e.to_string()))? {
         let line = record.position().map_or(0, csv::Position::line);
@@ -94,29 +92,6 @@ fn separator(header: &[u8]) -> u8 {
     };
     // The first of equally frequent ones.
     SEPARATORS.into_iter().rev().max_by_key(|separator| count(*separator)).unwrap_or(b',')
-}
-
-/// The places of columns in a row.
-pub(crate) fn places(
-    path: &Path,
-    names: &[&str],
-    held: &[String],
-) -> Result<Vec<usize>, DataError> {
-    let place = |name: &&str| {
-        let mut found = held.iter().enumerate().filter(|(_, held)| held == name);
-        let first = found.next();
-        if found.next().is_some() {
-            let problem = format!("has two columns `{name}`; rename one of them");
-            return Err(DataError::file(path, problem));
-        }
-        first.map(|(place, _)| place).ok_or_else(|| {
-            let near = layerspec::nearest(name, held.iter().map(String::as_str));
-            let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
-            let problem = format!("no column `{name}`; it holds {}{near}", held.join(", "));
-            DataError::file(path, problem)
-        })
-    };
-    names.iter().map(place).collect()
 }
 
 #[cfg(test)]

@@ -24,7 +24,9 @@ impl Cause {
     /// The cause of a failure that a worker or the boss's session reports.
     pub fn of(failure: &Failure) -> Self {
         match failure.kind {
-            FailureKind::Lost | FailureKind::WorkerMissing => Cause::Lost,
+            FailureKind::Lost | FailureKind::WorkerMissing | FailureKind::DeviceBroken => {
+                Cause::Lost
+            }
             FailureKind::Refused => Cause::Refused,
             FailureKind::Unfit => Cause::Unfit,
             FailureKind::NotFinite => Cause::NotFinite,

@@ -6,6 +6,7 @@
 
 mod driver;
 mod library;
+pub mod uuid;
 
 pub use driver::{CudaVersion, Driver};
 

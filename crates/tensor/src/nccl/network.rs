@@ -16,6 +16,8 @@ pub fn restrict_to_loopback() -> bool {
     // another interface.
     std::env::set_var("NCCL_COMM_BLOCKING", "0");
     std::env::remove_var("NCCL_COMM_ID");
+    // NCCL's service for RAS listens on a port, which no ticket protects.
+    std::env::set_var("NCCL_RAS_ENABLE", "0");
     if std::env::var_os(INTERFACE).is_some_and(|named| !named.is_empty() && named != LOOPBACK) {
         return true;
     }

@@ -9,11 +9,18 @@
 namespace fakecuda {
 namespace {
 
+// The number of GPUs that this process sees.
+int visible_devices() {
+  // A driver that is older than the runtime shows none.
+  if (env("FAKECUDA_DRIVER", 13000) < 13000) return 0;
+  // A UUID names one GPU or slice.
+  std::string visible = getenv("CUDA_VISIBLE_DEVICES") ? getenv("CUDA_VISIBLE_DEVICES") : "";
+  if (visible.rfind("GPU-", 0) == 0 || visible.rfind("MIG-", 0) == 0) return 1;
+  return std::min<int>(kMaxDevices, int(env("FAKECUDA_DEVICES", 2)));
+}
+
 struct Machine {
-  // A driver that is older than the runtime shows no GPU.
-  int count = env("FAKECUDA_DRIVER", 13000) < 13000
-                  ? 0
-                  : std::min<int>(kMaxDevices, int(env("FAKECUDA_DEVICES", 2)));
+  int count = visible_devices();
   size_t bytes = space_of_device() * kMaxDevices;
   char *space, *backing;
 

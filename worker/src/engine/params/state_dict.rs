@@ -1,7 +1,7 @@
 //! Exports and loads the parameters and buffers of a stage by name.
 
 use crate::engine::error::EngineError;
-use crate::engine::layout::deep_copy;
+use crate::engine::layout::host_copy;
 use crate::engine::params::param_store::ParamStore;
 use crate::engine::params::shards::slice_of;
 use std::collections::HashMap;
@@ -9,13 +9,13 @@ use tch::Tensor;
 use tensor::TensorError;
 
 impl ParamStore {
-    /// Copies of all parameters and buffers, which must be here, named `<layer>.<name>` as in
-    /// PyTorch. A shared tensor appears once, under its owner's name. Tensors that another stage
-    /// owns do not appear.
+    /// Copies of all parameters and buffers in the host's memory, named `<layer>.<name>` as in
+    /// PyTorch. The parameters must be gathered. A shared tensor appears once, under its owner's
+    /// name. Tensors that another stage owns do not appear.
     pub(crate) fn state(&self) -> Result<Vec<(String, Tensor)>, EngineError> {
         self.check_gathered()?;
         let params = self.params.all.iter().filter(|param| param.owner_stage.is_none());
-        params.map(|param| Ok((param.name.clone(), deep_copy(&param.tensor)?))).collect()
+        params.map(|param| Ok((param.name.clone(), host_copy(&param.tensor)?))).collect()
     }
 
     /// The trained parameters that the stage owns, by name.

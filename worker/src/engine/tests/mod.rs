@@ -30,6 +30,16 @@ use std::collections::HashMap;
 use tch::{Device, Kind, Tensor};
 use tensor::random::Key;
 
+/// The device of the tests that compare with PyTorch: `cpu`, unless `BOSSMAN_TEST_DEVICE` names
+/// another one. `tools/run_tests.py` runs them on the fake GPU, too.
+fn device() -> Device {
+    let cuda = tensor::cuda::load();
+    let name = std::env::var("BOSSMAN_TEST_DEVICE").unwrap_or_else(|_| "cpu".into());
+    let device = tensor::device::parse(&name).unwrap();
+    assert!(tensor::device::all().contains(&device), "{name}: {cuda}");
+    device
+}
+
 fn graph(yaml: &str) -> LayerGraph {
     // One thread each, because tests run in parallel.
     tensor::threads::set_count(1);

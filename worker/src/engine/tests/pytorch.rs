@@ -80,7 +80,8 @@ pub(crate) struct BackwardVariant {
     pub(crate) precision: Precision,
 }
 
-/// Runs the layer on the recorded tensors, and names its results as in the record.
+/// Runs the layer on the recorded tensors, and names its results as in the record. They lie on the
+/// host.
 pub(crate) fn run(
     graph: &LayerGraph,
     case: &Json,
@@ -90,6 +91,7 @@ pub(crate) fn run(
     let mut stage = whole(graph, true);
     stage.layers[0].recompute = Some(variant.recompute);
     stage.layers[0].precision = variant.precision;
+    stage.device = device();
     let mut engine = build(stage).unwrap();
     let state = of(recorded, "state").map(|(name, tensor)| (format!("it.{name}"), tensor.copy()));
     engine.load_state(state.collect()).unwrap();
@@ -126,7 +128,7 @@ pub(crate) fn run(
     );
     let buffers = engine.params.params().all.iter().filter(|param| !param.trained);
     found.extend(buffers.map(|param| (named("buffer", &param.name), param.tensor.copy())));
-    found
+    found.into_iter().map(|(name, tensor)| (name, tensor.to_device(Device::Cpu))).collect()
 }
 
 /// The largest error of the tensors of one sort, or `None` without tensors. Infinite if one is

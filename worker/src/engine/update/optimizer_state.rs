@@ -1,7 +1,7 @@
 //! Exports and loads the state of the optimizer by name.
 
 use crate::engine::error::EngineError;
-use crate::engine::layout::deep_copy;
+use crate::engine::layout::{deep_copy, host_copy};
 use crate::engine::params::param_store::ParamStore;
 use crate::engine::params::shards::slice_of;
 use crate::engine::update::optimizer::Optimizer;
@@ -46,7 +46,7 @@ pub(crate) fn optimizer_state(
         let start = range.map(|range| range.start.unsigned_abs());
         for (kind, tensor) in optimizer.state(index) {
             let name = format!("{}.{kind}", param.name);
-            tensors.push(OptimizerTensor { name, start, tensor: deep_copy(tensor)? });
+            tensors.push(OptimizerTensor { name, start, tensor: host_copy(tensor)? });
         }
     }
     Ok(tensors)

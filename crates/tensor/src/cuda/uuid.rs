@@ -1,0 +1,80 @@
+//! GPUs by their UUIDs, as NVIDIA's tools name them: `GPU-..`, and `MIG-..` for a slice of one.
+//!
+//! CUDA shows a process one MIG slice only, so each slice needs a process that names it.
+
+use std::process::{Command, Stdio};
+
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// Whether a device's name is the UUID of a GPU or of a slice.
+pub fn is_uuid(name: &str) -> bool {
+    let digits = name.strip_prefix("GPU-").or_else(|| name.strip_prefix("MIG-"));
+    digits.is_some_and(|rest| {
+        // Old drivers name slices as MIG-GPU-<uuid>/7/0.
+        let is_known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '/');
+        !rest.is_empty() && rest.chars().all(is_known)
+    })
+}
+
+/// Shows this process the GPU or slice of this UUID alone, as `cuda:0`. Call it before
+/// [`super::load`] and before other threads start, because it sets an environment variable.
+pub fn show_only(uuid: &str) {
+    std::env::set_var(VISIBLE, uuid);
+}
+
+/// The UUIDs of the MIG slices of this machine, and of its GPUs that have none. Empty if no GPU has
+/// slices, if `CUDA_VISIBLE_DEVICES` already chooses, or without `nvidia-smi`.
+pub fn slices() -> Vec<String> {
+    if std::env::var_os(VISIBLE).is_some() {
+        return Vec::new();
+    }
+    let listed = Command::new("nvidia-smi").arg("-L").stderr(Stdio::null()).output();
+    let text = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    slices_of(&text.unwrap_or_default())
+}
+
+/// Reads the list of `nvidia-smi -L`: a line for each GPU, and below it one for each slice.
+fn slices_of(list: &str) -> Vec<String> {
+    let mut found: Vec<&str> = Vec::new();
+    let uuids = list.lines().filter_map(|line| line.split_once("UUID: ")?.1.split(')').next());
+    for uuid in uuids.filter(|uuid| is_uuid(uuid)) {
+        let is_slice = uuid.starts_with("MIG-");
+        // A GPU with slices cannot be used as a whole.
+        if is_slice && found.last().is_some_and(|last| last.starts_with("GPU-")) {
+            found.pop();
+        }
+        found.push(uuid);
+    }
+    match found.iter().any(|uuid| uuid.starts_with("MIG-")) {
+        true => found.into_iter().map(Into::into).collect(),
+        false => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_are_told_from_other_names() {
+        for uuid in ["GPU-ab12", "MIG-41b35cf4-1f48", "MIG-GPU-6f2f4f7a/7/0"] {
+            assert!(is_uuid(uuid), "{uuid}");
+        }
+        for other in ["cuda:0", "GPU-", "MIG", "GPU-a,GPU-b", "GPU-\n"] {
+            assert!(!is_uuid(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn slices_and_whole_gpus_are_listed_if_there_are_slices() {
+        let list = "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-a)\n  \
+                      MIG 3g.20gb     Device  0: (UUID: MIG-a1)\n  \
+                      MIG 2g.10gb     Device  1: (UUID: MIG-a2)\n\
+                    GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-b)\n";
+        assert_eq!(slices_of(list), ["MIG-a1", "MIG-a2", "GPU-b"]);
+        assert!(slices_of("GPU 0: NVIDIA GeForce RTX 3090 (UUID: GPU-c)\n").is_empty());
+        assert!(
+            slices_of("Failed to initialize NVML: Driver/library version mismatch\n").is_empty()
+        );
+    }
+}
