@@ -2,10 +2,10 @@
 
 use crate::device::device;
 use crate::programs::{BossAddress, TIMEOUT};
-use link::{LinkError, Payload, WorkerInfo};
+use link::{LinkError, WorkerInfo};
 use pipeline::message::{Failure, FailureKind};
 use pipeline::task::{EarlyOutput, Outcome, Task, TaskError};
-use runtime::{ComputeThread, LeaveSignal, SnapshotStore};
+use runtime::{ComputeThread, LeaveSignal, PendingWork, SnapshotStore, TaskTensor};
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -37,9 +37,9 @@ struct Faulty {
 impl runtime::Compute for Faulty {
     fn run(
         &mut self,
-        task: Task<Payload>,
-        emit: &mut dyn FnMut(EarlyOutput<Payload>),
-    ) -> Result<Outcome<Payload>, TaskError> {
+        task: Task<TaskTensor>,
+        emit: &mut dyn FnMut(EarlyOutput<TaskTensor>),
+    ) -> Result<Outcome<TaskTensor>, TaskError> {
         self.updates += u32::from(matches!(task, Task::OptimStep { .. }));
         // A task within a step, or the first task of all, which makes the layers.
         let strikes = self.updates >= self.after
@@ -63,6 +63,10 @@ impl runtime::Compute for Faulty {
                 Err(Failure::new("nobody hears this").into())
             }
         }
+    }
+
+    fn pending(&mut self) -> Option<Box<dyn PendingWork>> {
+        self.compute.pending()
     }
 }
 

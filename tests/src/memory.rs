@@ -8,14 +8,15 @@ use pipeline::boss::{Answer, BossSession, Request, Setup, MAX_PENDING_BATCHES};
 use pipeline::effect::{
     BossEffect, Destination, Frame, Message, Micros, Peer, Residuals, StageEffect, Summing,
 };
+use pipeline::frame::Route;
 use pipeline::ids::{Slot, Ticket, WorkerId};
-use pipeline::message::{Failure, ToBoss, ToWorker};
+use pipeline::message::{Failure, TensorHead, ToBoss, ToWorker};
 use pipeline::replicas::{BucketBytes, Node};
 use pipeline::stage::StageSession;
 use pipeline::task::Task;
 use pipeline::Plan;
 use runtime::testing::Reducer;
-use runtime::Compute;
+use runtime::{Compute, TaskTensor};
 use std::collections::VecDeque;
 use worker::StageCompute;
 
@@ -38,7 +39,9 @@ pub struct InMemoryCluster {
 struct Worker {
     session: StageSession,
     compute: StageCompute,
-    tasks: VecDeque<(Ticket, Task<Payload>)>,
+    /// The tensors of this worker, in the form of its tasks.
+    slots: Slots<TaskTensor>,
+    tasks: VecDeque<(Ticket, Task<TaskTensor>)>,
     todo: VecDeque<Job>,
     sums: Reducer,
 }
@@ -60,12 +63,12 @@ struct InFlightFrame {
 enum Body {
     ToWorker(ToWorker),
     ToBoss(ToBoss),
-    Tensors(Frame),
+    Tensors { route: Option<Route>, head: TensorHead, tensors: Vec<TaskTensor> },
 }
 
 impl Body {
     fn is_data(&self) -> bool {
-        matches!(self, Body::Tensors(_))
+        matches!(self, Body::Tensors { .. })
     }
 }
 
@@ -87,6 +90,7 @@ impl InMemoryCluster {
         let worker = |number| Worker {
             session: StageSession::new(),
             compute: StageCompute::new(device_of(number)),
+            slots: Slots::default(),
             tasks: VecDeque::new(),
             todo: VecDeque::new(),
             sums: Reducer::default(),
@@ -127,8 +131,13 @@ impl InMemoryCluster {
                         InFlightFrame { from, to, body }
                     }));
                 }
-                BossEffect::Send { to, slots } => self.send(Peer::Boss, to, slots),
-                BossEffect::Drop(slots) => self.free(slots),
+                BossEffect::Send { to, slots } => {
+                    let tensors = self.slots.take(&slots).unwrap();
+                    self.send(Peer::Boss, to, tensors.into_iter().map(TaskTensor::from).collect())
+                }
+                BossEffect::Drop(slots) => {
+                    slots.into_iter().for_each(|slot| drop(self.slots.remove(slot)))
+                }
                 other => panic!("the boss wants {other:?}"),
             }
         }
@@ -137,17 +146,19 @@ impl InMemoryCluster {
             while let Some(effect) = self.workers[number].session.poll_effect() {
                 match effect {
                     StageEffect::Compute { ticket, task } => {
-                        let task =
-                            task.try_map(|slot| self.slots.remove(slot).ok_or(slot)).unwrap();
-                        self.workers[number].tasks.push_back((ticket, task));
+                        let worker = &mut self.workers[number];
+                        let task = task.try_map(|slot| worker.slots.remove(slot).ok_or(slot));
+                        worker.tasks.push_back((ticket, task.unwrap()));
                     }
                     StageEffect::Sum { ticket, summing, sums } => {
-                        let take = |slots: Vec<Slot>| {
-                            slots.into_iter().map(|s| self.slots.remove(s).unwrap()).collect()
+                        let worker = &mut self.workers[number];
+                        let take = |slots: Vec<Slot>| -> Vec<Payload> {
+                            let tensors = worker.slots.take(&slots).unwrap();
+                            tensors.iter().map(|tensor| tensor.to_host().unwrap()).collect()
                         };
                         let sums =
                             sums.into_iter().map(|(node, slots)| (node, take(slots))).collect();
-                        self.workers[number].todo.push_back(Job::Sum(ticket, summing, sums));
+                        worker.todo.push_back(Job::Sum(ticket, summing, sums));
                     }
                     StageEffect::Residuals(what) => {
                         self.workers[number].todo.push_back(Job::Settle(what))
@@ -161,8 +172,13 @@ impl InMemoryCluster {
                         let body = Body::ToBoss(message);
                         self.frames.push(InFlightFrame { from, to, body });
                     }
-                    StageEffect::Send { to, slots } => self.send(Peer::Worker(me), to, slots),
-                    StageEffect::Drop(slots) => self.free(slots),
+                    StageEffect::Send { to, slots } => {
+                        let tensors = self.workers[number].slots.take(&slots).unwrap();
+                        self.send(Peer::Worker(me), to, tensors)
+                    }
+                    StageEffect::Drop(slots) => slots
+                        .into_iter()
+                        .for_each(|slot| drop(self.workers[number].slots.remove(slot))),
                     other => panic!("{me} wants {other:?}"),
                 }
             }
@@ -170,19 +186,19 @@ impl InMemoryCluster {
         answer
     }
 
-    fn send(&mut self, from: Peer, to: Vec<Destination>, slots: Vec<Slot>) {
-        let tensors: Vec<Payload> =
-            slots.into_iter().map(|slot| self.slots.remove(slot).unwrap()).collect();
+    fn send(&mut self, from: Peer, to: Vec<Destination>, tensors: Vec<TaskTensor>) {
         for Destination { peer: to, route, head } in to {
-            let slots: Vec<Slot> =
-                tensors.iter().map(|tensor| self.slots.insert(tensor.clone())).collect();
-            let body = Body::Tensors(Frame { route, head, slots });
-            self.frames.push(InFlightFrame { from, to, body });
+            let carry = |tensor: &TaskTensor| match to == from {
+                true => tensor.clone(),
+                false => tensor.to_host().unwrap().into(),
+            };
+            let tensors = tensors.iter().map(carry).collect();
+            self.frames.push(InFlightFrame {
+                from,
+                to,
+                body: Body::Tensors { route, head, tensors },
+            });
         }
-    }
-
-    fn free(&mut self, slots: Vec<Slot>) {
-        slots.into_iter().for_each(|slot| drop(self.slots.remove(slot)));
     }
 
     /// Lists the possible next events. Frames with tensors may overtake each other. Control frames
@@ -212,14 +228,19 @@ impl InMemoryCluster {
                     (Peer::Worker(to), _, Body::ToWorker(message)) => {
                         self.workers[to.0 as usize].session.on_message(NOW, message);
                     }
-                    (Peer::Worker(to), _, Body::Tensors(frame)) => {
-                        self.workers[to.0 as usize].session.on_frame(NOW, from, frame);
+                    (Peer::Worker(to), _, Body::Tensors { route, head, tensors }) => {
+                        let worker = &mut self.workers[to.0 as usize];
+                        let slots = tensors.into_iter().map(|tensor| worker.slots.insert(tensor));
+                        let slots = slots.collect();
+                        worker.session.on_frame(NOW, from, Frame { route, head, slots });
                     }
                     (Peer::Boss, Peer::Worker(from), Body::ToBoss(message)) => {
                         self.boss.on_message(NOW, from, message);
                     }
-                    (Peer::Boss, Peer::Worker(from), Body::Tensors(frame)) => {
-                        self.boss.on_frame(NOW, from, frame);
+                    (Peer::Boss, Peer::Worker(from), Body::Tensors { route, head, tensors }) => {
+                        let slots = tensors.iter().map(|t| self.slots.insert(t.to_host().unwrap()));
+                        let slots = slots.collect();
+                        self.boss.on_frame(NOW, from, Frame { route, head, slots });
                     }
                     (to, from, body) => panic!("{from} sent {to} {body:?}"),
                 }
@@ -229,11 +250,11 @@ impl InMemoryCluster {
                 let (ticket, task) = worker.tasks.pop_front().unwrap();
                 let mut handed = Vec::new();
                 let result = worker.compute.run(task, &mut |sums| handed.push(sums));
-                let result = result.map(|outcome| outcome.map(|tensor| self.slots.insert(tensor)));
+                let slots = &worker.slots;
+                let result = result.map(|outcome| outcome.map(|tensor| slots.insert(tensor)));
                 for sums in handed {
-                    worker
-                        .session
-                        .on_early_output(NOW, sums.map(|tensor| self.slots.insert(tensor)));
+                    let sums = sums.map(|tensor| worker.slots.insert(tensor));
+                    worker.session.on_early_output(NOW, sums);
                 }
                 worker.session.on_done(NOW, ticket, result, (NOW, NOW));
             }
@@ -245,7 +266,7 @@ impl InMemoryCluster {
                         self.summed += 1;
                         let result = worker.sums.reduce(summing, &sums);
                         let result = result.map(|sums| {
-                            sums.into_iter().map(|sum| self.slots.insert(sum)).collect()
+                            sums.into_iter().map(|sum| worker.slots.insert(sum.into())).collect()
                         });
                         worker.session.on_summed(NOW, ticket, result);
                     }

@@ -16,7 +16,7 @@ use pipeline::schedule::{Action, Ending, Terms};
 use pipeline::task::{EarlyOutput, Outcome, Task, TaskError, TreeLeaf};
 use pipeline::watch::Watch;
 use pipeline::{Cuts, LossSpec, Placement, Plan, ScheduleKind, TensorMeta};
-use runtime::{Compute, ComputeThread, Handle};
+use runtime::{Compute, ComputeThread, Handle, TaskTensor};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 
@@ -198,7 +198,7 @@ impl Gradients {
             .collect()
     }
 
-    fn emit(&self, leaf: TreeLeaf, index: u32, emit: &mut dyn FnMut(EarlyOutput<Payload>)) {
+    fn emit(&self, leaf: TreeLeaf, index: u32, emit: &mut dyn FnMut(EarlyOutput<TaskTensor>)) {
         let Some(node) = nodes(leaf.microbatches, [index]).first().copied() else { return };
         for (bucket, own) in self.own.iter().enumerate() {
             let of = |replica| {
@@ -207,7 +207,7 @@ impl Gradients {
                         dtype: DType::Float32,
                         shape: vec![(place.len() / FLOAT) as u64],
                     };
-                    Payload { meta, bytes: own.slice(place) }
+                    Payload { meta, bytes: own.slice(place) }.into()
                 });
                 vec![(node, slices.collect())]
             };
@@ -221,12 +221,13 @@ impl Gradients {
     }
 
     /// Copies the sums to the memory that an optimizer would read.
-    fn take(&mut self, buckets: &[Vec<Vec<Payload>>]) -> Result<(), String> {
+    fn take(&mut self, buckets: &[Vec<Vec<TaskTensor>>]) -> Result<(), String> {
         for (bucket, shards) in buckets.iter().enumerate() {
             for (replica, slices) in (0..).zip(shards) {
                 let places = self.slices(bucket, replica);
                 for (place, slice) in places.into_iter().zip(slices) {
                     let sum = self.sums.get_mut(bucket).and_then(|sum| sum.get_mut(place));
+                    let slice = slice.to_host().map_err(|e| e.to_string())?;
                     let sum = sum
                         .filter(|sum| sum.len() == slice.bytes.len())
                         .ok_or("a slice of another size")?;
@@ -248,9 +249,9 @@ impl Gradients {
 impl Compute for Gradients {
     fn run(
         &mut self,
-        task: Task<Payload>,
-        emit: &mut dyn FnMut(EarlyOutput<Payload>),
-    ) -> Result<Outcome<Payload>, TaskError> {
+        task: Task<TaskTensor>,
+        emit: &mut dyn FnMut(EarlyOutput<TaskTensor>),
+    ) -> Result<Outcome<TaskTensor>, TaskError> {
         match task {
             Task::Build { stages, buckets: bytes, .. } => {
                 self.buckets =

@@ -246,9 +246,7 @@ impl Driver {
             match effect {
                 BossEffect::Tell(messages) => messages.into_iter().for_each(|one| self.tell(one)),
                 BossEffect::Send { to, slots } => {
-                    if let Err(reason) = outgoing::take_payloads(&self.slots, &slots)
-                        .and_then(|t| self.send(&to, &t))
-                    {
+                    if let Err(reason) = self.slots.take(&slots).and_then(|t| self.send(&to, &t)) {
                         self.on_send_failed(&to, &reason);
                     }
                 }

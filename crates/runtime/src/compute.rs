@@ -1,9 +1,11 @@
 //! The compute thread. It runs tasks in order, and never waits for the network.
+//! `completion.rs` reports their results.
 
+use crate::completion::{CompletionQueue, PendingWork};
 use crate::interrupt::Interrupt;
-use crate::log_fields::{task_span, TASKS};
+use crate::log_fields::task_span;
+use crate::task_tensor::TaskTensor;
 use crate::watchdog::TaskWatch;
-use link::Payload;
 use pipeline::ids::Ticket;
 use pipeline::message::{Failure, FailureKind};
 use pipeline::task::{EarlyOutput, Outcome, Task, TaskError};
@@ -12,31 +14,37 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc as results;
-use tracing::{debug, Span};
+use tracing::Span;
 
 /// An executor of tasks. The worker crate implements it with libtorch.
 pub trait Compute {
-    /// Runs a task to its end. `emit` takes results early, because other workers wait for them.
+    /// Runs a task. `emit` takes results early, because other workers wait for them. On a device,
+    /// the task's work may still be [pending](Compute::pending) when this returns.
     ///
     /// # Errors
     /// The task failed.
     fn run(
         &mut self,
-        task: Task<Payload>,
-        emit: &mut dyn FnMut(EarlyOutput<Payload>),
-    ) -> Result<Outcome<Payload>, TaskError>;
+        task: Task<TaskTensor>,
+        emit: &mut dyn FnMut(EarlyOutput<TaskTensor>),
+    ) -> Result<Outcome<TaskTensor>, TaskError>;
+
+    /// The work of the last task that the device has still to do. `None` if it is done.
+    fn pending(&mut self) -> Option<Box<dyn PendingWork>> {
+        None
+    }
 }
 
 /// A result of the compute thread. Results arrive in order.
 pub(crate) enum ComputeEvent {
-    EarlyOutput(EarlyOutput<Payload>),
+    EarlyOutput(EarlyOutput<TaskTensor>),
     Done(FinishedTask),
 }
 
 /// A task that has ended.
 pub(crate) struct FinishedTask {
     pub(crate) ticket: Ticket,
-    pub(crate) result: Result<Outcome<Payload>, TaskError>,
+    pub(crate) result: Result<Outcome<TaskTensor>, TaskError>,
     /// When the task began.
     pub(crate) start: Instant,
     /// When the task ended.
@@ -46,7 +54,7 @@ pub(crate) struct FinishedTask {
 /// A task for the thread.
 struct Submission {
     ticket: Ticket,
-    task: Task<Payload>,
+    task: Task<TaskTensor>,
     span: Span,
 }
 
@@ -63,6 +71,7 @@ pub struct ComputeThread {
     thread: Option<JoinHandle<()>>,
     interrupt: Interrupt,
     watch: TaskWatch,
+    device_watch: TaskWatch,
     limit: Duration,
 }
 
@@ -84,10 +93,11 @@ impl ComputeThread {
     ) -> std::io::Result<Self> {
         let interrupt = Interrupt::default();
         let given = interrupt.clone();
-        let watch = TaskWatch::default();
+        let (watch, device_watch) = (TaskWatch::default(), TaskWatch::default());
         let thread_watch = watch.clone();
         let (tasks, todo) = std::sync::mpsc::channel::<Submission>();
         let (done, results) = results::unbounded_channel();
+        let mut completions = CompletionQueue::new(done, device_watch.clone());
         let thread = std::thread::Builder::new().name("compute".into()).spawn(move || {
             let mut compute = make(given);
             for Submission { ticket, task, span } in todo {
@@ -96,7 +106,9 @@ impl ComputeThread {
                 thread_watch.begin(task.waits_for_others());
                 // A panic is a defect of ours, and must reach the boss as an error.
                 // If the receiver is gone, the thread ends below.
-                let mut emit = |output| drop(done.send(ComputeEvent::EarlyOutput(output)));
+                let mut emit = |output| {
+                    completions.report(ComputeEvent::EarlyOutput(output), None).ok();
+                };
                 let result = catch_unwind(AssertUnwindSafe(|| compute.run(task, &mut emit)));
                 thread_watch.end();
                 let panicked = || Failure {
@@ -104,23 +116,15 @@ impl ComputeThread {
                     ..Failure::new("the compute thread panicked; please report it")
                 };
                 let result = result.unwrap_or_else(|_| Err(panicked().into()));
-                let end = Instant::now();
-                let micros = (end - start).as_micros() as u64;
-                match &result {
-                    Ok(_) => debug!(target: TASKS, micros, "task done"),
-                    Err(error) => {
-                        let failure = &error.failure.message;
-                        debug!(target: TASKS, micros, failure, "task failed");
-                    }
-                }
-                let report = ComputeEvent::Done(FinishedTask { ticket, result, start, end });
-                if done.send(report).is_err() {
+                let pending = compute.pending();
+                let finished = FinishedTask { ticket, result, start, end: Instant::now() };
+                if completions.report(ComputeEvent::Done(finished), pending).is_err() {
                     return;
                 }
             }
         })?;
         let (tasks, thread, limit) = (Some(tasks), Some(thread), DEFAULT_TASK_LIMIT);
-        Ok(ComputeThread { tasks, results, thread, interrupt, watch, limit })
+        Ok(ComputeThread { tasks, results, thread, interrupt, watch, device_watch, limit })
     }
 
     /// Sets the time limit of a task. A task that takes longer counts as hanging, and ends the run
@@ -138,8 +142,13 @@ impl ComputeThread {
 
     /// A future that ends if a task exceeds the limit.
     pub(crate) fn watchdog(&self) -> impl Future<Output = ()> + Send + 'static {
-        let (watch, limit) = (self.watch.clone(), self.limit);
-        async move { watch.wait_until_hanging(limit).await }
+        let (watch, device, limit) = (self.watch.clone(), self.device_watch.clone(), self.limit);
+        async move {
+            tokio::select! {
+                () = watch.wait_until_hanging(limit) => {}
+                () = device.wait_until_hanging(limit) => {}
+            }
+        }
     }
 
     /// Abandons the thread, because its task never ends.
@@ -148,7 +157,7 @@ impl ComputeThread {
     }
 
     /// Queues a task.
-    pub(crate) fn submit(&self, ticket: Ticket, task: Task<Payload>) {
+    pub(crate) fn submit(&self, ticket: Ticket, task: Task<TaskTensor>) {
         // The thread lives as long as this value.
         if let Some(tasks) = &self.tasks {
             let span = task_span(ticket, &task);

@@ -6,6 +6,9 @@
 //! worker:  serve -> stage_driver -> StageSession
 //!                        +-> peer_connections (to the boss and to other workers)
 //!                        +-> compute (the compute thread) -> watchdog, interrupt
+//!                        |     +-> completion (waits for the device)
+//!                        |     tasks' tensors: task_tensor
+//!                        +-> downloads (from the device to host memory)
 //!                        +-> reduction::thread (sums of gradients)
 //!                        +-> reader_thread (samples from the worker's files)
 //!                        +-> snapshot_store (peers' state, beyond the run)
@@ -14,7 +17,9 @@
 
 mod boss_driver;
 mod clock;
+mod completion;
 mod compute;
+mod downloads;
 mod handle;
 mod interrupt;
 mod leave_signal;
@@ -25,11 +30,13 @@ mod reader_thread;
 mod reduction;
 mod snapshot_store;
 mod stage_driver;
+mod task_tensor;
 #[doc(hidden)]
 pub mod testing;
 mod watchdog;
 
 pub use boss_driver::start;
+pub use completion::PendingWork;
 pub use compute::{Compute, ComputeThread};
 pub use handle::{Handle, MembershipEvent};
 pub use interrupt::Interrupt;
@@ -39,3 +46,4 @@ pub use reader_thread::SampleReader;
 pub use reduction::compression::decompress;
 pub use snapshot_store::SnapshotStore;
 pub use stage_driver::{serve, End};
+pub use task_tensor::{DeviceTensor, TaskTensor};

@@ -2,15 +2,16 @@
 
 use crate::clock::Clock;
 use crate::compute::{ComputeEvent, ComputeThread};
+use crate::downloads::{DownloadThread, HostFrame};
 use crate::leave_signal::LeaveSignal;
 use crate::log_fields::{command_span, log_message, log_received};
 use crate::peer_connections::{DialledWorker, PeerConnections, PeerEvent, PeerEvents};
 use crate::reader_thread::{ReaderThread, SampleReader};
 use crate::reduction::thread::ReductionThread;
 use crate::snapshot_store::SnapshotStore;
+use crate::task_tensor::TaskTensor;
 use link::admission::acceptor::Accept;
 use link::admission::join::JoinedRun;
-use link::connection::outgoing::take_payloads;
 use link::connection::ConnectionEvent;
 use link::quic::close_codes::{DONE, PROTOCOL_VIOLATION};
 use link::{Carrier, LinkError, PathReport, Payload, Slots, Ticket};
@@ -65,6 +66,7 @@ pub async fn serve(
         slots: Slots::default(),
         clock: Clock::start(),
         compute,
+        downloads: DownloadThread::default(),
         reduction: ReductionThread::default(),
         reader: ReaderThread::new(reader),
         snapshots,
@@ -76,9 +78,10 @@ pub async fn serve(
 struct Driver {
     session: StageSession,
     connections: PeerConnections,
-    slots: Slots,
+    slots: Slots<TaskTensor>,
     clock: Clock,
     compute: ComputeThread,
+    downloads: DownloadThread,
     reduction: ReductionThread,
     reader: ReaderThread,
     snapshots: SnapshotStore,
@@ -116,6 +119,7 @@ impl Driver {
                     result => result?,
                 },
                 Some(event) = self.compute.next() => self.on_compute_event(event)?,
+                Some(frame) = self.downloads.next() => self.on_downloaded(frame)?,
                 Some((ticket, sums)) = self.reduction.next() => {
                     let slots = sums.map(|sums| self.store(sums));
                     self.session.on_summed(self.clock.now(), ticket, slots);
@@ -141,8 +145,15 @@ impl Driver {
         End::Left { after: self.session.last_step() }
     }
 
-    fn store(&self, tensors: Vec<Payload>) -> Vec<Slot> {
-        tensors.into_iter().map(|tensor| self.slots.insert(tensor)).collect()
+    fn store(&self, tensors: impl IntoIterator<Item = impl Into<TaskTensor>>) -> Vec<Slot> {
+        tensors.into_iter().map(|tensor| self.slots.insert(tensor.into())).collect()
+    }
+
+    /// Takes tensors of host memory. Only results of passes stay on the device, and those are sent
+    /// or used by another pass.
+    fn take_from_host(&self, slots: &[Slot]) -> Result<Vec<Payload>, String> {
+        let tensors = self.slots.take(slots)?;
+        tensors.iter().map(TaskTensor::to_host).collect::<Result<_, _>>().map_err(|e| e.to_string())
     }
 
     /// Executes all effects. Breaks if one of them ends the work.
@@ -160,8 +171,8 @@ impl Driver {
         match effect {
             StageEffect::Tell(message) => self.connections.tell(message).map_err(defect)?,
             StageEffect::Send { to, slots } => {
-                let tensors = take_payloads(&self.slots, &slots).map_err(defect)?;
-                self.send(&to, &tensors).map_err(defect)?;
+                let tensors = self.slots.take(&slots).map_err(defect)?;
+                self.send(to, tensors).map_err(defect)?;
             }
             StageEffect::Compute { ticket, task } => {
                 let task = self.fill_in(task).map_err(defect)?;
@@ -173,7 +184,7 @@ impl Driver {
             }
             StageEffect::Sum { ticket, summing, sums } => {
                 let take = |(node, slots): (Node, Vec<Slot>)| {
-                    Ok::<_, String>((node, take_payloads(&self.slots, &slots)?))
+                    Ok::<_, String>((node, self.take_from_host(&slots)?))
                 };
                 let sums = sums.into_iter().map(take).collect::<Result<_, _>>().map_err(defect)?;
                 self.reduction.submit(ticket, summing, sums).map_err(defect)?;
@@ -184,14 +195,14 @@ impl Driver {
             StageEffect::ReadAhead(readings) => self.reader.read_ahead(readings).map_err(defect)?,
             StageEffect::StoreSnapshot { snapshot, note, part, tensors } => {
                 let (names, slots): (Vec<String>, Vec<Slot>) = tensors.into_iter().unzip();
-                let tensors = take_payloads(&self.slots, &slots).map_err(defect)?;
+                let tensors = self.take_from_host(&slots).map_err(defect)?;
                 let tensors = names.into_iter().zip(tensors).collect();
                 self.snapshots.insert(snapshot, part, note, tensors);
             }
             StageEffect::SendSnapshot { to, snapshot, part, name } => {
                 let tensor = self.snapshots.get(snapshot, part, &name);
                 let tensor = tensor.ok_or_else(|| defect(format!("`{name}` is not stored")))?;
-                self.send(&to, &[tensor]).map_err(defect)?;
+                self.send(to, vec![tensor.into()]).map_err(defect)?;
             }
             StageEffect::RetainSnapshots(wanted) => self.snapshots.retain(&wanted),
             StageEffect::Residuals(residuals) => self.reduction.settle(residuals),
@@ -213,22 +224,42 @@ impl Driver {
     }
 
     /// Replaces a task's slots by tensors.
-    fn fill_in(&self, task: Task<Slot>) -> Result<Task<Payload>, String> {
+    fn fill_in(&self, task: Task<Slot>) -> Result<Task<TaskTensor>, String> {
         task.try_map(|slot| self.slots.remove(slot).ok_or(slot))
             .map_err(|slot| format!("{slot} holds no tensor; please report it"))
     }
 
-    fn send(&mut self, to: &[Destination], tensors: &[Payload]) -> Result<(), String> {
-        for destination in to {
-            if self.connections.is_self(destination.peer) {
-                let slots = self.store(tensors.to_vec());
-                let frame = Frame { route: None, head: destination.head.clone(), slots };
-                self.session.on_frame(self.clock.now(), destination.peer, frame);
-            } else {
-                self.connections.send(destination, tensors)?;
-            }
+    fn send(&mut self, to: Vec<Destination>, tensors: Vec<TaskTensor>) -> Result<(), String> {
+        let (here, elsewhere): (Vec<_>, Vec<_>) =
+            to.into_iter().partition(|to| self.connections.is_self(to.peer));
+        for Destination { peer, head, .. } in here {
+            let frame = Frame { route: None, head, slots: self.store(tensors.clone()) };
+            self.session.on_frame(self.clock.now(), peer, frame);
         }
-        Ok(())
+        if elsewhere.is_empty() {
+            return Ok(());
+        }
+        let payloads: Option<Vec<Payload>> =
+            tensors.iter().map(|tensor| tensor.in_host_memory().cloned()).collect();
+        match payloads {
+            Some(payloads) => self.send_payloads(&elsewhere, &payloads),
+            None => self.downloads.submit(elsewhere, tensors),
+        }
+    }
+
+    fn send_payloads(&self, to: &[Destination], payloads: &[Payload]) -> Result<(), String> {
+        to.iter().try_for_each(|to| self.connections.send(to, payloads))
+    }
+
+    fn on_downloaded(&mut self, frame: HostFrame) -> Result<(), LinkError> {
+        let tensors = match frame.tensors {
+            Ok(tensors) => tensors,
+            Err(failure) if failure.kind == FailureKind::DeviceBroken => {
+                return Err(LinkError::DeviceBroken { failure: failure.to_string() });
+            }
+            Err(failure) => return Err(defect(failure.to_string())),
+        };
+        self.send_payloads(&frame.to, &tensors).map_err(defect)
     }
 
     fn on_compute_event(&mut self, event: ComputeEvent) -> Result<(), LinkError> {

@@ -1,4 +1,4 @@
-//! The functions of `cpp/shim.cpp` and how to call them: errors turned, lists laid out.
+//! The functions of `cpp/shim.cpp` and `cpp/transfer.cpp`, and how to call them: errors turned, lists laid out.
 
 use crate::TensorError;
 use std::ffi::{c_char, c_void, CStr};
@@ -8,6 +8,12 @@ use torch_sys::C_tensor;
 /// A C++ `at::Generator`.
 #[repr(C)]
 pub(crate) struct Generator {
+    _opaque: [u8; 0],
+}
+
+/// A C++ `c10::Event`.
+#[repr(C)]
+pub(crate) struct Event {
     _opaque: [u8; 0],
 }
 
@@ -28,6 +34,15 @@ extern "C" {
     pub(crate) fn bm_use_device(kind: i32, index: i32) -> Status;
     pub(crate) fn bm_synchronize(kind: i32, index: i32) -> Status;
     pub(crate) fn bm_is_idle(kind: i32, index: i32, idle: *mut bool) -> Status;
+    pub(crate) fn bm_event_record(index: i32, out: *mut *mut Event) -> Status;
+    pub(crate) fn bm_event_wait(event: *const Event) -> Status;
+    pub(crate) fn bm_event_free(event: *mut Event);
+    pub(crate) fn bm_download(
+        from: *const C_tensor,
+        ready: *const Event,
+        out: *mut *mut C_tensor,
+    ) -> Status;
+    pub(crate) fn bm_upload(from: *const C_tensor, index: i32, out: *mut *mut C_tensor) -> Status;
     pub(crate) fn bm_floats(
         tensor: *const C_tensor,
         kind: i32,

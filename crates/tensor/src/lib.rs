@@ -8,6 +8,7 @@
 //! ffi (cpp/shim.cpp) <- activation, grad, kernels, optim, random, script, payload, memory, threads
 //! cuda: loads libtorch's CUDA half <- device <- nccl: loads NCCL, sums over GPUs
 //! payload: tensors as bytes        parts: a tensor out of the parts of several replicas
+//! transfer (cpp/transfer.cpp): copies between host and GPU, and events
 //! ```
 //!
 //! Only this crate and `shm` contain `unsafe`. Every function returns errors. A C++ exception never
@@ -33,6 +34,7 @@ pub mod products;
 pub mod random;
 pub mod script;
 pub mod threads;
+pub mod transfer;
 
 pub use dtype::{dtype_of, kind_of};
 pub use error::{Attempt, TensorError};

@@ -5,14 +5,14 @@
 //! those of one process.
 
 use bossman::{Batch, BossMan, Collective, Host, Model, Optimizer, StateDict};
-use link::{Identity, Nccl as Told, NcclInfo, Payload, WorkerInfo};
+use link::{Identity, Nccl as Told, NcclInfo, WorkerInfo};
 use pipeline::boss::{Digest, Instruction, RunRequest};
 use pipeline::ids::StageId;
 use pipeline::message::{Failure, FailureKind, Reduction};
 use pipeline::replicas::WorkerGroups;
 use pipeline::task::{EarlyOutput, Outcome, Task, TaskError};
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
-use runtime::ComputeThread;
+use runtime::{ComputeThread, PendingWork, TaskTensor};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{mpsc, Arc, LazyLock};
@@ -384,9 +384,9 @@ struct Acting {
 impl runtime::Compute for Acting {
     fn run(
         &mut self,
-        task: Task<Payload>,
-        emit: &mut dyn FnMut(EarlyOutput<Payload>),
-    ) -> Result<Outcome<Payload>, TaskError> {
+        task: Task<TaskTensor>,
+        emit: &mut dyn FnMut(EarlyOutput<TaskTensor>),
+    ) -> Result<Outcome<TaskTensor>, TaskError> {
         self.sums += u32::from(matches!(task, Task::AllReduce { .. }));
         match &self.role {
             Role::Waits { waiting, .. } if self.sums == 3 => waiting.notify_one(),
@@ -397,5 +397,9 @@ impl runtime::Compute for Acting {
             _ => {}
         }
         self.compute.run(task, emit)
+    }
+
+    fn pending(&mut self) -> Option<Box<dyn PendingWork>> {
+        self.compute.pending()
     }
 }

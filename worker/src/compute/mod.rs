@@ -5,7 +5,8 @@
 //!                  |  building.rs  passes.rs  updates.rs  state.rs -> engine/, one for each stage
 //!                  |-> task_args.rs                    their arguments
 //!                  |-> task_location.rs                where a task failed
-//!                  |-> payloads.rs                     tensors as bytes, and back
+//!                  |-> payloads.rs                     tensors as those of tasks, and back
+//!                  |-> device_tensor.rs                results that stay on the device
 //!                  |-> collective.rs                   sums over replicas by NCCL
 //!                  |-> measure.rs                      the time and memory of a layer
 //!     runtime's reader thread -> samples.rs            samples from files of this worker
@@ -13,6 +14,7 @@
 
 mod building;
 mod collective;
+mod device_tensor;
 pub(crate) mod measure;
 mod passes;
 pub(crate) mod payloads;

@@ -1,17 +1,17 @@
-//! The passes of a microbatch: tensors as bytes in, the engine at work, tensors as bytes out.
+//! The passes of a microbatch: tensors in, the engine at work, tensors out.
 
+use crate::compute::device_tensor::to_task_tensor;
 use crate::compute::payloads::{
-    engine_failure, tensor_failure, to_payload, to_payload_output, to_payloads, to_tensor,
-    to_tensors,
+    engine_failure, tensor_failure, to_payload_output, to_task_tensors, to_tensor, to_tensors,
 };
 use crate::compute::stage_compute::StageCompute;
 use crate::compute::task_args::{ForwardArgs, GradientRoute};
 use crate::engine::{LossInputs, Pass, TreeTarget};
-use link::Payload;
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{Failure, FailureKind};
 use pipeline::task::Outcome;
 use pipeline::watch::FiniteCheck;
+use runtime::TaskTensor;
 use tch::Tensor;
 
 impl StageCompute {
@@ -20,7 +20,7 @@ impl StageCompute {
         stage: StageId,
         pass: &Pass,
         args: ForwardArgs,
-    ) -> Result<Outcome<Payload>, Failure> {
+    ) -> Result<Outcome<TaskTensor>, Failure> {
         let inputs = to_tensors(&args.inputs)?;
         let engine = self.stage(stage)?;
         let outputs = engine.forward(pass, inputs).map_err(engine_failure)?;
@@ -44,7 +44,8 @@ impl StageCompute {
             None => None,
         };
         let exported = args.export.iter().filter_map(|index| outputs.get(*index));
-        let outputs = exported.map(to_payload).collect::<Result<_, _>>().map_err(tensor_failure)?;
+        let outputs = exported.map(to_task_tensor).collect::<Result<_, _>>();
+        let outputs = outputs.map_err(tensor_failure)?;
         Ok(Outcome::Forward { outputs, loss })
     }
 
@@ -53,9 +54,9 @@ impl StageCompute {
         &mut self,
         stage: StageId,
         key: MicrobatchKey,
-        grads: &[Vec<Payload>],
+        grads: &[Vec<TaskTensor>],
         route: GradientRoute<'_>,
-    ) -> Result<Outcome<Payload>, Failure> {
+    ) -> Result<Outcome<TaskTensor>, Failure> {
         let grads = grads.iter().map(|list| to_tensors(list)).collect::<Result<_, _>>()?;
         let engine = self.stage(stage)?;
         let grads = match route.branch {
@@ -73,8 +74,8 @@ impl StageCompute {
         &mut self,
         stage: StageId,
         key: MicrobatchKey,
-        grads: &[Vec<Payload>],
-    ) -> Result<Outcome<Payload>, Failure> {
+        grads: &[Vec<TaskTensor>],
+    ) -> Result<Outcome<TaskTensor>, Failure> {
         let grads = grads.iter().map(|list| to_tensors(list)).collect::<Result<_, _>>()?;
         let grads = self.stage(stage)?.backward_input(key, grads);
         input_grads(&grads.map_err(engine_failure)?)
@@ -99,8 +100,8 @@ impl StageCompute {
     }
 }
 
-fn input_grads(grads: &[Vec<Tensor>]) -> Result<Outcome<Payload>, Failure> {
-    let grads = grads.iter().map(|list| to_payloads(list)).collect::<Result<_, _>>()?;
+fn input_grads(grads: &[Vec<Tensor>]) -> Result<Outcome<TaskTensor>, Failure> {
+    let grads = grads.iter().map(|list| to_task_tensors(list)).collect::<Result<_, _>>()?;
     Ok(Outcome::Backward { grads })
 }
 

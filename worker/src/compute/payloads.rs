@@ -1,5 +1,6 @@
-//! Conversion of tensors to bytes and back, and of errors to failures.
+//! Conversion of tensors to the tensors of tasks and back, and of errors to failures.
 
+use crate::compute::device_tensor::{on_device, to_task_tensor};
 use crate::engine::{EngineError, TensorsByStage};
 use bytes::Bytes;
 use layerspec::DType;
@@ -8,10 +9,16 @@ use pipeline::ids::StageId;
 use pipeline::message::{Failure, FailureKind};
 use pipeline::task::{EarlyOutput, Outcome};
 use pipeline::TensorMeta;
+use runtime::TaskTensor;
 use tch::Tensor;
 use tensor::{payload, TensorError};
 
-pub(crate) fn to_tensor(payload: &Payload) -> Result<Tensor, TensorError> {
+/// A tensor on the host or on this worker's device.
+pub(crate) fn to_tensor(tensor: &TaskTensor) -> Result<Tensor, TensorError> {
+    let payload = match tensor {
+        TaskTensor::Host(payload) => payload,
+        TaskTensor::Device(tensor) => return on_device(tensor.as_ref()),
+    };
     let size = |d: &u64| {
         i64::try_from(*d).map_err(|_| TensorError::invalid("receive", format!("a size of {d}")))
     };
@@ -20,61 +27,67 @@ pub(crate) fn to_tensor(payload: &Payload) -> Result<Tensor, TensorError> {
 }
 
 pub(crate) fn to_payload(tensor: &Tensor) -> Result<Payload, TensorError> {
-    let dtype: DType = tensor::dtype_of(tensor)?;
-    let shape = tensor.size().into_iter().map(|d| d.unsigned_abs()).collect();
-    Ok(Payload { meta: TensorMeta { dtype, shape }, bytes: payload::to_bytes(tensor)? })
+    Ok(Payload { meta: meta_of(tensor)?, bytes: payload::to_bytes(tensor)? })
 }
 
-pub(crate) fn to_tensors(payloads: &[Payload]) -> Result<Vec<Tensor>, Failure> {
+pub(crate) fn meta_of(tensor: &Tensor) -> Result<TensorMeta, TensorError> {
+    let dtype: DType = tensor::dtype_of(tensor)?;
+    let shape = tensor.size().into_iter().map(|d| d.unsigned_abs()).collect();
+    Ok(TensorMeta { dtype, shape })
+}
+
+pub(crate) fn to_tensors(payloads: &[TaskTensor]) -> Result<Vec<Tensor>, Failure> {
     payloads.iter().map(to_tensor).collect::<Result<_, _>>().map_err(tensor_failure)
 }
 
-pub(crate) fn to_payloads(tensors: &[Tensor]) -> Result<Vec<Payload>, Failure> {
-    tensors.iter().map(to_payload).collect::<Result<_, _>>().map_err(tensor_failure)
+pub(crate) fn to_task_tensors(tensors: &[Tensor]) -> Result<Vec<TaskTensor>, Failure> {
+    tensors.iter().map(to_task_tensor).collect::<Result<_, _>>().map_err(tensor_failure)
 }
 
 /// Converts nested lists.
 pub(super) fn nested<T>(
-    lists: &[Vec<Payload>],
-    each: impl Fn(&[Payload]) -> Result<Vec<T>, Failure>,
+    lists: &[Vec<TaskTensor>],
+    each: impl Fn(&[TaskTensor]) -> Result<Vec<T>, Failure>,
 ) -> Result<Vec<Vec<T>>, Failure> {
     lists.iter().map(|list| each(list)).collect()
 }
 
 /// Converts sums of gradients, which may be compressed.
-pub(crate) fn decompressed_sums(payloads: &[Payload]) -> Result<Vec<Tensor>, Failure> {
-    let sum = |payload| {
-        to_tensor(&runtime::decompress(payload).map_err(Failure::new)?).map_err(tensor_failure)
+pub(crate) fn decompressed_sums(sums: &[TaskTensor]) -> Result<Vec<Tensor>, Failure> {
+    let sum = |sum: &TaskTensor| {
+        let sum = runtime::decompress(&sum.to_host()?).map_err(Failure::new)?;
+        to_tensor(&sum.into()).map_err(tensor_failure)
     };
-    payloads.iter().map(sum).collect()
+    sums.iter().map(sum).collect()
 }
 
 /// The results of an engine, in the form in which they travel.
 pub(crate) fn to_payload_output(
     out: EarlyOutput<Tensor>,
-) -> Result<EarlyOutput<Payload>, TensorError> {
+) -> Result<EarlyOutput<TaskTensor>, TensorError> {
     let mut problem = None;
     let empty = || Payload {
         meta: TensorMeta { dtype: DType::Float32, shape: vec![0] },
         bytes: Bytes::new(),
     };
     let out = out.map(|tensor| {
-        to_payload(&tensor).unwrap_or_else(|e| {
+        let payload = to_payload(&tensor).unwrap_or_else(|e| {
             problem.get_or_insert(e);
             empty()
-        })
+        });
+        payload.into()
     });
     problem.map_or(Ok(out), Err)
 }
 
 pub(crate) fn to_tensors_by_stage(
-    payloads: &[(StageId, Vec<Payload>)],
+    payloads: &[(StageId, Vec<TaskTensor>)],
 ) -> Result<TensorsByStage, Failure> {
     payloads.iter().map(|(stage, list)| Ok((*stage, to_tensors(list)?))).collect()
 }
 
-pub(crate) fn tied_outcome(tensors: &TensorsByStage) -> Result<Outcome<Payload>, Failure> {
-    let each = tensors.iter().map(|(stage, list)| Ok((*stage, to_payloads(list)?)));
+pub(crate) fn tied_outcome(tensors: &TensorsByStage) -> Result<Outcome<TaskTensor>, Failure> {
+    let each = tensors.iter().map(|(stage, list)| Ok((*stage, to_task_tensors(list)?)));
     Ok(Outcome::Tied { tensors: each.collect::<Result<_, Failure>>()? })
 }
 

@@ -1,21 +1,22 @@
 //! The stages of a worker: tasks in, libtorch at work, outcomes out.
 
 use crate::compute::collective::Communicators;
+use crate::compute::device_tensor::TaskWork;
 use crate::compute::measure::measure;
-use crate::compute::payloads::engine_failure;
+use crate::compute::payloads::{engine_failure, tensor_failure};
 use crate::compute::task_args::{BuildArgs, EmitPayload, ForwardArgs, GradientRoute, StepArgs};
 use crate::compute::task_location::TaskLocation;
 use crate::engine::{CustomLayers, Engine, HealthCheck, Mode, Pass};
-use link::Payload;
 use pipeline::ids::StageId;
 use pipeline::message::{self, Failure};
 use pipeline::task::{EarlyOutput, LayerProbe, Outcome, Task, TaskError};
 use pipeline::watch::FiniteCheck;
-use runtime::{Compute, Interrupt};
+use runtime::{Compute, Interrupt, PendingWork, TaskTensor};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tch::Device;
 use tensor::nccl::Nccl;
+use tensor::transfer::Event;
 
 /// The stages of one worker, on one device.
 pub struct StageCompute {
@@ -25,6 +26,8 @@ pub struct StageCompute {
     pub(super) communicators: Communicators,
     /// Whether a task failed, and no `Discard` has come since.
     failed: bool,
+    /// The device's work for the last task.
+    pending: Option<Box<dyn PendingWork>>,
 }
 
 impl StageCompute {
@@ -42,6 +45,7 @@ impl StageCompute {
             custom_layers,
             communicators: Communicators::default(),
             failed: false,
+            pending: None,
         }
     }
 
@@ -62,9 +66,9 @@ impl StageCompute {
 impl Compute for StageCompute {
     fn run(
         &mut self,
-        task: Task<Payload>,
-        emit: &mut dyn FnMut(EarlyOutput<Payload>),
-    ) -> Result<Outcome<Payload>, TaskError> {
+        task: Task<TaskTensor>,
+        emit: &mut dyn FnMut(EarlyOutput<TaskTensor>),
+    ) -> Result<Outcome<TaskTensor>, TaskError> {
         let location = TaskLocation::of(&task);
         let before = self.updated_version(&task);
         let result = match &task {
@@ -87,13 +91,32 @@ impl Compute for StageCompute {
         };
         self.failed |= result.is_err();
         let updated = before.is_some_and(|(stage, version)| self.version(stage) != Some(version));
+        let result = result.and_then(|outcome| {
+            self.pending = self.pending_work(&location)?;
+            Ok(outcome)
+        });
         result.map_err(|failure| TaskError { failure: location.annotate(failure), updated })
+    }
+
+    fn pending(&mut self) -> Option<Box<dyn PendingWork>> {
+        self.pending.take()
     }
 }
 
 impl StageCompute {
+    /// The device's work up to now.
+    fn pending_work(
+        &self,
+        location: &TaskLocation,
+    ) -> Result<Option<Box<dyn PendingWork>>, Failure> {
+        let end = Event::record(self.device).map_err(tensor_failure)?;
+        let work =
+            |end| -> Box<dyn PendingWork> { Box::new(TaskWork { end, location: *location }) };
+        Ok(end.map(work))
+    }
+
     /// The stage whose parameters a task updates, and their version before it.
-    fn updated_version(&self, task: &Task<Payload>) -> Option<(StageId, u64)> {
+    fn updated_version(&self, task: &Task<TaskTensor>) -> Option<(StageId, u64)> {
         let Task::OptimStep { stage, .. } = task else { return None };
         Some((*stage, self.version(*stage)?))
     }
@@ -104,9 +127,9 @@ impl StageCompute {
 
     fn execute(
         &mut self,
-        task: Task<Payload>,
+        task: Task<TaskTensor>,
         emit: EmitPayload<'_>,
-    ) -> Result<Outcome<Payload>, Failure> {
+    ) -> Result<Outcome<TaskTensor>, Failure> {
         match task {
             Task::Build { stages, buckets, sharding, shard_ids, seed } => {
                 self.build(stages, &BuildArgs { buckets, sharding, shard_ids, seed })?;
@@ -181,7 +204,7 @@ impl StageCompute {
         Ok(Outcome::Done)
     }
 
-    fn measure(&self, probes: &[LayerProbe]) -> Result<Outcome<Payload>, Failure> {
+    fn measure(&self, probes: &[LayerProbe]) -> Result<Outcome<TaskTensor>, Failure> {
         let times = probes.iter().map(|probe| measure(probe, self.device, &self.custom_layers));
         let times = times.collect::<Result<_, _>>().map_err(engine_failure)?;
         Ok(Outcome::Measured { times })

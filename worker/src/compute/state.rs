@@ -10,6 +10,7 @@ use pipeline::ids::StageId;
 use pipeline::message::Failure;
 use pipeline::task::Outcome;
 use pipeline::{hash_tensor, StateForm, StateName, TensorMeta};
+use runtime::TaskTensor;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use tch::Tensor;
@@ -17,7 +18,7 @@ use tensor::parts::concat_shards;
 use tracing::debug;
 
 impl StageCompute {
-    pub(super) fn load(&mut self, tensors: &[(String, Payload)]) -> Result<(), Failure> {
+    pub(super) fn load(&mut self, tensors: &[(String, TaskTensor)]) -> Result<(), Failure> {
         debug!(tensors = tensors.len(), "parameters arrived");
         let mut by_stage: BTreeMap<StageId, Vec<(String, Tensor)>> = BTreeMap::new();
         for (name, payload) in tensors {
@@ -41,7 +42,7 @@ impl StageCompute {
     /// Loads parameters, buffers and optimizer state.
     pub(super) fn load_with_optimizer(
         &mut self,
-        tensors: Vec<(String, Payload)>,
+        tensors: Vec<(String, TaskTensor)>,
     ) -> Result<(), Failure> {
         debug!(tensors = tensors.len(), "parameters and optimizer state arrived");
         let (optimizer_tensors, state): (Vec<_>, Vec<_>) =
@@ -110,7 +111,7 @@ impl StageCompute {
         parameters: &[StageId],
         optimizer: &[StageId],
         form: StateForm,
-    ) -> Result<Outcome<Payload>, Failure> {
+    ) -> Result<Outcome<TaskTensor>, Failure> {
         let mut tensors = Vec::new();
         for (stage, engine) in &self.stages {
             let all = parameters.contains(stage);
@@ -134,12 +135,12 @@ impl StageCompute {
                 StateForm::Hashes if whole => hash_payload(digest(&value)?),
                 _ => to_payload(&value).map_err(tensor_failure)?,
             };
-            Ok((name, sent))
+            Ok((name, sent.into()))
         };
         Ok(Outcome::State { tensors: tensors.into_iter().map(payload).collect::<Result<_, _>>()? })
     }
 
-    pub(super) fn digests(&self) -> Result<Outcome<Payload>, Failure> {
+    pub(super) fn digests(&self) -> Result<Outcome<TaskTensor>, Failure> {
         let mut digests = Vec::new();
         for (stage, engine) in &self.stages {
             for (name, value) in engine.replicated_trained_params() {
@@ -150,7 +151,7 @@ impl StageCompute {
     }
 
     /// Replaces the TorchScript files of the run.
-    pub(super) fn set_files(&mut self, files: Vec<(String, Payload)>) -> Result<(), Failure> {
+    pub(super) fn set_files(&mut self, files: Vec<(String, TaskTensor)>) -> Result<(), Failure> {
         self.custom_layers.set_torchscript_files(verify_sha256(files)?);
         Ok(())
     }
@@ -167,8 +168,9 @@ fn hash_payload(hash: [u8; 32]) -> Payload {
 }
 
 /// Checks that files have the SHA-256 that names them.
-fn verify_sha256(files: Vec<(String, Payload)>) -> Result<BTreeMap<String, Bytes>, Failure> {
-    let file = |(hash, payload): (String, Payload)| {
+fn verify_sha256(files: Vec<(String, TaskTensor)>) -> Result<BTreeMap<String, Bytes>, Failure> {
+    let file = |(hash, payload): (String, TaskTensor)| {
+        let payload = payload.to_host()?;
         let found = Sha256::digest(&payload.bytes)
             .iter()
             .map(|byte| format!("{byte:02x}"))

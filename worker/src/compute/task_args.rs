@@ -1,15 +1,15 @@
 //! The arguments of tasks that several files carry out.
 
 use crate::engine::HealthCheck;
-use link::Payload;
 use pipeline::ids::StageId;
 use pipeline::replicas::{BucketBytes, ShardId, Sharding};
 use pipeline::task::{EarlyOutput, LossTask, TreeLeaf, Update};
 use pipeline::watch::FiniteCheck;
+use runtime::TaskTensor;
 use std::collections::BTreeMap;
 
 /// Receives the early outputs of a task.
-pub(super) type EmitPayload<'a> = &'a mut dyn FnMut(EarlyOutput<Payload>);
+pub(super) type EmitPayload<'a> = &'a mut dyn FnMut(EarlyOutput<TaskTensor>);
 
 /// The arguments that all stages of a run share.
 pub(super) struct BuildArgs {
@@ -22,10 +22,10 @@ pub(super) struct BuildArgs {
 
 /// The arguments of a forward pass.
 pub(super) struct ForwardArgs {
-    pub(super) inputs: Vec<Payload>,
+    pub(super) inputs: Vec<TaskTensor>,
     /// The outputs that other stages use, by position.
     pub(super) export: Vec<usize>,
-    pub(super) loss: Option<LossTask<Payload>>,
+    pub(super) loss: Option<LossTask<TaskTensor>>,
     pub(super) finite: FiniteCheck,
 }
 
@@ -40,6 +40,6 @@ pub(super) struct GradientRoute<'a> {
 pub(super) struct StepArgs {
     pub(super) update: Update,
     /// The gradients of tied parameters from other stages.
-    pub(super) tied: Vec<(StageId, Vec<Payload>)>,
+    pub(super) tied: Vec<(StageId, Vec<TaskTensor>)>,
     pub(super) check: HealthCheck,
 }

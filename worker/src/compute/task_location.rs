@@ -1,11 +1,12 @@
 //! The place of a task, for its failure.
 
-use link::Payload;
 use pipeline::ids::StageId;
 use pipeline::message::Failure;
 use pipeline::task::Task;
+use runtime::TaskTensor;
 
 /// The stage, microbatch and action, as far as known.
+#[derive(Copy, Clone)]
 pub(crate) struct TaskLocation {
     stage: Option<StageId>,
     microbatch: Option<u32>,
@@ -13,7 +14,7 @@ pub(crate) struct TaskLocation {
 }
 
 impl TaskLocation {
-    pub(crate) fn of(task: &Task<Payload>) -> Self {
+    pub(crate) fn of(task: &Task<TaskTensor>) -> Self {
         let place = |stage, microbatch, action| TaskLocation { stage, microbatch, action };
         match task {
             Task::Forward { stage, key, .. } => place(Some(*stage), Some(key.index), "forward"),

@@ -7,18 +7,18 @@ use crate::compute::payloads::{
 use crate::compute::stage_compute::StageCompute;
 use crate::compute::task_args::{EmitPayload, StepArgs};
 use crate::engine::{Engine, TensorsByStage};
-use link::Payload;
 use pipeline::ids::StageId;
 use pipeline::message::Failure;
 use pipeline::task::{EarlyOutput, Outcome};
+use runtime::TaskTensor;
 
 impl StageCompute {
     pub(super) fn reduce(
         &mut self,
         stage: StageId,
         batch: u64,
-        buckets: &[Vec<Vec<Payload>>],
-        statistics: &[Vec<Payload>],
+        buckets: &[Vec<Vec<TaskTensor>>],
+        statistics: &[Vec<TaskTensor>],
     ) -> Result<(), Failure> {
         let buckets = buckets
             .iter()
@@ -32,7 +32,7 @@ impl StageCompute {
         &mut self,
         stage: StageId,
         batch: u64,
-        statistics: &[Vec<Payload>],
+        statistics: &[Vec<TaskTensor>],
     ) -> Result<(), Failure> {
         let statistics = nested(statistics, to_tensors)?;
         let mut replicas = self.communicators.for_stage(stage)?;
@@ -42,15 +42,15 @@ impl StageCompute {
         engine.all_reduce(batch, statistics, &mut replicas).map_err(engine_failure)
     }
 
-    pub(super) fn tied_grads(&mut self, stage: StageId) -> Result<Outcome<Payload>, Failure> {
+    pub(super) fn tied_grads(&mut self, stage: StageId) -> Result<Outcome<TaskTensor>, Failure> {
         tied_outcome(&self.stage(stage)?.tied_grads().map_err(engine_failure)?)
     }
 
     pub(super) fn grad_norm(
         &mut self,
         stage: StageId,
-        tied: &[(StageId, Vec<Payload>)],
-    ) -> Result<Outcome<Payload>, Failure> {
+        tied: &[(StageId, Vec<TaskTensor>)],
+    ) -> Result<Outcome<TaskTensor>, Failure> {
         let tied = to_tensors_by_stage(tied)?;
         let squares = self.stage(stage)?.grad_norm(tied).map_err(engine_failure)?;
         Ok(Outcome::Norms { squares })
@@ -61,7 +61,7 @@ impl StageCompute {
         stage: StageId,
         args: &StepArgs,
         emit: EmitPayload<'_>,
-    ) -> Result<Outcome<Payload>, Failure> {
+    ) -> Result<Outcome<TaskTensor>, Failure> {
         let tied = to_tensors_by_stage(&args.tied)?;
         step(self.stage(stage)?, stage, args, tied, emit)
     }
@@ -69,7 +69,7 @@ impl StageCompute {
     pub(super) fn all_gather(
         &mut self,
         stage: StageId,
-        buckets: &[Vec<Vec<Payload>>],
+        buckets: &[Vec<Vec<TaskTensor>>],
     ) -> Result<(), Failure> {
         let buckets =
             buckets.iter().map(|shards| nested(shards, to_tensors)).collect::<Result<_, _>>()?;
@@ -87,7 +87,7 @@ impl StageCompute {
     pub(super) fn update_tied(
         &mut self,
         stage: StageId,
-        tied: &[(StageId, Vec<Payload>)],
+        tied: &[(StageId, Vec<TaskTensor>)],
     ) -> Result<(), Failure> {
         let tied = to_tensors_by_stage(tied)?;
         self.stage(stage)?.update_tied(tied).map_err(engine_failure)
@@ -122,7 +122,7 @@ fn step(
     args: &StepArgs,
     tied: TensorsByStage,
     emit: EmitPayload<'_>,
-) -> Result<Outcome<Payload>, Failure> {
+) -> Result<Outcome<TaskTensor>, Failure> {
     let result = engine.optim_step(&args.update, tied, args.check).map_err(engine_failure)?;
     if !result.health.is_empty() {
         emit(EarlyOutput::Health(result.health));

@@ -1,20 +1,10 @@
 //! Encodes the frames that a session sends, for each receiver.
 
-use crate::memory::payload::{Payload, Slots};
+use crate::memory::payload::Payload;
 use pipeline::effect::Destination;
 use pipeline::frame::{encode, Envelope, TensorEnvelope};
-use pipeline::ids::Slot;
 use pipeline::message::NoMessage;
 use serde::Serialize;
-
-/// Takes the tensors of a frame out of their slots.
-///
-/// # Errors
-/// A slot is empty.
-pub fn take_payloads(slots: &Slots, numbers: &[Slot]) -> Result<Vec<Payload>, String> {
-    let missing = |slot: &Slot| format!("{slot} holds no tensor; please report it");
-    numbers.iter().map(|slot| slots.remove(*slot).ok_or_else(|| missing(slot))).collect()
-}
 
 /// The way of a frame through a connection.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]

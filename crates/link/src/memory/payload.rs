@@ -16,37 +16,57 @@ pub struct Payload {
     pub bytes: Bytes,
 }
 
-/// Tensors by slot number. Clones share the same slots.
-#[derive(Clone, Default)]
-pub struct Slots {
-    inner: Arc<Mutex<Stored>>,
+/// Tensors by slot number, in the form that a driver has them in. Clones share the same slots.
+pub struct Slots<T = Payload> {
+    inner: Arc<Mutex<Stored<T>>>,
 }
 
-#[derive(Default)]
-struct Stored {
+struct Stored<T> {
     next: u64,
-    payloads: HashMap<Slot, Payload>,
+    tensors: HashMap<Slot, T>,
 }
 
-impl Slots {
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        let stored = Stored { next: 0, tensors: HashMap::new() };
+        Slots { inner: Arc::new(Mutex::new(stored)) }
+    }
+}
+
+impl<T> Clone for Slots<T> {
+    fn clone(&self) -> Self {
+        Slots { inner: self.inner.clone() }
+    }
+}
+
+impl<T> Slots<T> {
     /// Stores a tensor.
-    pub fn insert(&self, payload: Payload) -> Slot {
+    pub fn insert(&self, tensor: T) -> Slot {
         let mut stored = self.inner.lock();
         let slot = Slot(stored.next);
         stored.next += 1;
-        stored.payloads.insert(slot, payload);
+        stored.tensors.insert(slot, tensor);
         slot
     }
 
     /// Takes a tensor out. Its slot is then empty.
-    pub fn remove(&self, slot: Slot) -> Option<Payload> {
+    pub fn remove(&self, slot: Slot) -> Option<T> {
         let mut stored = self.inner.lock();
-        stored.payloads.remove(&slot)
+        stored.tensors.remove(&slot)
+    }
+
+    /// Takes the tensors of a frame out.
+    ///
+    /// # Errors
+    /// A slot is empty.
+    pub fn take(&self, numbers: &[Slot]) -> Result<Vec<T>, String> {
+        let missing = |slot: &Slot| format!("{slot} holds no tensor; please report it");
+        numbers.iter().map(|slot| self.remove(*slot).ok_or_else(|| missing(slot))).collect()
     }
 
     /// The number of stored tensors.
     pub fn len(&self) -> usize {
-        self.inner.lock().payloads.len()
+        self.inner.lock().tensors.len()
     }
 
     /// Whether no tensor is stored.

@@ -9,6 +9,7 @@ use crate::engine::params::stage_params::ParamUse;
 use pipeline::replicas::{shard, Bucket};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
+use tensor::transfer::to_device;
 use tensor::TensorError;
 
 /// The slices of each gradient.
@@ -104,7 +105,7 @@ impl ReceivedBucket<'_> {
                     return Err(wrong("a gradient came in part"));
                 }
                 if is_present {
-                    let tensor = tensor.f_to_device(self.device).map_err(TensorError::from)?;
+                    let tensor = to_device(&tensor, self.device)?;
                     let used = param_use(&self.bucket.uses[slice.place]);
                     all.entry(used).or_default().push(GradientSlice { first, tensor });
                 }

@@ -15,6 +15,7 @@ use layerspec::Layer;
 use pipeline::plan::{TiedCopy, TiedOwner};
 use std::collections::hash_map::Entry;
 use tch::{Kind, Tensor};
+use tensor::transfer::to_device;
 use tensor::TensorError;
 
 impl GradientStore {
@@ -94,7 +95,7 @@ impl GradientStore {
         gradient: &Tensor,
         config: &StageConfig,
     ) -> Result<(), EngineError> {
-        let gradient = gradient.f_to_device(config.device).map_err(TensorError::from)?;
+        let gradient = to_device(gradient, config.device)?;
         match self.from_tied_copies.entry(index) {
             Entry::Occupied(mut sum) => sum.get_mut().add(gradient)?,
             // A copy: the received tensor must not be scaled later.

@@ -8,6 +8,7 @@ use pipeline::kv_cache_step::KvCacheStep;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use tch::{Device, Tensor};
+use tensor::transfer::to_device;
 use tensor::TensorError;
 
 /// An op of the stage.
@@ -118,8 +119,7 @@ impl KvCache {
 }
 
 fn rows_on(rows: &[i64], device: Device) -> Result<Tensor, EngineError> {
-    let moved = Tensor::f_from_slice(rows).and_then(|rows| rows.f_to_device(device));
-    Ok(moved.map_err(TensorError::from)?)
+    Ok(to_device(&Tensor::f_from_slice(rows).map_err(TensorError::from)?, device)?)
 }
 
 /// The cache of one op.

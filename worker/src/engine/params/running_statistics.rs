@@ -12,6 +12,7 @@ use layerspec::LayerKind;
 use pipeline::ids::MicrobatchKey;
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
+use tensor::transfer::to_device;
 use tensor::TensorError;
 
 /// Mean and unbiased variance of each channel.
@@ -233,7 +234,7 @@ impl RunningStatistics {
                     format!("expected Float {expected:?}, got {kind:?} {:?}", tensor.size());
                 return Err(wrong(problem));
             }
-            let tensor = tensor.f_to_device(running.device()).map_err(TensorError::from)?;
+            let tensor = to_device(&tensor, running.device())?;
             rows.push(tensor.f_unbind(0).map_err(TensorError::from)?.into_iter());
         }
         for number in numbers {

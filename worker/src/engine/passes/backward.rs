@@ -13,7 +13,8 @@ use crate::engine::passes::saved_passes::{OpWeightInputs, SavedLayer, SavedMicro
 use layerspec::ValueId;
 use std::collections::HashMap;
 use tch::Tensor;
-use tensor::{Attempt, TensorError};
+use tensor::transfer::to_device;
+use tensor::TensorError;
 
 /// The gradients of activations during a backward pass.
 #[derive(Default)]
@@ -83,12 +84,7 @@ impl PassRunner<'_> {
                     let (expected, got) = (shape.clone(), grad.size());
                     return Err(PeerDataError::GradientShape { output, expected, got }.into());
                 }
-                let grad = if grad.device() == self.stage.config.device {
-                    grad
-                } else {
-                    grad.f_to_device(self.stage.config.device)
-                        .attempt("moving a gradient to the device")?
-                };
+                let grad = to_device(&grad, self.stage.config.device)?;
                 sum.add(canonical_layout(grad)?)?;
             }
         }

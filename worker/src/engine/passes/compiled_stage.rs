@@ -12,7 +12,8 @@ use crate::engine::passes::index_range::Lookups;
 use layerspec::ValueId;
 use std::collections::{HashMap, HashSet};
 use tch::Tensor;
-use tensor::{Attempt, TensorError};
+use tensor::transfer::to_device;
+use tensor::TensorError;
 
 /// The values of a pass that are still needed.
 pub(crate) type Values = HashMap<ValueId, Tensor>;
@@ -56,8 +57,8 @@ impl CompiledStage {
             if tensor.device() == self.config.device {
                 return canonical_layout(tensor);
             }
-            let moved = tensor.f_to_device(self.config.device);
-            canonical_layout(moved.attempt("moving an input to the device")?)
+            let moved = to_device(&tensor, self.config.device);
+            canonical_layout(moved?)
         };
         let arrivals = self.config.inputs.iter().zip(inputs);
         let received = arrivals.map(|(input, tensor)| {

@@ -6,6 +6,7 @@ use crate::engine::layout::canonical_layout;
 use crate::engine::passes::index_range::check_classes;
 use pipeline::loss::{ClassDim, Classes, LossSpec};
 use tch::{Kind, Reduction, Tensor};
+use tensor::transfer::to_device;
 use tensor::{Attempt, TensorError};
 
 /// The microbatch's mean loss times its weight. Nothing is saved.
@@ -52,8 +53,7 @@ fn weighted(prediction: &Tensor, task: &LossInputs<'_>) -> Result<Tensor, Tensor
         let outputs = are_classes(prediction, task.target, task.loss, classes)?;
         check_classes(task.target, classes, outputs)?;
     }
-    let target =
-        task.target.f_to_device(prediction.device()).attempt("moving the target to the device")?;
+    let target = to_device(task.target, prediction.device())?;
     // The mean over nothing is NaN. The sum is 0, and so are its gradients.
     let reduction = if task.weight == 0.0 { Reduction::Sum } else { Reduction::Mean };
     Ok(reduced(prediction, &target, task.loss, reduction)?.f_mul_scalar(task.weight)?)
@@ -116,7 +116,9 @@ fn reduced(
 /// Weights as a tensor of the output's kind; `None` for an empty list.
 fn row(weights: &[f64], output: &Tensor) -> Result<Option<Tensor>, TensorError> {
     let tensor = |weights| {
-        Tensor::f_from_slice(weights)?.f_to_device(output.device())?.f_to_kind(output.f_kind()?)
+        to_device(&Tensor::f_from_slice(weights)?, output.device())?
+            .f_to_kind(output.f_kind()?)
+            .map_err(TensorError::from)
     };
     Ok(if weights.is_empty() { None } else { Some(tensor(weights)?) })
 }

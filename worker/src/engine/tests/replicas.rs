@@ -208,7 +208,7 @@ impl ReplicaGroup {
         }
         for (number, engine) in self.engines.iter_mut().enumerate() {
             let slices = |slices: &Vec<Payload>| {
-                slices.iter().map(|slice| to_tensor(slice).unwrap()).collect()
+                slices.iter().map(|slice| to_tensor(&slice.clone().into()).unwrap()).collect()
             };
             let buckets =
                 buckets.iter().map(|shards| shards.iter().map(slices).collect()).collect();
@@ -508,7 +508,7 @@ fn handed_to_first() -> (Engine, Buckets, Vec<Vec<Tensor>>) {
         buckets.resize_with(*bucket as usize + 1, Vec::new);
         let slices = runtime::testing::sum(2, sums).unwrap();
         buckets[*bucket as usize]
-            .push(slices.iter().map(|slice| to_tensor(slice).unwrap()).collect());
+            .push(slices.iter().map(|slice| to_tensor(&slice.clone().into()).unwrap()).collect());
     }
     (
         group.engines.remove(0),

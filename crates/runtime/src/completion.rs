@@ -1,0 +1,121 @@
+//! Reports results once the device has done their work. The compute thread runs ahead of its
+//! device; a thread of its own waits.
+//!
+//! Without pending work, as on CPUs, there is no such thread, and results are reported at once.
+
+use crate::compute::{ComputeEvent, FinishedTask};
+use crate::log_fields::TASKS;
+use crate::watchdog::TaskWatch;
+use pipeline::message::Failure;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+use tokio::sync::mpsc::UnboundedSender;
+use tracing::{debug, Span};
+
+/// The work that a device still has to do for a task.
+pub trait PendingWork: Send {
+    /// Waits for the device.
+    ///
+    /// # Errors
+    /// The work failed. The failure names the task.
+    fn wait(self: Box<Self>) -> Result<(), Failure>;
+}
+
+/// An event of the compute thread, and what comes before it.
+struct Pending {
+    event: ComputeEvent,
+    work: Option<Box<dyn PendingWork>>,
+    span: Span,
+}
+
+/// Sends events to the driver, in their order. Dropping it sends those that wait.
+pub(crate) struct CompletionQueue {
+    driver: UnboundedSender<ComputeEvent>,
+    /// Sees the waits for the device.
+    watch: TaskWatch,
+    /// The thread that waits, once there was something to wait for.
+    waiting: Option<(mpsc::Sender<Pending>, JoinHandle<()>)>,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(driver: UnboundedSender<ComputeEvent>, watch: TaskWatch) -> Self {
+        CompletionQueue { driver, watch, waiting: None }
+    }
+
+    /// Reports an event once `work` and all events before it are done. `Err` if nobody listens, or
+    /// the system starts no thread.
+    pub(crate) fn report(
+        &mut self,
+        event: ComputeEvent,
+        work: Option<Box<dyn PendingWork>>,
+    ) -> Result<(), ()> {
+        let span = Span::current();
+        if work.is_none() && self.waiting.is_none() {
+            log(&event);
+            return self.driver.send(event).map_err(drop);
+        }
+        let (sender, _) = match &mut self.waiting {
+            Some(waiting) => waiting,
+            none => none.insert(start(self.driver.clone(), self.watch.clone()).map_err(drop)?),
+        };
+        sender.send(Pending { event, work, span }).map_err(drop)
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        if let Some((sender, thread)) = self.waiting.take() {
+            drop(sender);
+            thread.join().ok();
+        }
+    }
+}
+
+fn start(
+    driver: UnboundedSender<ComputeEvent>,
+    watch: TaskWatch,
+) -> std::io::Result<(mpsc::Sender<Pending>, JoinHandle<()>)> {
+    let (sender, todo) = mpsc::channel::<Pending>();
+    let thread = std::thread::Builder::new().name("completion".into()).spawn(move || {
+        let mut last_end = None;
+        for Pending { mut event, work, span } in todo {
+            let _in_span = span.entered();
+            if let Some(work) = work {
+                watch.begin(false);
+                let done = work.wait();
+                watch.end();
+                if let ComputeEvent::Done(task) = &mut event {
+                    complete(task, done, last_end);
+                    last_end = Some(task.end);
+                }
+            }
+            log(&event);
+            if driver.send(event).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok((sender, thread))
+}
+
+/// Sets the times in which the device worked for a task: from the end of the task before it.
+fn complete(task: &mut FinishedTask, done: Result<(), Failure>, last_end: Option<Instant>) {
+    if let (Err(failure), true) = (done, task.result.is_ok()) {
+        task.result = Err(failure.into());
+    }
+    task.end = Instant::now();
+    task.start = last_end.map_or(task.start, |end| end.max(task.start));
+}
+
+fn log(event: &ComputeEvent) {
+    let ComputeEvent::Done(FinishedTask { result, start, end, .. }) = event else { return };
+    let micros = (*end - *start).as_micros() as u64;
+    match result {
+        Ok(_) => debug!(target: TASKS, micros, "task done"),
+        Err(error) => {
+            let failure = &error.failure.message;
+            debug!(target: TASKS, micros, failure, "task failed");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Results that stay on the device: for tasks of the same worker, or until they are copied.
+
+use crate::compute::payloads::{meta_of, tensor_failure, to_payload};
+use crate::compute::task_location::TaskLocation;
+use link::Payload;
+use parking_lot::Mutex;
+use pipeline::message::Failure;
+use pipeline::TensorMeta;
+use runtime::{DeviceTensor, PendingWork, TaskTensor};
+use std::any::Any;
+use std::sync::Arc;
+use tch::Tensor;
+use tensor::transfer::{download, Event};
+use tensor::TensorError;
+
+/// A dense tensor on a device, and the point in the device's work at which it is computed.
+struct TensorOnDevice {
+    tensor: Mutex<Tensor>,
+    meta: TensorMeta,
+    ready: Event,
+}
+
+impl DeviceTensor for TensorOnDevice {
+    fn meta(&self) -> TensorMeta {
+        self.meta.clone()
+    }
+
+    fn to_host(&self) -> Result<Payload, Failure> {
+        // The lock is not held during the copy, so the compute thread need not wait.
+        let tensor = self.tensor.lock().shallow_clone();
+        let host = download(&tensor, &self.ready).map_err(tensor_failure)?;
+        to_payload(&host).map_err(tensor_failure)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Hands a result of a task on. It stays on its device.
+pub(crate) fn to_task_tensor(tensor: &Tensor) -> Result<TaskTensor, TensorError> {
+    // As it would arrive from another worker: dense, so that the same kernels follow.
+    let tensor = tensor.f_detach()?.f_contiguous()?;
+    let Some(ready) = Event::record(tensor.device())? else {
+        return Ok(to_payload(&tensor)?.into());
+    };
+    let meta = meta_of(&tensor)?;
+    Ok(TaskTensor::Device(Arc::new(TensorOnDevice { tensor: Mutex::new(tensor), meta, ready })))
+}
+
+/// The tensor that a task of this worker left on the device.
+///
+/// # Errors
+/// It is no tensor of this crate.
+pub(super) fn on_device(tensor: &dyn DeviceTensor) -> Result<Tensor, TensorError> {
+    let foreign = || TensorError::invalid("receive", "a tensor of another program's device");
+    let on_device: &TensorOnDevice = tensor.as_any().downcast_ref().ok_or_else(foreign)?;
+    // Several tasks may use it, and each asks for gradients of its own.
+    Ok(on_device.tensor.lock().f_detach()?)
+}
+
+/// The device's work for a task.
+pub(super) struct TaskWork {
+    pub(super) end: Event,
+    pub(super) location: TaskLocation,
+}
+
+impl PendingWork for TaskWork {
+    fn wait(self: Box<Self>) -> Result<(), Failure> {
+        let done = self.end.wait();
+        done.map_err(|error| self.location.annotate(tensor_failure(error)))
+    }
+}
