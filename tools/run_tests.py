@@ -225,7 +225,8 @@ def real_gpu_jobs(programs):
         chosen = gpu_tests(package, name, tests_of(executable, folder))
         for module, group in by_module(chosen).items():
             command = [executable, "--test-threads", "1", "--exact", *group]
-            device = {"BOSSMAN_TEST_DEVICE": "cuda"}
+            # The worker program sets the second itself, before it loads CUDA.
+            device = {"BOSSMAN_TEST_DEVICE": "cuda", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
             found.append(Job(f"gpu {module}", command, folder, len(group), device))
     return found
 

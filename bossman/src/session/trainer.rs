@@ -17,7 +17,7 @@ use crate::{Batch, BossManError, Model};
 use bytes::Bytes;
 use layerspec::{DType, ValueId};
 use link::Payload;
-use pipeline::boss::{Instruction, IntoRequest, RoundResults, RunRequest};
+use pipeline::boss::{Instruction, IntoRequest, RoundResults, RunRequest, Setup};
 use pipeline::ids::{Slot, StageId, WorkerId};
 use pipeline::loss_scale::LossScale;
 use pipeline::message::{Mode, Reduction};
@@ -70,14 +70,14 @@ impl Trainer {
         let _inside = runtime.enter();
         let observers = events.clone();
         let notice = move |text: String| observers.report(&Event::notice(text));
-        let handle = runtime::start(
-            listener,
-            plan.clone(),
-            strategy.buckets,
-            settings.seed,
-            settings.in_flight,
-            notice,
-        )?;
+        let setup = Setup {
+            seed: settings.seed,
+            determinism: settings.determinism,
+            buckets: strategy.buckets,
+            max_pending_batches: settings.in_flight,
+            ..Setup::new(plan.clone())
+        };
+        let handle = runtime::start(listener, setup, notice)?;
         let processes = local.map(|local| local.report_exits(handle.clone())).unwrap_or_default();
         let mut trainer = Trainer {
             position: Position::new(settings.scales_loss.then(LossScale::default)),
