@@ -148,8 +148,8 @@ impl Pool {
         }
     }
 
-    /// Prepares a worker during the steps of the others. It cannot take part if its device is unlike
-    /// that of its stages' first replicas, unless the user allowed that.
+    /// Prepares a worker during the steps of the others. It cannot take part if its device is
+    /// unlike that of its stages' first replicas, unless the user allowed that.
     fn prepare(&self, trainer: &mut Trainer, worker: WorkerId, stage_placement: StagePlacement) {
         let Some(optimizer) = trainer.optimizer else { return };
         let unlike = self.unlike_first_replica(worker, &stage_placement);

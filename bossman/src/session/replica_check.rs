@@ -39,8 +39,8 @@ pub(crate) async fn compare_replicas(trainer: &Trainer) -> Result<(), BossManErr
     Ok(())
 }
 
-/// Whether replicas are expected to have the same weights. On unlike devices, their optimizers round
-/// differently.
+/// Whether replicas are expected to have the same weights. On unlike devices, their optimizers
+/// round differently.
 pub(crate) fn must_agree(trainer: &Trainer) -> bool {
     trainer.plan.stage_placement.is_replicated() && !trainer.has_unlike_replicas
 }

@@ -5,8 +5,8 @@
 //! processes.
 //!
 //! ```text
-//! ffi (cpp/shim.cpp) <- activation, grad, kernels, optim, random, script, payload, memory, threads,
-//!                        determinism
+//! ffi (cpp/shim.cpp) <- activation, grad, kernels, optim, random, script, payload, memory,
+//!                        threads, determinism
 //! cuda: loads libtorch's CUDA half <- device <- nccl: loads NCCL, sums over GPUs
 //! payload: tensors as bytes        parts: a tensor out of the parts of several replicas
 //! ```
