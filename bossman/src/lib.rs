@@ -81,7 +81,9 @@ pub use link::Transport;
 pub use pipeline::loss::{ClassDim, Classes};
 pub use pipeline::lr_schedule::{LrDecay, LrSchedule, Warmup};
 pub use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
-pub use pipeline::{Cuts, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind, StateDigest};
+pub use pipeline::{
+    Cuts, Determinism, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind, StateDigest,
+};
 pub use pool::{Status, WorkerStatus};
 pub use recovery::peer_snapshots::RecoverySource;
 pub use session::evaluate::Evaluation;

@@ -4,7 +4,7 @@
 use crate::device::device_of;
 use crate::TestCluster;
 use link::{Payload, Slots};
-use pipeline::boss::{Answer, BossSession, Request, Setup, MAX_PENDING_BATCHES};
+use pipeline::boss::{Answer, BossSession, Request, Setup};
 use pipeline::effect::{
     BossEffect, Destination, Frame, Message, Micros, Peer, Residuals, StageEffect, Summing,
 };
@@ -97,12 +97,11 @@ impl InMemoryCluster {
         };
         InMemoryCluster {
             boss: BossSession::new(Setup {
-                plan,
                 seed,
                 // So small that the models here have several buckets.
                 buckets: BucketBytes { first: 1 << 10, other: 8 << 10 },
                 addresses: vec![Some(somewhere); count],
-                max_pending_batches: MAX_PENDING_BATCHES,
+                ..Setup::new(plan)
             }),
             workers: (0..count).map(worker).collect(),
             slots: Slots::default(),

@@ -3,7 +3,7 @@
 use crate::device::device_of;
 use crate::TestCluster;
 use link::{Identity, Listener, ListenerEvent, Slots, Transport, WorkerInfo};
-use pipeline::boss::{Answer, Request, MAX_PENDING_BATCHES};
+use pipeline::boss::{Answer, Request, Setup};
 use pipeline::message::Failure;
 use pipeline::replicas::BucketBytes;
 use pipeline::Plan;
@@ -64,15 +64,9 @@ impl SocketCluster {
                 let event = listener.next().await;
                 assert!(matches!(event, ListenerEvent::Joined { .. }), "{event:?}");
             }
-            runtime::start(
-                listener,
-                plan,
-                BucketBytes { first: 1 << 10, other: 8 << 10 },
-                seed,
-                MAX_PENDING_BATCHES,
-                |_notice| (),
-            )
-            .unwrap()
+            let buckets = BucketBytes { first: 1 << 10, other: 8 << 10 };
+            let setup = Setup { buckets, seed, ..Setup::new(plan) };
+            runtime::start(listener, setup, |_notice| ()).unwrap()
         });
         SocketCluster { handle, runtime, _keys: keys }
     }

@@ -9,9 +9,9 @@ use bytes::Bytes;
 use clap::Parser;
 use layerspec::{DType, LayerGraph};
 use link::{Identity, Listener, ListenerEvent, Payload, Ticket, Transport, WorkerInfo};
-use pipeline::boss::{Instruction, RunRequest, MAX_PENDING_BATCHES};
+use pipeline::boss::{Instruction, RunRequest, Setup};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
-use pipeline::replicas::{buckets, nodes, shard, Bucket, BucketBytes, WorkerGroups};
+use pipeline::replicas::{buckets, nodes, shard, Bucket, WorkerGroups};
 use pipeline::schedule::{Action, Ending, Terms};
 use pipeline::task::{EarlyOutput, Outcome, Task, TaskError, TreeLeaf};
 use pipeline::watch::Watch;
@@ -87,14 +87,8 @@ async fn run_boss(options: &Options) -> Result<()> {
         let event = listener.next().await;
         ensure!(matches!(event, ListenerEvent::Joined { .. }), "{event:?}");
     }
-    let handle = runtime::start(
-        listener,
-        plan.clone(),
-        BucketBytes::default(),
-        0,
-        MAX_PENDING_BATCHES,
-        |notice| eprintln!("{notice}"),
-    )?;
+    let setup = Setup::new(plan.clone());
+    let handle = runtime::start(listener, setup, |notice| eprintln!("{notice}"))?;
     handle.call(Instruction::Distribute).await?;
     let mut seconds = Vec::new();
     for round in 1..=options.rounds {

@@ -143,7 +143,8 @@ impl BossMan {
     }
 
     /// Compares the trained parameters of all replicas, by their SHA-256. This also happens every
-    /// 100 optimizer steps of [`BossMan::train_step`], and before [`BossMan::state_dict`].
+    /// 100 optimizer steps of [`BossMan::train_step`], and before [`BossMan::state_dict`], except
+    /// for replicas on unlike devices ([`crate::Builder::determinism`]).
     ///
     /// # Errors
     /// Two replicas of a stage differ, because a machine computes wrongly or in another way. The

@@ -11,7 +11,7 @@ use crate::{BossManError, Model};
 use layerspec::{Precision, Recompute};
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
-use pipeline::{Cuts, LossSpec, Plan, ScheduleKind};
+use pipeline::{Cuts, Determinism, LossSpec, Plan, ScheduleKind};
 
 /// Settings for how a model is cut and trained. Every setting has a default.
 ///
@@ -89,6 +89,16 @@ impl Builder {
     pub fn precision(mut self, precision: Precision) -> Self {
         self.model.set_precision(precision);
         self.settings.scales_loss = precision == Precision::Fp16;
+        self
+    }
+
+    /// Sets whether results on GPUs are equal to the bit from run to run. By default they are: GPUs
+    /// use deterministic kernels only, without TF32, and a layer that has none is an error. So are
+    /// replicas of a stage on unlike devices. With [`Determinism::Fast`] GPUs use their fastest
+    /// kernels, with TF32, and results differ in the last bits. On CPUs it changes nothing.
+    #[must_use]
+    pub fn determinism(mut self, determinism: Determinism) -> Self {
+        self.settings.determinism = determinism;
         self
     }
 

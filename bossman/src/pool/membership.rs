@@ -5,6 +5,7 @@ use crate::events::Event;
 use crate::recovery::policy::log_remedy;
 use crate::session::train_step::{StepReport, TrainedStep};
 use crate::session::trainer::Trainer;
+use crate::tuning::replica_devices::{self, device_kind, UnlikeReplicas};
 use crate::BossManError;
 use pipeline::boss::{Instruction, MembershipChange, Prepare, ReportLinks};
 use pipeline::ids::{StageId, WorkerId};
@@ -147,9 +148,16 @@ impl Pool {
         }
     }
 
-    /// Prepares a worker during the steps of the others.
-    fn prepare(&self, trainer: &Trainer, worker: WorkerId, stage_placement: StagePlacement) {
+    /// Prepares a worker during the steps of the others. It cannot take part if its device is
+    /// unlike that of its stages' first replicas, unless the user allowed that.
+    fn prepare(&self, trainer: &mut Trainer, worker: WorkerId, stage_placement: StagePlacement) {
         let Some(optimizer) = trainer.optimizer else { return };
+        let unlike = self.unlike_first_replica(worker, &stage_placement);
+        if let Err(error) = trainer.judge_replicas(unlike) {
+            let failure = Failure::new(error.to_string());
+            self.prepared_sender.send((worker, Err(failure))).ok();
+            return;
+        }
         let handle = trainer.handle.clone();
         let files = trainer.file_payloads().into_iter();
         let files = files.map(|(hash, payload)| (hash, handle.slots.insert(payload))).collect();
@@ -161,6 +169,20 @@ impl Pool {
             let result = handle.call(Instruction::Prepare(Box::new(prepare))).await;
             prepared.send((worker, result)).ok();
         });
+    }
+
+    /// The stage of a new worker whose first replica computes on an unlike device, if any.
+    fn unlike_first_replica(
+        &self,
+        worker: WorkerId,
+        placement: &StagePlacement,
+    ) -> Option<UnlikeReplicas> {
+        let device_of =
+            |worker: WorkerId| self.workers.get(&worker).map(|seen| device_kind(&seen.info));
+        placement.stages_of(worker).find_map(|stage| {
+            let replicas = [placement.first(stage)?, worker];
+            replica_devices::unlike([(stage, &replicas[..])], device_of)
+        })
     }
 
     /// The workers have these stages from now on.

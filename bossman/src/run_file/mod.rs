@@ -38,7 +38,7 @@ pub(crate) use learned_table::TABLE;
 use learning::{loss, lr_schedule, optimizer};
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
-use pipeline::{Cuts, LossSpec, OptimizerSpec, ScheduleKind};
+use pipeline::{Cuts, Determinism, LossSpec, OptimizerSpec, ScheduleKind};
 pub use place::Place;
 use std::path::{Path, PathBuf};
 
@@ -87,6 +87,8 @@ pub struct RunFile {
     pub recompute: Recompute,
     /// The type in which products are computed.
     pub precision: Precision,
+    /// Whether results on GPUs are equal to the bit from run to run.
+    pub determinism: Determinism,
     /// The cuts of the model.
     pub cuts: Cuts,
     /// The number of workers that get the same stages. `None` is one each, with gradients summed
@@ -135,7 +137,7 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 31] = [
+const KEYS: [&str; 32] = [
     "name",
     "model",
     "data",
@@ -159,6 +161,7 @@ const KEYS: [&str; 31] = [
     "shard",
     "recompute",
     "precision",
+    "determinism",
     "weights",
     "translate",
     "shuffle",
@@ -221,6 +224,12 @@ const NAME: Reader<String> = Reader::new(RunName::EXPECTED, |node| {
     (TEXT.read)(node).filter(|name| RunName::parse(name).is_some())
 });
 
+const DETERMINISM: Reader<Determinism> =
+    Reader::keyword("`strict` or `fast`", &["strict", "fast"], |node| {
+        let text = node.as_text()?;
+        Determinism::NAMES.into_iter().find(|(name, _)| *name == text).map(|(_, choice)| choice)
+    });
+
 fn parse(text: &str, folder: &Path) -> Result<RunFile, Diagnostic> {
     let root = yaml::parse(text)?;
     let run = root.mapping("the run file", "key", &KEYS)?;
@@ -244,6 +253,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Diagnostic> {
         lr_schedule: lr_schedule(&run)?,
         recompute: recompute(&run)?,
         precision: run.optional("precision", &PRECISION)?.unwrap_or_default(),
+        determinism: run.optional("determinism", &DETERMINISM)?.unwrap_or_default(),
         length: length(&run, &root)?,
         seed: run.optional("seed", &COUNT)?.unwrap_or(0),
         schedule: facts.schedule,

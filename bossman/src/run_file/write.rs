@@ -66,6 +66,7 @@ impl RunFile {
         }
         put("recompute", recompute(self.recompute).into());
         put("precision", precision(self.precision).into());
+        put("determinism", word(self.determinism));
         if let Some(of) = &self.weights {
             put("weights", weights(of));
         }

@@ -39,12 +39,16 @@ pub(crate) async fn compare_replicas(trainer: &Trainer) -> Result<(), BossManErr
     Ok(())
 }
 
+/// Whether replicas are expected to have the same weights. On unlike devices, their optimizers
+/// round differently.
+pub(crate) fn must_agree(trainer: &Trainer) -> bool {
+    trainer.plan.stage_placement.is_replicated() && !trainer.has_unlike_replicas
+}
+
 /// Whether replicas are to be compared after this update.
 pub(crate) fn is_due(trainer: &Trainer) -> bool {
     let updates = trainer.position.counters.updates;
-    trainer.plan.stage_placement.is_replicated()
-        && updates > 0
-        && updates.is_multiple_of(COMPARE_EVERY)
+    must_agree(trainer) && updates > 0 && updates.is_multiple_of(COMPARE_EVERY)
 }
 
 fn first_difference(expected: &Digests<'_>, found: &Digests<'_>) -> Option<String> {

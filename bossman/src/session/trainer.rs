@@ -10,6 +10,7 @@ use crate::events::{Event, Events};
 use crate::settings::strategy::Strategy;
 use crate::settings::user_settings::Settings;
 use crate::tuning::collective;
+use crate::tuning::replica_devices::{self, device_kind, UnlikeReplicas};
 use crate::tuning::schedule_state::ScheduleState;
 use crate::workers::host::Workers;
 use crate::workers::local_processes::WorkerProcesses;
@@ -17,7 +18,7 @@ use crate::{Batch, BossManError, Model};
 use bytes::Bytes;
 use layerspec::{DType, ValueId};
 use link::Payload;
-use pipeline::boss::{Instruction, IntoRequest, RoundResults, RunRequest};
+use pipeline::boss::{Instruction, IntoRequest, RoundResults, RunRequest, Setup};
 use pipeline::ids::{Slot, StageId, WorkerId};
 use pipeline::loss_scale::LossScale;
 use pipeline::message::{Mode, Reduction};
@@ -44,6 +45,8 @@ pub(crate) struct Trainer {
     pub(crate) optimizer: Option<OptimizerSpec>,
     pub(crate) schedules: ScheduleState,
     pub(crate) nccl: NcclLink,
+    /// Whether replicas of a stage compute on unlike devices, as the user allowed.
+    pub(crate) has_unlike_replicas: bool,
     pub(crate) monitor: LearningMonitor,
     /// The data sets that workers read from their own files.
     pub(crate) data: WorkerDataSets,
@@ -70,14 +73,14 @@ impl Trainer {
         let _inside = runtime.enter();
         let observers = events.clone();
         let notice = move |text: String| observers.report(&Event::notice(text));
-        let handle = runtime::start(
-            listener,
-            plan.clone(),
-            strategy.buckets,
-            settings.seed,
-            settings.in_flight,
-            notice,
-        )?;
+        let setup = Setup {
+            seed: settings.seed,
+            determinism: settings.determinism,
+            buckets: strategy.buckets,
+            max_pending_batches: settings.in_flight,
+            ..Setup::new(plan.clone())
+        };
+        let handle = runtime::start(listener, setup, notice)?;
         let processes = local.map(|local| local.report_exits(handle.clone())).unwrap_or_default();
         let mut trainer = Trainer {
             position: Position::new(settings.scales_loss.then(LossScale::default)),
@@ -91,6 +94,7 @@ impl Trainer {
             optimizer: None,
             schedules: ScheduleState::default(),
             nccl: NcclLink::default(),
+            has_unlike_replicas: false,
             data: WorkerDataSets::default(),
             has_loaded: false,
             events,
@@ -160,13 +164,38 @@ impl Trainer {
     }
 
     /// Chooses how replicas sum their gradients in this plan, and reports it if there was a choice.
+    ///
+    /// # Errors
+    /// NCCL was requested, and these workers cannot use it; or replicas compute on unlike devices,
+    /// which the user did not allow.
     pub(crate) fn choose_collective(&mut self) -> Result<(), BossManError> {
+        let workers = self.handle.workers();
+        let device_of = |worker: WorkerId| workers.get(usize::from(worker.0)).map(device_kind);
+        let unlike = replica_devices::unlike(self.plan.stage_placement.iter(), device_of);
+        self.judge_replicas(unlike)?;
         let decision =
             collective::decide(&self.settings.parallel, &self.plan, self.handle.workers())?;
         if let Some(text) = &decision.description {
             self.events.report(&Event::notice(text));
         }
         self.nccl = NcclLink::new(decision);
+        Ok(())
+    }
+
+    /// Warns once of replicas on unlike devices.
+    ///
+    /// # Errors
+    /// The user did not allow them.
+    pub(crate) fn judge_replicas(
+        &mut self,
+        unlike: Option<UnlikeReplicas>,
+    ) -> Result<(), BossManError> {
+        let Some(unlike) = unlike else { return Ok(()) };
+        let warning = unlike.judge(self.settings.determinism)?;
+        if !self.has_unlike_replicas {
+            self.events.warn(warning);
+        }
+        self.has_unlike_replicas = true;
         Ok(())
     }
 

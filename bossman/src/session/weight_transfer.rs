@@ -2,7 +2,7 @@
 
 use super::trainer::Trainer;
 use crate::data::tensor_payload::{from_payload, to_payload};
-use crate::session::replica_check::compare_replicas;
+use crate::session::replica_check::{compare_replicas, must_agree};
 use crate::weights::state_dict::{expected, ExpectedTensor, StateDict};
 use crate::BossManError;
 use link::Payload;
@@ -21,7 +21,7 @@ pub(crate) struct StageTensor {
 
 /// Fetches parameters and buffers from the workers.
 pub(crate) async fn fetch(trainer: &mut Trainer) -> Result<StateDict, BossManError> {
-    if trainer.plan.stage_placement.is_replicated() {
+    if must_agree(trainer) {
         compare_replicas(trainer).await?;
     }
     let mut tensors = BTreeMap::new();

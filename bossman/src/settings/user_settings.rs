@@ -4,7 +4,7 @@ use super::conflicts::{Facts, ReductionOrder};
 use super::guards::Guards;
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
-use pipeline::{Cuts, LossSpec, ScheduleKind};
+use pipeline::{Cuts, Determinism, LossSpec, ScheduleKind};
 
 /// The default limit of batches that wait for their backward pass.
 const DEFAULT_IN_FLIGHT: usize = 8;
@@ -23,6 +23,8 @@ pub(crate) struct Settings {
     pub(crate) in_flight: usize,
     pub(crate) guards: Guards,
     pub(crate) seed: u64,
+    /// Whether results on GPUs are equal to the bit from run to run.
+    pub(crate) determinism: Determinism,
     /// Whether losses are scaled, as float16 requires.
     pub(crate) scales_loss: bool,
     /// Whether a program uses the API. Errors then name calls instead of keys.
@@ -72,6 +74,7 @@ impl Default for Settings {
             in_flight: DEFAULT_IN_FLIGHT,
             guards: Guards::default(),
             seed: 0,
+            determinism: Determinism::default(),
             scales_loss: false,
             is_called_by_program: true,
         }

@@ -1,10 +1,11 @@
 //! Measures layers and links, and chooses the schedule, the assignment of microbatches and the
-//! collective.
+//! collective. Checks that replicas are alike.
 //!
 //! ```text
 //! choose_schedule, microbatch_assignment -> schedule_state -> observed_times (seen in steps)
 //!                                             +-> measured_fleet -> layer_probes (measured)
 //! collective       NCCL or QUIC
+//! replica_devices  finds replicas on unlike devices
 //! plan_command     prints the predicted time of each schedule
 //! ```
 
@@ -16,4 +17,5 @@ pub(crate) mod measured_fleet;
 pub(crate) mod microbatch_assignment;
 pub(crate) mod observed_times;
 pub mod plan_command;
+pub(crate) mod replica_devices;
 pub(crate) mod schedule_state;

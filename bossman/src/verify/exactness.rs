@@ -3,6 +3,7 @@
 use crate::receipt::{Receipt, SessionWorker};
 use crate::run_file::RunFile;
 use pipeline::replicas::Collective;
+use pipeline::Determinism;
 
 /// What a repetition of a run can show.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,10 +32,14 @@ impl Exactness {
             return nothing("`reduction: fast` sums gradients as microbatches are shared");
         }
         let mut workers = receipt.sessions.iter().flat_map(|session| &session.workers);
+        let uses_gpus = workers.clone().any(|worker| worker.device.starts_with("cuda"));
+        if uses_gpus && file.determinism == Determinism::Fast {
+            return nothing("`determinism: fast` lets GPUs use kernels that round in another way");
+        }
         let may_use_nccl = match file.collective {
             Collective::Nccl => true,
             Collective::Quic => false,
-            Collective::Auto => workers.clone().any(|worker| worker.device.starts_with("cuda")),
+            Collective::Auto => uses_gpus,
         };
         if may_use_nccl && file.replicas.is_some() {
             return nothing("NCCL sums gradients in an order of its own");
@@ -72,6 +77,11 @@ mod tests {
         let replicas = Some(Replicas::Each(2));
         let nccl = RunFile { collective: Collective::Nccl, replicas, ..file.clone() };
         assert!(why(&nccl, &receipt).contains("NCCL"));
+        let mut on_gpu = receipt.clone();
+        on_gpu.sessions[0].workers[0].device = "cuda:0".into();
+        let fast = RunFile { determinism: Determinism::Fast, ..file.clone() };
+        assert!(why(&fast, &on_gpu).contains("`determinism: fast`"));
+        assert_eq!(Exactness::of(&fast, &receipt), Exactness::of(&file, &receipt));
         let mut other = receipt.clone();
         let worker = other.sessions[0].workers[0].clone();
         other.sessions[0].workers.push(SessionWorker { threads: 3, ..worker.clone() });

@@ -111,6 +111,7 @@ impl RunFile {
             .lr_schedule(self.lr_schedule)
             .recompute(self.recompute)
             .precision(self.precision)
+            .determinism(self.determinism)
             .loss(self.loss.clone())
             .guards(self.guards)
             .seed(self.seed)

@@ -49,6 +49,10 @@ fn mistakes_in_a_run_file_are_named() {
              `full`?",
         ),
         ("precision: half", "`precision`: expected `f32`, `bf16` or `fp16`, found `half`"),
+        (
+            "determinism: fas",
+            "`determinism`: expected `strict` or `fast`, found `fas`; did you mean `fast`?",
+        ),
         ("lr_schedule: cosin", "unknown learning-rate schedule `cosin`; did you mean `cosine`?"),
         (
             "lr_schedule: cosine",

@@ -1,5 +1,6 @@
 //! A worker's place among the others.
 
+use crate::determinism::Determinism;
 use crate::ids::{StageId, WorkerId};
 use crate::replicas::{BucketBytes, Sharding, StagePlacement};
 use crate::stage_spec::StageSpec;
@@ -23,6 +24,8 @@ pub struct Assignment {
     pub peers: Vec<PeerAddress>,
     /// The run's seed: parameters and dropout come from it.
     pub seed: u64,
+    /// Whether GPUs use deterministic kernels only.
+    pub determinism: Determinism,
 }
 
 /// The address of another worker.

@@ -3,7 +3,7 @@
 //! Generic over the tensor type: a session fills in slot numbers, and the driver replaces them by
 //! bytes.
 
-use crate::failure::Failure;
+use crate::determinism::Determinism;
 use crate::ids::{MicrobatchKey, StageId};
 use crate::kv_cache_step::KvCacheStep;
 use crate::loss::LossSpec;
@@ -18,6 +18,8 @@ use crate::StateForm;
 use layerspec::Layer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+pub use crate::task_error::TaskError;
 
 /// One piece of work for the compute thread, which runs tasks in order.
 #[derive(Clone, PartialEq, Debug)]
@@ -34,6 +36,8 @@ pub enum Task<T> {
         shard_ids: BTreeMap<StageId, ShardId>,
         /// The run's seed.
         seed: u64,
+        /// Whether GPUs use deterministic kernels only.
+        determinism: Determinism,
     },
     /// Use this optimizer, with fresh state.
     SetOptimizer(OptimizerSpec),
@@ -390,21 +394,6 @@ pub enum Outcome<T> {
     },
 }
 
-/// The failure of a task of the compute thread.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct TaskError {
-    /// The error.
-    pub failure: Failure,
-    /// Whether the task had begun to update parameters, so that they may have changed.
-    pub updated: bool,
-}
-
-impl From<Failure> for TaskError {
-    fn from(failure: Failure) -> Self {
-        TaskError { failure, updated: false }
-    }
-}
-
 impl<T> Task<T> {
     /// Whether the task waits for the same task on other workers.
     pub fn waits_for_others(&self) -> bool {
@@ -414,8 +403,8 @@ impl<T> Task<T> {
     /// The same task over other tensors. Fails with the first error of `f`.
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Task<U>, E> {
         Ok(match self {
-            Task::Build { stages, buckets, sharding, shard_ids, seed } => {
-                Task::Build { stages, buckets, sharding, shard_ids, seed }
+            Task::Build { stages, buckets, sharding, shard_ids, seed, determinism } => {
+                Task::Build { stages, buckets, sharding, shard_ids, seed, determinism }
             }
             Task::SetOptimizer(spec) => Task::SetOptimizer(spec),
             Task::Forward {

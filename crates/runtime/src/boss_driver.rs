@@ -16,8 +16,6 @@ use pipeline::boss::{Answer, BossSession, Instruction, Request, Setup};
 use pipeline::effect::{BossEffect, Destination, Frame, Message, Peer};
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, ToBoss};
-use pipeline::replicas::BucketBytes;
-use pipeline::Plan;
 use quinn::VarInt;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,27 +29,23 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The most workers of one run, including those that left.
 const MAX_WORKERS: usize = u16::MAX as usize;
 
-/// Starts a run with the first workers that have joined. Workers beyond the plan's number wait for
-/// a place. At most `max_pending_batches` batches wait for their backward pass. Replicas exchange
-/// gradients in buckets of the sizes in `buckets`. Notices for the user go to `notice`.
+/// Starts a run with the first workers that have joined, whose addresses replace those of `setup`.
+/// Workers beyond the plan's number wait for a place. Notices for the user go to `notice`.
 ///
 /// # Errors
 /// Fewer workers have joined than the plan has.
 pub fn start(
     listener: Listener,
-    plan: Plan,
-    buckets: BucketBytes,
-    seed: u64,
-    max_pending_batches: usize,
+    setup: Setup,
     mut notice: impl FnMut(String) + Send + 'static,
 ) -> Result<Handle, LinkError> {
     let Admitted { members, listening, acceptor, admission, events } =
-        listener.finish(plan.workers())?;
+        listener.finish(setup.plan.workers())?;
     if let Some(small) = &listening.small_buffers {
         notice(small.to_string());
     }
     let addresses = members.iter().map(|m| m.info.direct.then_some(m.address)).collect();
-    let setup = Setup { plan, buckets, seed, addresses, max_pending_batches };
+    let setup = Setup { addresses, ..setup };
     let (inputs, requests) = mpsc::unbounded_channel();
     let slots = Slots::default();
     let status = Arc::new(Mutex::new("{}".to_string()));

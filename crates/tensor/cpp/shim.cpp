@@ -90,6 +90,22 @@ char* bm_set_interop_threads(int32_t threads) {
   return guarded([&] { at::set_num_interop_threads(threads); });
 }
 
+// Whether GPUs use kernels that give equal bits every time, or the fastest ones with TF32.
+char* bm_set_deterministic(int32_t on) {
+  return guarded([&] {
+    auto& context = at::globalContext();
+    bool strict = on != 0;
+    context.setDeterministicAlgorithms(strict, /*warn_only=*/false);
+    // Filling fresh memory with NaN costs time, and every kernel here writes all of its result.
+    context.setDeterministicFillUninitializedMemory(false);
+    context.setDeterministicCuDNN(strict);
+    // The fastest kernel of cuDNN is measured, and two measurements can disagree.
+    context.setBenchmarkCuDNN(!strict);
+    context.setAllowTF32CuBLAS(!strict);
+    context.setAllowTF32CuDNN(!strict);
+  });
+}
+
 char* bm_device_memory(int32_t kind, int32_t index, uint64_t* free_bytes, uint64_t* total_bytes) {
   return guarded([&] {
     auto device = device_of(kind, index);

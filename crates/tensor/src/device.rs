@@ -1,6 +1,6 @@
 //! Devices: their names, the existing ones, and their memory.
 
-use crate::{ffi, TensorError};
+use crate::{cuda, ffi, TensorError};
 use tch::Device;
 
 /// Memory of a device in bytes.
@@ -49,13 +49,17 @@ pub fn all() -> Vec<Device> {
 }
 
 /// The kind of processor of a device. Results are equal to the bit on processors of one kind: for a
-/// CPU its architecture, vendor, family and model.
+/// CPU its architecture, vendor, family and model, for a GPU its name. Call [`crate::cuda::load`]
+/// before.
 pub fn processor(device: Device) -> String {
     match device {
         Device::Cpu => {
             host_processor(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
         }
-        Device::Cuda(_) => "cuda".into(),
+        Device::Cuda(index) => match cuda::gpu_name(index) {
+            Some(gpu) => format!("cuda {gpu}"),
+            None => "cuda".into(),
+        },
         other => name(other),
     }
 }

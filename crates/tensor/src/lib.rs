@@ -5,7 +5,8 @@
 //! processes.
 //!
 //! ```text
-//! ffi (cpp/shim.cpp) <- activation, grad, kernels, optim, random, script, payload, memory, threads
+//! ffi (cpp/shim.cpp) <- activation, grad, kernels, optim, random, script, payload, memory,
+//!                        threads, determinism
 //! cuda: loads libtorch's CUDA half <- device <- nccl: loads NCCL, sums over GPUs
 //! payload: tensors as bytes        parts: a tensor out of the parts of several replicas
 //! transfer (cpp/transfer.cpp): copies between host and GPU, and events
@@ -19,6 +20,7 @@ compile_error!("tensors travel as little-endian bytes; a big-endian host is not 
 
 pub mod activation;
 pub mod cuda;
+pub mod determinism;
 pub mod device;
 mod dtype;
 mod error;

@@ -87,7 +87,7 @@ async fn port(boss: &mut Process) -> String {
 #[tokio::test]
 async fn a_worker_tells_its_driver_and_gpus_or_why_there_are_none() {
     let golden = [
-        (("FAKECUDA_DEVICES", "2"), "CUDA 13.0 driver, cuda:0 fake GPU 0, cuda:1 fake GPU 1"),
+        (("FAKECUDA_DEVICES", "2"), "CUDA 13.0 driver, cuda:0 fake GPU, cuda:1 fake GPU"),
         (
             ("FAKECUDA_DEVICES", "0"),
             "worker: warning: computes on the CPU; no CUDA: the NVIDIA driver (CUDA 13.0) finds no \
@@ -119,7 +119,7 @@ async fn a_gpu_that_is_named_but_not_there_is_an_error_with_the_reason() {
             ("FAKECUDA_DEVICES", "2"),
             "cuda:7",
             "worker: --device cuda:7: not on this machine, which has cpu, cuda:0, cuda:1; CUDA \
-             13.0 driver, cuda:0 fake GPU 0, cuda:1 fake GPU 1",
+             13.0 driver, cuda:0 fake GPU, cuda:1 fake GPU",
         ),
         (
             ("FAKECUDA_DEVICES", "0"),
@@ -279,6 +279,31 @@ async fn each_slice_of_a_gpu_has_a_worker() {
     };
     assert_eq!(devices(boss.children()), ["MIG-a1"]);
     assert_eq!(devices(workers.children()), ["MIG-a1", "MIG-a2"]);
+}
+
+#[tokio::test]
+async fn replicas_on_unlike_devices_are_refused_unless_fast() {
+    let Some(machine) = Machine::new(&[]) else { return };
+    let flags = |devices| ["--local", "2", "--threads", "1", "--device", devices];
+    let train = |more: &str, devices| {
+        machine.train(&format!("microbatches: 4\nreplicas: 2{more}"), &flags(devices))
+    };
+    let refused = train("", "cpu,cuda:0").end_within(PATIENCE).await;
+    let said = refused.errors.join("\n");
+    assert!(!refused.status.success(), "{said}");
+    assert!(said.contains("the replicas of stage 0 compute on unlike devices"), "{said}");
+    // Workers are numbered as they join.
+    for part in [" on cpu", " on cuda fake GPU", "`determinism: fast`"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let ended = train("\ndeterminism: fast", "cpu,cuda:0").end_within(PATIENCE).await;
+    let ended = ended.expect_success();
+    let said = [ended.output, ended.errors].concat().join("\n");
+    let warnings = said.matches("compute on unlike devices").count();
+    assert!(warnings == 1 && said.contains("results are inexact"), "{said}");
+    // GPUs of one name are alike.
+    let ended = train("", "cuda:0,cuda:1").end_within(PATIENCE).await.expect_success();
+    assert!(!ended.errors.join("\n").contains("unlike"));
 }
 
 /// 4 MiB of parameters, as much of gradients, and twice as much of optimizer state leave no room

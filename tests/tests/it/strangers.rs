@@ -2,10 +2,9 @@
 
 use link::testing::{dial, join_control, listen};
 use link::{Identity, Listener, ListenerEvent, WorkerInfo};
-use pipeline::boss::{Instruction, MAX_PENDING_BATCHES};
+use pipeline::boss::{Instruction, Setup};
 use pipeline::frame::{encode, Envelope, TensorEnvelope};
 use pipeline::message::{TensorHead, ToBoss, ToWorker, PROTOCOL_VERSION};
-use pipeline::replicas::BucketBytes;
 use pipeline::{Cuts, Placement, Plan, TensorMeta};
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use runtime::{ComputeThread, Handle};
@@ -152,15 +151,7 @@ impl Rogue {
         assert!(matches!(listener.next().await, ListenerEvent::Joined { .. }));
         let plan =
             Plan::new(Case::branchy().model.graph(), &Cuts::Auto, 2, Placement::Plain).unwrap();
-        let handle = runtime::start(
-            listener,
-            plan,
-            BucketBytes::default(),
-            0,
-            MAX_PENDING_BATCHES,
-            |_notice| (),
-        )
-        .unwrap();
+        let handle = runtime::start(listener, Setup::new(plan), |_notice| ()).unwrap();
         Rogue { handle, quic, control, honest, _keys: keys, _endpoint: endpoint }
     }
 

@@ -1,6 +1,6 @@
 //! Builds the stages of a run.
 
-use crate::compute::payloads::engine_failure;
+use crate::compute::payloads::{engine_failure, tensor_failure};
 use crate::compute::stage_compute::StageCompute;
 use crate::compute::task_args::BuildArgs;
 use crate::engine::{Engine, StageConfig, StageInput};
@@ -9,14 +9,29 @@ use link::PoolSize;
 use pipeline::message::Failure;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::Sharding;
+use pipeline::Determinism;
 use tch::Device;
+use tensor::determinism::Kernels;
 use tracing::debug;
 
 impl StageCompute {
     /// Frees the old stages, and builds new ones.
     pub(super) fn build(&mut self, stages: Vec<StageSpec>, run: &BuildArgs) -> Result<(), Failure> {
         self.release(run.sharding);
+        self.choose_kernels(run.determinism)?;
         stages.into_iter().try_for_each(|spec| self.build_stage(spec, run))
+    }
+
+    /// Other devices have no choice.
+    fn choose_kernels(&self, determinism: Determinism) -> Result<(), Failure> {
+        if !matches!(self.device, Device::Cuda(_)) {
+            return Ok(());
+        }
+        let kernels = match determinism {
+            Determinism::Strict => Kernels::Deterministic,
+            Determinism::Fast => Kernels::Fastest,
+        };
+        tensor::determinism::choose_kernels(kernels).map_err(tensor_failure)
     }
 
     /// libtorch has some kernels for float16 on CPUs, but they are not faster.

@@ -131,8 +131,9 @@ impl StageCompute {
         emit: EmitPayload<'_>,
     ) -> Result<Outcome<TaskTensor>, Failure> {
         match task {
-            Task::Build { stages, buckets, sharding, shard_ids, seed } => {
-                self.build(stages, &BuildArgs { buckets, sharding, shard_ids, seed })?;
+            Task::Build { stages, buckets, sharding, shard_ids, seed, determinism } => {
+                let args = BuildArgs { buckets, sharding, shard_ids, seed, determinism };
+                self.build(stages, &args)?;
             }
             Task::SetOptimizer(spec) => {
                 self.stages.values_mut().for_each(|engine| engine.set_optimizer(spec));

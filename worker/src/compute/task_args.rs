@@ -5,6 +5,7 @@ use pipeline::ids::StageId;
 use pipeline::replicas::{BucketBytes, ShardId, Sharding};
 use pipeline::task::{EarlyOutput, LossTask, TreeLeaf, Update};
 use pipeline::watch::FiniteCheck;
+use pipeline::Determinism;
 use runtime::TaskTensor;
 use std::collections::BTreeMap;
 
@@ -18,6 +19,7 @@ pub(super) struct BuildArgs {
     /// This replica of each stage with replicas.
     pub(super) shard_ids: BTreeMap<StageId, ShardId>,
     pub(super) seed: u64,
+    pub(super) determinism: Determinism,
 }
 
 /// The arguments of a forward pass.

@@ -1,6 +1,7 @@
 //! The requests of the user, and the frames that carry them to workers.
 
 use super::snapshot_request::SnapshotRequest;
+use crate::determinism::Determinism;
 use crate::ids::{Slot, StageId, WorkerId};
 use crate::kv_cache_step::KvCacheStep;
 use crate::message::{Mode, Reduction, RoundLoss, RoundUpdate};
@@ -26,6 +27,8 @@ pub struct Setup {
     pub plan: Plan,
     /// The run's seed.
     pub seed: u64,
+    /// Whether GPUs use deterministic kernels only.
+    pub determinism: Determinism,
     /// The sizes of the buckets in which replicas exchange gradients.
     pub buckets: BucketBytes,
     /// The address at which each worker accepts direct connections, if any.
@@ -35,6 +38,18 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// The values for a plan where nothing else is set. No worker accepts direct connections.
+    pub fn new(plan: Plan) -> Self {
+        Setup {
+            plan,
+            seed: 0,
+            determinism: Determinism::default(),
+            buckets: BucketBytes::default(),
+            addresses: Vec::new(),
+            max_pending_batches: MAX_PENDING_BATCHES,
+        }
+    }
+
     /// The address at which a worker accepts direct connections.
     pub(super) fn address(&self, worker: WorkerId) -> Option<SocketAddr> {
         self.addresses.get(worker.0 as usize).copied().flatten()

@@ -127,8 +127,8 @@ impl StageSession {
         let shard_ids = membership.shard_ids();
         self.membership = membership;
         self.job = Some(Job::Assign { id, built: false });
-        let Assignment { stages, buckets, sharding, peers, seed, .. } = assignment;
-        let task = Task::Build { stages, buckets, sharding, shard_ids, seed };
+        let Assignment { stages, buckets, sharding, peers, seed, determinism, .. } = assignment;
+        let task = Task::Build { stages, buckets, sharding, shard_ids, seed, determinism };
         self.compute(Purpose::Command(id), task);
         self.links.forget_relays();
         self.open_links(now, &peers);

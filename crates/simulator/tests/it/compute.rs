@@ -104,7 +104,7 @@ impl Compute {
 
     fn carry_out(&mut self, task: Task<Fake>) -> Result<Outcome<Fake>, Failure> {
         match task {
-            Task::Build { stages, buckets: bytes, sharding, shard_ids, seed } => {
+            Task::Build { stages, buckets: bytes, sharding, shard_ids, seed, .. } => {
                 let stages = stages.into_iter().map(|spec| {
                     let share = shard_ids.get(&spec.stage).copied();
                     let sharding = sharding.filter(|_| share.is_some());

@@ -26,7 +26,7 @@ use crate::{
     calls::Answered,
     faults::{Faults, Loss, RandomFaults, Trouble},
 };
-use pipeline::boss::{BossSession, Instruction, IntoRequest, Request, Setup, MAX_PENDING_BATCHES};
+use pipeline::boss::{BossSession, Instruction, IntoRequest, Request, Setup};
 use pipeline::effect::{BossEffect, Frame, Message, Peer, StageEffect, Summing, WorkerSpan};
 use pipeline::frame::{decode, head_len, Envelope, TensorEnvelope};
 use pipeline::ids::{Slot, StageId, WorkerId};
@@ -122,12 +122,11 @@ impl World {
             network: Network::new(conditions, random),
             workers: ahead.iter().map(|ahead| Worker::new(*ahead)).collect(),
             boss: BossSession::new(Setup {
-                plan,
                 seed: crate::calls::SEED,
                 // So small that models of a few numbers have several buckets.
                 buckets: BucketBytes { first: 16, other: 100 },
                 addresses,
-                max_pending_batches: MAX_PENDING_BATCHES,
+                ..Setup::new(plan)
             }),
             lost: BTreeSet::new(),
             requests: 0,

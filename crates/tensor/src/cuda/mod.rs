@@ -193,6 +193,14 @@ pub fn bus_id(gpu: usize) -> Option<String> {
     (status == 0 && !name.is_empty()).then(|| name.to_string())
 }
 
+/// The name of a GPU, such as `NVIDIA H100`. `None` if CUDA is not loaded or there is no such GPU.
+pub fn gpu_name(gpu: usize) -> Option<&'static str> {
+    match load() {
+        CudaStatus::Loaded(driver) => driver.gpus.get(gpu).map(String::as_str),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,6 +219,7 @@ mod tests {
     #[test]
     fn a_gpu_that_is_not_there_has_no_name() {
         assert_eq!(bus_id(99), None);
+        assert_eq!(gpu_name(99), None);
     }
 
     #[test]

@@ -34,6 +34,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_local_scalar_dense", local_scalar);
   // A composite that looks for a kernel of the device. The fallback takes the CPU's whole.
   m.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  // Their composites round in another way if a gradient may be reused. CUDA has kernels of its own.
+  m.impl("mish_backward", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  m.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&fallback>());
   m.impl("native_dropout", native_dropout);
   m.impl("_conv_depthwise2d", depthwise_2d);
   m.impl("conv_depthwise3d", depthwise_3d);

@@ -23,7 +23,7 @@ use pipeline::stage::StageSession;
 use pipeline::task::{EarlyOutput, LayerTimes, Outcome, Task};
 use pipeline::watch::Watch;
 use pipeline::StateForm;
-use pipeline::{LossSpec, OptimizerSpec};
+use pipeline::{Determinism, LossSpec, OptimizerSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use testkit::Random;
 
@@ -359,6 +359,7 @@ fn a_peer_cannot_fill_a_worker_with_batches() {
         sharding: None,
         peers: Vec::new(),
         seed: 1,
+        determinism: Determinism::Strict,
     };
     let head = ToWorker::Command { id: 1, body: Command::Assign(Box::new(assignment)) };
     driver.session.on_message(Micros(0), head);
@@ -572,11 +573,9 @@ fn fuzz_boss_session() {
     fuzz(|random| {
         let workers = PLAN.workers() as u16;
         let session = BossSession::new(Setup {
-            plan: PLAN.clone(),
-            seed: 1,
             buckets: BUCKETS,
-            addresses: Vec::new(),
             max_pending_batches: 2,
+            ..Setup::new(PLAN.clone())
         });
         let (slots, replied) = (Slots::default(), BTreeSet::new());
         let mut driver =

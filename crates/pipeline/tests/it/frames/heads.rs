@@ -22,7 +22,7 @@ use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes};
 use pipeline::watch::{FiniteCheck, LayerHealth, Watch};
 use pipeline::StateForm;
-use pipeline::{Cuts, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
+use pipeline::{Cuts, Determinism, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::LazyLock;
@@ -405,6 +405,7 @@ fn assignment(random: &mut Random) -> Assignment {
             .then(|| *random.pick(&[Sharding::Gradients, Sharding::Parameters])),
         peers,
         seed: random.next(),
+        determinism: *random.pick(&[Determinism::Strict, Determinism::Fast]),
     }
 }
 

@@ -12,7 +12,6 @@ use pipeline::message::{
     Failure, LinkReport, Mode, Reduction, RoundLoss, RoundUpdate, Span, TensorHead, ToBoss,
     ToWorker,
 };
-use pipeline::replicas::BucketBytes;
 use pipeline::schedule::{Action, Ending, Placement};
 use pipeline::StateForm;
 use pipeline::{Cuts, LossSpec, Plan};
@@ -57,13 +56,7 @@ impl From<TensorHead> for Said {
 impl Boss {
     /// Two workers, at most two batches waiting, the model distributed.
     fn ready() -> Self {
-        let setup = Setup {
-            plan: plan(2),
-            seed: 1,
-            buckets: BucketBytes::default(),
-            addresses: Vec::new(),
-            max_pending_batches: 2,
-        };
+        let setup = Setup { max_pending_batches: 2, ..Setup::new(plan(2)) };
         let session = BossSession::new(setup);
         let mut boss = Boss { session, effects: Vec::new(), requests: 0, command: 0, now: 0 };
         boss.ask(Instruction::Distribute);

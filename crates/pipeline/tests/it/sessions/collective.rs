@@ -13,7 +13,7 @@ use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
 use pipeline::watch::Watch;
-use pipeline::{Cuts, Placement, Plan};
+use pipeline::{Cuts, Determinism, Placement, Plan};
 
 const NOW: Micros = Micros(0);
 const BATCH: u64 = 9;
@@ -49,6 +49,7 @@ impl Worker {
             sharding: None,
             peers: Vec::new(),
             seed: 0,
+            determinism: Determinism::Strict,
         };
         let (_, tasks) = session.hear(1, Command::Assign(Box::new(assignment)));
         session.done(tasks, &Outcome::Done);
@@ -204,14 +205,7 @@ fn a_round_in_which_compute_threads_could_wait_for_each_other_for_ever_is_refuse
 #[test]
 fn the_boss_brings_ids_to_whom_they_are_for_and_takes_none_from_others() {
     let boss = || {
-        let addresses = Vec::new();
-        let setup = Setup {
-            plan: plan(2),
-            seed: 1,
-            buckets: BucketBytes::default(),
-            addresses,
-            max_pending_batches: 2,
-        };
+        let setup = Setup { max_pending_batches: 2, ..Setup::new(plan(2)) };
         let mut session = BossSession::new(setup);
         session.on_request(NOW, 1, Instruction::Distribute.into_request());
         (0..3).for_each(|worker| answer(&mut session, worker, 1));

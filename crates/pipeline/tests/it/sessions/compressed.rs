@@ -12,7 +12,7 @@ use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{EarlyOutput, Outcome};
 use pipeline::watch::Watch;
-use pipeline::{Cuts, Placement, Plan};
+use pipeline::{Cuts, Determinism, Placement, Plan};
 
 const NOW: Micros = Micros(0);
 const STAGE: StageId = StageId(0);
@@ -44,6 +44,7 @@ impl Replica {
             sharding: None,
             peers: vec![PeerAddress { worker: OTHER, address, dial: true, relayed: false }],
             seed: 0,
+            determinism: Determinism::Strict,
         };
         replica.command(1, Command::Assign(Box::new(assignment)));
         replica.session.on_link_up(NOW, OTHER);

@@ -17,7 +17,7 @@ use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
 use pipeline::watch::Watch;
 use pipeline::StateForm;
-use pipeline::{Cuts, Placement, Plan};
+use pipeline::{Cuts, Determinism, Placement, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 
 const NOW: Micros = Micros(0);
@@ -56,6 +56,7 @@ fn assigned(plan: Plan, worker: WorkerId, kept: Vec<PeerSnapshot>) -> StageSessi
         sharding: None,
         peers: Vec::new(),
         seed: 1,
+        determinism: Determinism::Strict,
     };
     let mut session = StageSession::with_snapshots(kept);
     let effects = tell(&mut session, 1, Command::Assign(Box::new(assignment)));
@@ -197,9 +198,7 @@ fn a_replica_makes_the_copy_that_it_keeps_itself() {
 
 /// A boss that lets workers store snapshots, with this plan.
 fn keeping_boss(plan: Plan, neighbours: BTreeMap<WorkerId, WorkerId>) -> BossSession {
-    let (buckets, addresses) = (BucketBytes::default(), Vec::new());
-    let mut boss =
-        BossSession::new(Setup { plan, seed: 1, buckets, addresses, max_pending_batches: 2 });
+    let mut boss = BossSession::new(Setup { max_pending_batches: 2, ..Setup::new(plan) });
     boss.on_request(NOW, 1, Instruction::Distribute.into_request());
     all_done(&mut boss, 1);
     while boss.poll_effect().is_some() {}

@@ -9,7 +9,7 @@ use pipeline::message::{
 use pipeline::replicas::{BucketBytes, WorkerGroups};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
-use pipeline::{Cuts, Placement, Plan};
+use pipeline::{Cuts, Determinism, Placement, Plan};
 
 const NOW: Micros = Micros(0);
 
@@ -85,6 +85,7 @@ fn second_of_five() -> StageSession {
         sharding: None,
         peers: Vec::new(),
         seed: 1,
+        determinism: Determinism::Strict,
     };
     let mut session = StageSession::new();
     tell(&mut session, ToWorker::Command { id: 1, body: Command::Assign(Box::new(assignment)) });

@@ -1,0 +1,50 @@
+//! The choice between kernels of GPUs that give equal bits every time, and faster ones.
+
+use crate::{ffi, TensorError};
+
+const WORKSPACE: &str = "CUBLAS_WORKSPACE_CONFIG";
+
+/// The kernels that GPUs use. CPUs have one of each kind.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Kernels {
+    /// Those that give equal bits every time, without TF32. An operation that has none fails.
+    Deterministic,
+    /// The fastest, with TF32.
+    Fastest,
+}
+
+/// Makes all threads of this process use these kernels from now on.
+///
+/// # Errors
+/// libtorch refuses the choice.
+pub fn choose_kernels(kernels: Kernels) -> Result<(), TensorError> {
+    let deterministic = i32::from(kernels == Kernels::Deterministic);
+    // SAFETY: the argument is a plain number.
+    ffi::check("choosing the kernels", unsafe { ffi::bm_set_deterministic(deterministic) })
+}
+
+/// Gives cuBLAS a workspace of a fixed size, unless the environment already names one. Without it
+/// products over several streams differ from run to run, and libtorch refuses them with
+/// [`Kernels::Deterministic`]. Call it first in `main`: it sets an environment variable, which no
+/// other thread may read at that time.
+pub fn fix_cublas_workspace() {
+    if std::env::var_os(WORKSPACE).is_none() {
+        std::env::set_var(WORKSPACE, ":4096:8");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_choice_changes_no_result_of_a_cpu() {
+        let numbers = tch::Tensor::arange(64, (tch::Kind::Float, tch::Device::Cpu)).sin();
+        let numbers = numbers.reshape([8, 8]);
+        let products = [Kernels::Deterministic, Kernels::Fastest].map(|kernels| {
+            choose_kernels(kernels).unwrap();
+            numbers.matmul(&numbers)
+        });
+        assert!(products[0].equal(&products[1]));
+    }
+}
