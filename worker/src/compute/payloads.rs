@@ -84,7 +84,7 @@ pub(crate) fn tensor_failure(e: TensorError) -> Failure {
 
 fn failure_kind(e: &TensorError) -> FailureKind {
     if e.is_out_of_memory() {
-        FailureKind::Unfit
+        FailureKind::OutOfMemory
     } else if e.is_device_broken() {
         FailureKind::DeviceBroken
     } else {
