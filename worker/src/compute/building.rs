@@ -1,6 +1,6 @@
 //! Builds the stages of a run.
 
-use crate::compute::payloads::engine_failure;
+use crate::compute::payloads::{engine_failure, tensor_failure};
 use crate::compute::stage_compute::StageCompute;
 use crate::compute::task_args::BuildArgs;
 use crate::engine::{Engine, StageConfig, StageInput};
@@ -16,6 +16,8 @@ impl StageCompute {
     /// Frees the old stages, and builds new ones.
     pub(super) fn build(&mut self, stages: Vec<StageSpec>, run: &BuildArgs) -> Result<(), Failure> {
         self.release(run.sharding);
+        // The cached blocks of the old stages would leave gaps between those of the new ones.
+        tensor::device::empty_cache(self.device).map_err(tensor_failure)?;
         stages.into_iter().try_for_each(|spec| self.build_stage(spec, run))
     }
 
