@@ -94,8 +94,8 @@ pub fn memory(device: Device) -> Option<DeviceMemory> {
     ffi::check("device memory", status).ok().map(|()| memory)
 }
 
-/// Gives freed memory that libtorch keeps for later tensors back to the GPUs. Blocks of the sizes of
-/// one model need not suit those of the next. Other devices keep none here.
+/// Gives freed memory that libtorch keeps for later tensors back to the GPUs. Blocks of the sizes
+/// of one model need not suit those of the next. Does nothing for other devices.
 ///
 /// # Errors
 /// The device is broken, or not there.
