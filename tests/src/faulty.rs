@@ -55,7 +55,7 @@ impl runtime::Compute for Faulty {
             _ if !strikes => self.compute.run(task, emit),
             Fault::Panics => panic!("as a defect would"),
             Fault::HasNoMemory => {
-                let kind = FailureKind::Unfit;
+                let kind = FailureKind::OutOfMemory;
                 Err(Failure { kind, ..Failure::new("out of memory") }.into())
             }
             Fault::NeverEnds => {

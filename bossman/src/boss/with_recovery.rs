@@ -106,7 +106,7 @@ impl BossMan {
         };
         // The call itself is complete. The next call notices a loss, and the older state suffices
         // until then.
-        if !matches!(error.cause(), Cause::Lost | Cause::Unfit) {
+        if !matches!(error.cause(), Cause::Lost | Cause::Unfit | Cause::OutOfMemory) {
             self.recovery = None;
             self.trainer.events.warn(format!(
                 "calls are not repeated any more: the state could not be copied ({error})"
@@ -118,13 +118,15 @@ impl BossMan {
         Situation::Fixed {
             can_restore: self.recovery.as_ref().is_some_and(CallLog::can_replay),
             has_substitute: self.trainer.plan.workers() > 1 || self.host.starts_workers(),
+            // The program chose what is recomputed.
+            can_recompute: false,
         }
     }
 
     /// Whether the next call would recover from this error.
     fn can_rebuild(&self, error: &BossManError) -> bool {
         let remedy = error.remedy(&mut RecoveryPolicy::default(), self.situation());
-        matches!(remedy, Remedy::Rebuild { .. })
+        remedy.begins_again()
     }
 
     /// The error of a call that cannot be repeated, with advice.
@@ -199,7 +201,7 @@ impl BossMan {
         };
         let fits = |workers| self.builder.check(workers).is_ok();
         let before = self.trainer.plan.workers();
-        let workers = self.host.clone().wait_for_rejoin(before, fits).await?;
+        let workers = self.host.clone().wait_for_rejoin(before, 1, fits).await?;
         let rejoined = Instant::now();
         let (mut trainer, host) = self.builder.start(workers)?;
         // If this session fails, one of its workers may be at fault.

@@ -25,6 +25,8 @@ pub(crate) struct Recovery {
 /// The recovery in progress.
 struct Outage {
     since: Instant,
+    /// The workers that may not join again.
+    lost: usize,
     /// The times until workers had joined again, and until they had their state.
     rejoined_after: Duration,
     restored_after: Duration,
@@ -40,6 +42,26 @@ pub(crate) fn with_resume_advice(error: BossManError, checkpoints: bool) -> Boss
         false => "start the run again: with `checkpoint` in its run file it recovers by itself",
     };
     error.with_advice_if_lost(|| advice.into())
+}
+
+/// The error of a run that has no memory for its work, with what helps.
+pub(crate) fn with_memory_advice(error: BossManError, can_recompute: bool) -> BossManError {
+    let advice = match can_recompute {
+        true => {
+            "set `recompute: full` in the run file, or use smaller microbatches or more workers"
+        }
+        false => "use smaller microbatches or more workers",
+    };
+    error.with_advice_if(Cause::OutOfMemory, || advice.into())
+}
+
+/// The warning of a run that was out of memory after this many steps, and goes on.
+pub(crate) fn recompute_warning(error: &BossManError, done: u64) -> String {
+    format!(
+        "out of memory after {done} steps: {error}; the run goes on with `recompute: full`, which \
+         takes about a third more time and changes no result; to avoid the repetition, set \
+         `recompute: full` in the run file, or use smaller microbatches"
+    )
 }
 
 /// Disconnects a worker that must not join again, and tells it so.
@@ -82,8 +104,13 @@ impl BossManError {
 
     /// Adds advice to the error of a lost worker.
     pub(crate) fn with_advice_if_lost(self, advice: impl FnOnce() -> String) -> Self {
+        self.with_advice_if(Cause::Lost, advice)
+    }
+
+    /// Adds advice to an error of this cause.
+    fn with_advice_if(self, cause: Cause, advice: impl FnOnce() -> String) -> Self {
         match self {
-            BossManError::Worker(failure) if Cause::of(&failure) == Cause::Lost => {
+            BossManError::Worker(failure) if Cause::of(&failure) == cause => {
                 let message = format!("{}; {}", failure.message, advice());
                 BossManError::Worker(Failure { message, ..failure })
             }
@@ -93,19 +120,22 @@ impl BossManError {
 }
 
 impl Recovery {
-    /// Records a failure at this time, and decides what to do. `has_substitute` tells whether the
-    /// run may continue without the worker that failed.
+    /// Records a failure at this time of a run that has a state to resume from, and decides what to
+    /// do. `has_substitute` tells whether the run may continue without the worker that failed,
+    /// `can_recompute` whether workers store activations that they could recompute.
     pub(crate) fn decide(
         &mut self,
         error: &BossManError,
         at: Instant,
         has_substitute: bool,
+        can_recompute: bool,
     ) -> Remedy {
-        let situation = Situation::Fixed { can_restore: true, has_substitute };
+        let situation = Situation::Fixed { can_restore: true, has_substitute, can_recompute };
         let remedy = error.remedy(&mut self.policy, situation);
-        if matches!(remedy, Remedy::Rebuild { .. }) {
+        if remedy.begins_again() {
             self.outage = Some(Outage {
                 since: self.outage.as_ref().map_or(at, |outage| outage.since),
+                lost: usize::from(remedy != Remedy::Recompute),
                 rejoined_after: Duration::ZERO,
                 restored_after: Duration::ZERO,
                 done: self.policy.furthest(),
@@ -123,6 +153,11 @@ impl Recovery {
     /// Whether lost steps are still to be repeated.
     pub(crate) fn is_recovering(&self) -> bool {
         self.outage.is_some()
+    }
+
+    /// The workers of the last session that may not join again.
+    pub(crate) fn lost(&self) -> usize {
+        self.outage.as_ref().map_or(0, |outage| outage.lost)
     }
 
     /// Records that workers have joined again.
@@ -187,7 +222,7 @@ mod tests {
         let now = Instant::now();
         let mut recovery = Recovery::default();
         let may_retry = |recovery: &mut Recovery, error: &BossManError, others| {
-            matches!(recovery.decide(error, now, others), Remedy::Rebuild { .. })
+            matches!(recovery.decide(error, now, others, false), Remedy::Rebuild { .. })
         };
         let ended = BossManError::LocalWorkers("it ended".into());
         for other in [&lost(false), &BossManError::Usage("no".into()), &ended] {
@@ -211,8 +246,41 @@ mod tests {
         assert_eq!(recovery.state_restored().unwrap().repeated, Repeated::Steps(0));
         // Another worker may be fit for the part of an unfit one.
         let kind = FailureKind::Unfit;
-        let unfit = BossManError::Worker(Failure { kind, ..Failure::new("out of memory") });
+        let unfit = BossManError::Worker(Failure { kind, ..Failure::new("it panicked") });
         assert!(!may_retry(&mut recovery, &unfit, false) && may_retry(&mut recovery, &unfit, true));
+    }
+
+    fn out_of_memory() -> BossManError {
+        let kind = FailureKind::OutOfMemory;
+        BossManError::Worker(Failure { kind, ..Failure::new("out of memory") })
+    }
+
+    #[test]
+    fn a_run_that_recomputes_activations_keeps_its_workers() {
+        let now = Instant::now();
+        let mut recovery = Recovery::default();
+        assert!(recovery.step_done(4).is_none());
+        assert_eq!(recovery.decide(&out_of_memory(), now, false, true), Remedy::Recompute);
+        assert!(recovery.is_recovering());
+        assert_eq!(recovery.lost(), 0);
+        assert_eq!(recovery.decide(&lost(true), now, false, false), Remedy::Rebuild { ban: None });
+        assert_eq!(recovery.lost(), 1);
+    }
+
+    #[test]
+    fn a_run_that_is_out_of_memory_is_told_what_helps() {
+        assert_eq!(
+            with_memory_advice(out_of_memory(), true).to_string(),
+            "out of memory; set `recompute: full` in the run file, or use smaller microbatches or \
+             more workers"
+        );
+        assert_eq!(
+            with_memory_advice(out_of_memory(), false).to_string(),
+            "out of memory; use smaller microbatches or more workers"
+        );
+        assert!(!with_memory_advice(lost(true), true).to_string().contains("microbatches"));
+        let told = recompute_warning(&out_of_memory(), 3);
+        assert!(told.starts_with("out of memory after 3 steps: out of memory; the run"), "{told}");
     }
 
     #[test]

@@ -13,7 +13,9 @@ use crate::settings::conflicts::{self, PoolFacts, RunFacts};
 use crate::train::epochs::best_path;
 use crate::train::settings::TrainOptions;
 use crate::train::trace::Trace;
-use crate::{BossManError, Builder, Collective, Model, RecoverySource, Replicas, StateDict};
+use crate::{
+    BossManError, Builder, Collective, Model, Recompute, RecoverySource, Replicas, StateDict,
+};
 
 /// The default number of microbatches in a pool, which is also the most workers that can share a
 /// batch.
@@ -97,10 +99,14 @@ pub(super) async fn prepare<'a>(
 }
 
 impl Prepared<'_> {
-    /// The settings of a session with this number of microbatches, or with the default for 0.
-    pub(super) fn builder(&self, microbatches: u32) -> Builder {
+    /// The settings of a session with this number of microbatches, or with the default for 0. The
+    /// session recomputes these activations, if the model file does not say which.
+    pub(super) fn builder(&self, microbatches: u32, recompute: Recompute) -> Builder {
         let (file, pool) = (self.file, self.options.pool);
-        let mut builder = file.builder(self.model.clone());
+        let mut model = self.model.clone();
+        // The run file's setting, which follows, changes only what is not set yet.
+        model.set_recompute(recompute);
+        let mut builder = file.builder(model);
         if pool {
             builder = builder.collective(Collective::Quic);
             builder = builder
@@ -112,6 +118,13 @@ impl Prepared<'_> {
         }
     }
 
+    /// Whether a session that recomputes these activations stores others, which `recompute: full`
+    /// in the run file would not store.
+    pub(super) fn can_recompute(&self, recompute: Recompute) -> bool {
+        let mut layers = self.model.graph().layers().iter();
+        recompute != Recompute::Full && layers.any(|layer| layer.recompute.is_none())
+    }
+
     /// The steps of an epoch.
     pub(super) fn steps_per_epoch(&self) -> u64 {
         self.data.train.samples().div_ceil(self.file.batch_size)
@@ -120,7 +133,7 @@ impl Prepared<'_> {
     /// Checks what would otherwise fail after workers have joined, or at the end.
     fn check(&self, record: &RunRecord) -> Result<(), BossManError> {
         let (file, options, steps) = (self.file, self.options, self.steps);
-        let builder = self.builder(record.microbatches);
+        let builder = self.builder(record.microbatches, file.recompute);
         let plan = builder.plan(self.workers)?;
         let mut facts = builder.settings().facts();
         facts.collective = file.collective;

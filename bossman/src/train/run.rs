@@ -15,9 +15,9 @@ use crate::train::receipt_writer::ReceiptWriter;
 use crate::train::settings::TrainOptions;
 use crate::train::trace::TraceRecorder;
 use crate::workers::host::Workers;
-use crate::{BossMan, BossManError, RecoverySource, StepReport};
+use crate::{BossMan, BossManError, Recompute, RecoverySource, StepReport};
 use parking_lot::Mutex;
-use pipeline::recovery::{RecoveryCost, Remedy, ResumeReport, StateSource};
+use pipeline::recovery::{Cause, RecoveryCost, Remedy, ResumeReport, StateSource};
 use runtime::Handle;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -118,6 +118,8 @@ struct Attempts {
     /// The state to resume from, once it is found.
     state: Option<ResumeState>,
     recovery: Recovery,
+    /// The activations that workers recompute. Once they were out of memory, all.
+    recompute: Recompute,
     /// The number of workers in the last session.
     workers: usize,
     /// The address at which workers join again, once they have joined.
@@ -138,6 +140,7 @@ impl Attempts {
             record: start.record,
             state: start.state,
             recovery: Recovery::default(),
+            recompute: prepared.file.recompute,
             workers: prepared.workers,
             port: None,
             failed_at: None,
@@ -224,7 +227,8 @@ impl Attempts {
     /// Starts a session, in the state to resume from.
     async fn start<'a>(&mut self, prepared: &'a Prepared<'a>) -> Result<Attempt<'a>, BossManError> {
         let workers = self.wait_for_workers(prepared).await?;
-        let mut boss = prepared.builder(self.record.microbatches).build(workers)?;
+        let builder = prepared.builder(self.record.microbatches, self.recompute);
+        let mut boss = builder.build(workers)?;
         self.handle = Some(boss.trainer.handle.clone());
         // The default depends on the number of workers of the first session. A batch has no more
         // microbatches than samples.
@@ -264,21 +268,34 @@ impl Attempts {
         prepared: &Prepared<'_>,
         error: BossManError,
     ) -> Result<(), BossManError> {
+        let failed_at = self.failed_at.take();
+        // A session that fails before its first step has stored no activations.
+        let can_recompute = failed_at.is_some() && prepared.can_recompute(self.recompute);
+        let with_advice = |error| policy::with_memory_advice(error, can_recompute);
         // A pool changes its members without a new session.
         if prepared.options.pool {
-            return Err(error);
+            return Err(with_advice(error));
         }
-        if prepared.file.redundancy == RecoverySource::None {
-            return Err(policy::with_resume_advice(error, prepared.checkpoints.is_some()));
+        let done = self.recovery.furthest();
+        // A run that has trained nothing loses nothing if it begins again.
+        let may_begin_again = can_recompute && error.cause() == Cause::OutOfMemory && done == 0;
+        if prepared.file.redundancy == RecoverySource::None && !may_begin_again {
+            let error = policy::with_resume_advice(error, prepared.checkpoints.is_some());
+            return Err(with_advice(error));
         }
-        let at = self.failed_at.take().unwrap_or_else(Instant::now);
+        let at = failed_at.unwrap_or_else(Instant::now);
         let has_substitute = self.workers > 1 || prepared.options.fleet.local > 0;
-        let remedy = self.recovery.decide(&error, at, has_substitute);
-        if !matches!(remedy, Remedy::Rebuild { .. }) {
-            return Err(error);
+        let remedy = self.recovery.decide(&error, at, has_substitute, can_recompute);
+        if !remedy.begins_again() {
+            return Err(with_advice(error));
         }
-        let done = Completed::Steps(self.recovery.furthest());
-        self.observers.events.report(&Event::workers_lost(done, &error));
+        if remedy == Remedy::Recompute {
+            self.recompute = Recompute::Full;
+            self.observers.events.warn(policy::recompute_warning(&error, done));
+        } else {
+            let done = Completed::Steps(done);
+            self.observers.events.report(&Event::workers_lost(done, &error));
+        }
         if let Some(handle) = self.handle.take() {
             policy::ban(remedy, &error, &handle);
         }
@@ -298,9 +315,9 @@ impl Attempts {
         };
         // Local workers get another port.
         let host = if fleet.local == prepared.workers { host } else { host.port(port) };
-        let builder = prepared.builder(self.record.microbatches);
+        let builder = prepared.builder(self.record.microbatches, self.recompute);
         let fits = |workers| builder.check(workers).is_ok();
-        let workers = host.wait_for_rejoin(self.workers, fits).await?;
+        let workers = host.wait_for_rejoin(self.workers, self.recovery.lost(), fits).await?;
         self.recovery.workers_rejoined();
         (self.port, self.workers) = (Some(workers.port()), workers.count);
         Ok(workers)

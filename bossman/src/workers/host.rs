@@ -196,15 +196,17 @@ impl Host {
     }
 
     /// Waits again after a loss. Starts local workers afresh. Waits for the remaining other
-    /// workers, and briefly for spares. Fewer workers than the `before` of the last session may
-    /// suffice: `fits` tells whether the run can continue with a number of workers.
+    /// workers, and briefly for spares. Of the `before` workers of the last session `lost` may not
+    /// come again. Fewer may suffice: `fits` tells whether the run can continue with a number of
+    /// workers.
     pub(crate) async fn wait_for_rejoin(
         self,
         before: usize,
+        lost: usize,
         fits: impl Fn(usize) -> bool,
     ) -> Result<Workers, BossManError> {
-        // One was lost. Local workers are started afresh.
-        let survivors = self.local + before.saturating_sub(self.local).saturating_sub(1);
+        // Local workers are started afresh.
+        let survivors = self.local + before.saturating_sub(self.local).saturating_sub(lost);
         let fits = (0..=self.workers).map(move |workers| workers > 0 && fits(workers)).collect();
         self.wait_for(Some(RejoinWait { survivors, fits })).await
     }

@@ -43,9 +43,12 @@ pub enum FailureKind {
     /// this.
     #[serde(skip)]
     DeviceBroken,
-    /// The worker is at fault and not its input, for example because it has too little memory.
+    /// The worker is at fault and not its input, for example because its compute thread panicked.
     /// Another worker may succeed.
     Unfit,
+    /// The worker's device has too little memory for its part. Another worker may succeed, and so
+    /// may this one if it stores fewer activations.
+    OutOfMemory,
     /// A number is not finite that [must be](crate::watch::FiniteCheck). The data or the weights
     /// are at fault.
     NotFinite,

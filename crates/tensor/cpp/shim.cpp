@@ -115,6 +115,11 @@ char* bm_device_memory(int32_t kind, int32_t index, uint64_t* free_bytes, uint64
   });
 }
 
+// Gives memory that the allocator of such devices keeps for later back to them.
+char* bm_empty_cache(int32_t kind, int32_t index) {
+  return guarded([&] { at::getDeviceAllocator(device_of(kind, index).type())->emptyCache(); });
+}
+
 // From now on this thread's work that names no device goes to this one.
 char* bm_use_device(int32_t kind, int32_t index) {
   return guarded([&] {

@@ -98,6 +98,20 @@ pub fn memory(device: Device) -> Option<DeviceMemory> {
     ffi::check("device memory", status).ok().map(|()| memory)
 }
 
+/// Gives freed memory that libtorch keeps for later tensors back to the GPUs. Blocks of the sizes
+/// of one model need not suit those of the next. Does nothing for other devices.
+///
+/// # Errors
+/// The device is broken, or not there.
+pub fn empty_cache(device: Device) -> Result<(), TensorError> {
+    if !matches!(device, Device::Cuda(_)) {
+        return Ok(());
+    }
+    let (kind, index) = ffi::device_code(device);
+    // SAFETY: the function takes numbers, and checks that they name a device.
+    ffi::check("freeing memory of the device", unsafe { ffi::bm_empty_cache(kind, index) })
+}
+
 /// Waits until a device has done all that it was given. A CPU has.
 ///
 /// # Errors
@@ -156,6 +170,11 @@ mod tests {
         let text = "MemTotal:  2048 kB\nMemFree:  10 kB\nMemAvailable:   1024 kB\n";
         assert_eq!(host_memory(text), Some(DeviceMemory { free: 1 << 20, total: 2 << 20 }));
         assert_eq!(host_memory("nonsense"), None);
+    }
+
+    #[test]
+    fn a_device_without_a_cache_has_nothing_to_empty() {
+        assert!(empty_cache(Device::Cpu).is_ok());
     }
 
     #[test]

@@ -32,6 +32,7 @@ extern "C" {
         free: *mut u64,
         total: *mut u64,
     ) -> Status;
+    pub(crate) fn bm_empty_cache(kind: i32, index: i32) -> Status;
     pub(crate) fn bm_use_device(kind: i32, index: i32) -> Status;
     pub(crate) fn bm_synchronize(kind: i32, index: i32) -> Status;
     pub(crate) fn bm_is_idle(kind: i32, index: i32, idle: *mut bool) -> Status;

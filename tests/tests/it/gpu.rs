@@ -330,3 +330,71 @@ async fn a_checkpoint_takes_no_memory_of_the_gpu() {
     assert!(said.contains("checkpoint of step 4 written"), "{said}");
     assert!(!said.contains("out of memory"), "{said}");
 }
+
+/// Trains four encoder layers with 16 microbatches, none of which has run backward when the last
+/// runs forward. The activations of each take about 1 MiB in each layer, the layers' inputs 64 KiB.
+/// Returns what the boss said.
+async fn train_encoder(machine: &Machine, more: &str) -> String {
+    let place = &machine.place;
+    let model = "inputs: {x: [batch, 64, 64]}\nlayers:\n- name: blocks\n  repeat: 4\n  layers:\n  \
+                 - TransformerEncoderLayer: {d_model: 64, nhead: 4, dim_feedforward: 128, \
+                 batch_first: true}\n    name: encoder\n";
+    std::fs::write(place.file("model.yaml"), model).unwrap();
+    let all = (tch::Kind::Float, tch::Device::Cpu);
+    let numbers = (tch::Tensor::arange(64 * 64 * 64, all) * 0.1).sin().reshape([64, 64, 64]);
+    let data = place.file("data.safetensors");
+    tch::Tensor::write_safetensors(&[("x", &numbers), ("target", &numbers)], &data).unwrap();
+    let text = format!(
+        "model: model.yaml\ndata: {{train: data.safetensors}}\nloss: MSELoss\noptimizer: {{AdamW: \
+         {{lr: 0.001}}}}\nschedule: gpipe\nbatch_size: 64\nmicrobatches: 16\nsteps: 3\n{more}\n"
+    );
+    let (run, weights) = (place.file("run.yaml"), place.file("w.safetensors"));
+    std::fs::write(&run, text).unwrap();
+    let (run, weights) = (run.to_str().unwrap(), weights.to_str().unwrap());
+    let boss = machine
+        .start("bossman", &["train", run, "--save", weights, "--local", "1", "--threads", "1"]);
+    let ended = boss.end_within(PATIENCE).await.expect_success();
+    [ended.output, ended.errors].concat().join("\n")
+}
+
+#[tokio::test]
+async fn a_run_that_is_out_of_memory_goes_on_with_recomputed_activations() {
+    let Some(ample) = Machine::new(&[]) else { return };
+    let said = train_encoder(&ample, "").await;
+    assert!(!said.contains("out of memory"), "{said}");
+    // Without checkpoints, the run begins again, and with them it would resume.
+    for more in ["", "checkpoint: {dir: c, every: 1}"] {
+        let Some(machine) = Machine::new(&[("FAKECUDA_MEMORY", "25165824")]) else { return };
+        let said = train_encoder(&machine, more).await;
+        let warnings: Vec<_> =
+            said.lines().filter(|line| line.contains("out of memory after 0 steps")).collect();
+        assert_eq!(warnings.len(), 1, "{said}");
+        let warning = warnings[0];
+        assert!(warning.contains("worker 0, stage 0"), "{warning}");
+        assert!(warning.contains("the run goes on with `recompute: full`"), "{warning}");
+        assert!(!said.contains("workers were lost"), "{said}");
+        assert!(machine.weights() == ample.weights(), "other weights than with ample memory");
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_is_out_of_memory_later_resumes_with_its_workers() {
+    let Some(quiet) = quiet().await else { return };
+    let Some(machine) = Machine::new(&[]) else { return };
+    let mut boss = machine.train(
+        "microbatches: 4\ncheckpoint: {dir: c, every: 20, keep: 2}",
+        &["--workers", "1", "--port", "0"],
+    );
+    let port = port(&mut boss).await;
+    let arguments = ["--port", &port, "--threads", "1", "--device", "cuda:0"];
+    let full = [("FAKECUDA_FAIL", "0:20000:out-of-memory")];
+    let worker = machine.start_with("worker", &arguments, &full);
+    let line = boss.line("out of memory after ").await;
+    assert!(line.contains("worker 0"), "{line}");
+    assert!(line.contains("the run goes on with `recompute: full`"), "{line}");
+    boss.line("recovery: resuming with 1 of 1 workers from the checkpoint of step").await;
+    boss.line("recovery: repeated").await;
+    boss.end_within(PATIENCE).await.expect_success();
+    worker.end().await.expect_success();
+    assert_eq!(machine.weights(), quiet);
+}

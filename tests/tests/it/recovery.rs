@@ -245,7 +245,8 @@ async fn a_spare_worker_replaces_a_lost_one() {
 async fn others_take_over_from_a_worker_that_panics_or_has_no_memory_or_never_ends() {
     let quiet = Run::quiet("").await;
     for fault in [Fault::Panics, Fault::HasNoMemory, Fault::NeverEnds] {
-        let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}");
+        // A run that stores activations would keep a worker without memory.
+        let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}\nrecompute: full");
         let (mut boss, at) = run.boss(2).await;
         let worker = run.0.worker(&at.port, &[]);
         let (_over, ends) = mpsc::channel();
@@ -266,14 +267,26 @@ async fn others_take_over_from_a_worker_that_panics_or_has_no_memory_or_never_en
     }
 }
 
-/// No other worker could do the work.
+/// No other worker could do the work, and there are no activations to recompute.
 #[tokio::test]
 async fn a_run_of_one_worker_that_has_no_memory_ends() {
-    let run = Run::new("checkpoint: {dir: c, every: 100}");
+    let run = Run::new("checkpoint: {dir: c, every: 100}\nrecompute: full");
     let (boss, at) = run.boss(1).await;
     let (_over, ends) = mpsc::channel();
     let left = run_faulty_worker(&at, (Fault::HasNoMemory, LATER), ends).await;
     assert!(matches!(left, LinkError::Lost { .. }), "{left}");
     let line = boss.end().await.error_line();
-    assert!(line.contains("worker 0") && line.ends_with("out of memory"), "{line}");
+    let told = line.contains("out of memory; use smaller microbatches or more workers");
+    assert!(line.contains("worker 0") && told, "{line}");
+}
+
+/// Without checkpoints, what was trained would be lost.
+#[tokio::test]
+async fn a_run_that_trained_without_checkpoints_does_not_begin_again() {
+    let run = Run::new("");
+    let (boss, at) = run.boss(1).await;
+    let (_over, ends) = mpsc::channel();
+    run_faulty_worker(&at, (Fault::HasNoMemory, LATER), ends).await;
+    let line = boss.end().await.error_line();
+    assert!(line.contains("out of memory; set `recompute: full` in the run file"), "{line}");
 }

@@ -19,6 +19,8 @@ impl StageCompute {
     pub(super) fn build(&mut self, stages: Vec<StageSpec>, run: &BuildArgs) -> Result<(), Failure> {
         self.release(run.sharding);
         self.choose_kernels(run.determinism)?;
+        // The cached blocks of the old stages would leave gaps between those of the new ones.
+        tensor::device::empty_cache(self.device).map_err(tensor_failure)?;
         stages.into_iter().try_for_each(|spec| self.build_stage(spec, run))
     }
 

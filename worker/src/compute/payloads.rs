@@ -111,7 +111,7 @@ fn with_remedy(error: String) -> String {
 
 fn failure_kind(e: &TensorError) -> FailureKind {
     if e.is_out_of_memory() {
-        FailureKind::Unfit
+        FailureKind::OutOfMemory
     } else if e.is_device_broken() {
         FailureKind::DeviceBroken
     } else {

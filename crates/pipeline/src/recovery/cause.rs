@@ -7,9 +7,12 @@ use crate::message::{Failure, FailureKind};
 pub enum Cause {
     /// A worker was lost, or a link between two. The same may succeed without that worker.
     Lost,
-    /// The worker is not fit for its part, for example because it has too little memory. Another
+    /// The worker is not fit for its part, for example because its compute thread panicked. Another
     /// worker may be.
     Unfit,
+    /// The worker's device has too little memory for its part. Another worker's may have enough, or
+    /// the run may store fewer activations.
+    OutOfMemory,
     /// A local worker ended before it joined.
     LocalWorkerEnded,
     /// A number is not finite: the data or the weights are at fault, and no worker.
@@ -29,6 +32,7 @@ impl Cause {
             }
             FailureKind::Refused => Cause::Refused,
             FailureKind::Unfit => Cause::Unfit,
+            FailureKind::OutOfMemory => Cause::OutOfMemory,
             FailureKind::NotFinite => Cause::NotFinite,
             FailureKind::Other => Cause::Other,
         }

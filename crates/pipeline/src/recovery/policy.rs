@@ -1,4 +1,4 @@
-//! The decision after a failure: repeat, rebuild the session, or stop.
+//! The decision after a failure: repeat, rebuild the session, recompute activations, or stop.
 
 use super::Cause;
 use crate::ids::WorkerId;
@@ -27,6 +27,8 @@ pub enum Situation {
         /// Whether the run may continue without the worker that failed, because there are others or
         /// the boss starts new ones.
         has_substitute: bool,
+        /// Whether workers store activations that they could recompute instead.
+        can_recompute: bool,
     },
 }
 
@@ -42,8 +44,18 @@ pub enum Remedy {
         /// A worker that must not join again.
         ban: Option<WorkerId>,
     },
+    /// Build the session again as for [`Remedy::Rebuild`], with the same workers. From then on they
+    /// recompute activations instead of storing them.
+    Recompute,
     /// Return the error to the user.
     Stop(StopReason),
+}
+
+impl Remedy {
+    /// Whether the session is built again, and the run begins again from its last state.
+    pub fn begins_again(self) -> bool {
+        matches!(self, Remedy::Rebuild { .. } | Remedy::Recompute)
+    }
 }
 
 /// The reason to stop.
@@ -103,16 +115,22 @@ impl RecoveryPolicy {
         match (cause, situation) {
             (Cause::NotFinite | Cause::Refused, _) => Remedy::Stop(StopReason::WouldFailAgain),
             (Cause::Lost, Situation::Pool { .. }) => Remedy::Repeat,
-            (Cause::Unfit | Cause::Other, Situation::Pool { failed_is_member: true, .. }) => {
-                match worker.filter(|_| !self.removed_a_member) {
-                    Some(worker) => Remedy::RepeatWithout(worker),
-                    None => Remedy::Stop(StopReason::WouldFailAgain),
-                }
-            }
+            (
+                Cause::Unfit | Cause::OutOfMemory | Cause::Other,
+                Situation::Pool { failed_is_member: true, .. },
+            ) => match worker.filter(|_| !self.removed_a_member) {
+                Some(worker) => Remedy::RepeatWithout(worker),
+                None => Remedy::Stop(StopReason::WouldFailAgain),
+            },
             (Cause::Lost, Situation::Fixed { can_restore, .. }) => rebuild(can_restore, None),
-            (Cause::Unfit, Situation::Fixed { can_restore, has_substitute: true }) => {
-                rebuild(can_restore, worker)
+            // All workers stay, because the part of a lost one would need memory elsewhere.
+            (Cause::OutOfMemory, Situation::Fixed { can_restore, can_recompute: true, .. }) => {
+                from_state(can_restore, Remedy::Recompute)
             }
+            (
+                Cause::Unfit | Cause::OutOfMemory,
+                Situation::Fixed { can_restore, has_substitute: true, .. },
+            ) => rebuild(can_restore, worker),
             // A worker that was started in place of a lost one. At first its end tells that the
             // worker program cannot run here.
             (Cause::LocalWorkerEnded, Situation::Fixed { can_restore, .. })
@@ -143,8 +161,13 @@ impl RecoveryPolicy {
 }
 
 fn rebuild(can_restore: bool, ban: Option<WorkerId>) -> Remedy {
+    from_state(can_restore, Remedy::Rebuild { ban })
+}
+
+/// A remedy that begins again from the last state, if there is one.
+fn from_state(can_restore: bool, remedy: Remedy) -> Remedy {
     match can_restore {
-        true => Remedy::Rebuild { ban },
+        true => remedy,
         false => Remedy::Stop(StopReason::NoState),
     }
 }
@@ -152,7 +175,7 @@ fn rebuild(can_restore: bool, ban: Option<WorkerId>) -> Remedy {
 #[cfg(test)]
 mod tests {
     use super::Cause::*;
-    use super::Remedy::{Rebuild, Repeat, RepeatWithout, Stop};
+    use super::Remedy::{Rebuild, Recompute, Repeat, RepeatWithout, Stop};
     use super::StopReason::{NoState, TooManyAttempts, WouldFailAgain};
     use super::*;
     use crate::message::{Failure, FailureKind};
@@ -160,9 +183,13 @@ mod tests {
     const WORKER: WorkerId = WorkerId(2);
     const POOL: Situation = Situation::Pool { members: 3, failed_is_member: true };
     const NEWCOMER: Situation = Situation::Pool { members: 3, failed_is_member: false };
-    const RUN: Situation = Situation::Fixed { can_restore: true, has_substitute: true };
-    const ALONE: Situation = Situation::Fixed { can_restore: true, has_substitute: false };
-    const NO_STATE: Situation = Situation::Fixed { can_restore: false, has_substitute: true };
+    const RUN: Situation = fixed(true, true, false);
+    const ALONE: Situation = fixed(true, false, false);
+    const NO_STATE: Situation = fixed(false, true, false);
+
+    const fn fixed(can_restore: bool, has_substitute: bool, can_recompute: bool) -> Situation {
+        Situation::Fixed { can_restore, has_substitute, can_recompute }
+    }
 
     #[test]
     fn each_cause_has_its_remedy_in_each_situation() {
@@ -172,6 +199,7 @@ mod tests {
             // cause, pool, newcomer of a pool, run, run with one worker, run without state
             (Lost, Repeat, Repeat, again, again, Stop(NoState)),
             (Unfit, without, stop, ban, stop, Stop(NoState)),
+            (OutOfMemory, without, stop, ban, stop, Stop(NoState)),
             (LocalWorkerEnded, stop, stop, stop, stop, stop),
             (NotFinite, stop, stop, stop, stop, stop),
             (Refused, stop, stop, stop, stop, stop),
@@ -182,6 +210,44 @@ mod tests {
                 |situation| RecoveryPolicy::default().decide(cause, Some(WORKER), situation);
             let decided = [POOL, NEWCOMER, RUN, ALONE, NO_STATE].map(decide);
             assert_eq!(decided, [pool, newcomer, run, alone, no_state], "{cause:?}");
+        }
+    }
+
+    /// Recomputation changes the remedy of one cause only.
+    #[test]
+    fn a_run_that_is_out_of_memory_recomputes_activations_if_it_can() {
+        let decide =
+            |cause, situation| RecoveryPolicy::default().decide(cause, Some(WORKER), situation);
+        for has_substitute in [true, false] {
+            for can_restore in [true, false] {
+                let recomputes = fixed(can_restore, has_substitute, true);
+                let remedy = if can_restore { Recompute } else { Stop(NoState) };
+                assert_eq!(decide(OutOfMemory, recomputes), remedy, "{recomputes:?}");
+                let stores_little = fixed(can_restore, has_substitute, false);
+                for cause in [Lost, Unfit, LocalWorkerEnded, NotFinite, Refused, Other] {
+                    let decided = decide(cause, recomputes);
+                    assert_eq!(decided, decide(cause, stores_little), "{cause:?}");
+                }
+            }
+        }
+        // Once activations are recomputed, another worker may still have the memory.
+        let mut policy = RecoveryPolicy::default();
+        let storing = fixed(true, true, true);
+        assert_eq!(policy.decide(OutOfMemory, Some(WORKER), storing), Recompute);
+        let ban = Some(WORKER);
+        assert_eq!(policy.decide(OutOfMemory, Some(WORKER), RUN), Rebuild { ban });
+        assert_eq!(policy.decide(OutOfMemory, Some(WORKER), storing), Recompute);
+        let last = policy.decide(OutOfMemory, Some(WORKER), storing);
+        assert_eq!((last, policy.attempts()), (Stop(TooManyAttempts), MAX_ATTEMPTS));
+    }
+
+    #[test]
+    fn some_remedies_begin_again() {
+        for remedy in [Rebuild { ban: None }, Rebuild { ban: Some(WORKER) }, Recompute] {
+            assert!(remedy.begins_again(), "{remedy:?}");
+        }
+        for remedy in [Repeat, RepeatWithout(WORKER), Stop(WouldFailAgain)] {
+            assert!(!remedy.begins_again(), "{remedy:?}");
         }
     }
 
@@ -251,6 +317,7 @@ mod tests {
         for (failure, cause) in [
             (failure(FailureKind::Other), Other),
             (failure(FailureKind::Unfit), Unfit),
+            (failure(FailureKind::OutOfMemory), OutOfMemory),
             (failure(FailureKind::NotFinite), NotFinite),
             (failure(FailureKind::Refused), Refused),
             (failure(FailureKind::Lost), Lost),

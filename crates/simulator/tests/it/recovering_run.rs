@@ -263,7 +263,8 @@ impl Run<'_> {
 /// Decides how the run continues after the end of a membership.
 pub fn recover(run: &mut Run<'_>, user: &User<'_>, failure: &Failure) {
     check(user, failure);
-    let situation = Situation::Fixed { can_restore: true, has_substitute: true };
+    let situation =
+        Situation::Fixed { can_restore: true, has_substitute: true, can_recompute: false };
     match run.policy.decide(Cause::of(failure), failure.worker, situation) {
         Remedy::Rebuild { ban: None } => {}
         Remedy::Stop(StopReason::TooManyAttempts) => {

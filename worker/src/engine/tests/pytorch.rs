@@ -10,6 +10,8 @@ use std::path::PathBuf;
 /// The rule of tests/oracle: sums in another order differ in the last bits of their largest term,
 /// so a number near zero is compared as if it were `FLOOR`.
 const RTOL: f64 = 1e-5;
+/// The same for GPUs, whose attention is computed in other steps.
+const RTOL_GPU: f64 = 3e-5;
 const FLOOR: f64 = 1e-2;
 /// A number below this share of its tensor's largest counts as this large, too. A sum that nearly
 /// cancels, such as the gradient of keys' biases, is only as exact as its terms.
@@ -175,6 +177,7 @@ fn every_layer_computes_what_pytorch_does() {
     let column = |error: Option<f64>| error.map_or("-".into(), |error| format!("{error:.1e}"));
     println!("{:36} {:>9} {:>12} {:>16}", "case", "outputs", "input grads", "parameter grads");
     let mut wrong = Vec::new();
+    let rtol = if device() == Device::Cpu { RTOL } else { RTOL_GPU };
     for case in cases() {
         let name = case["name"].as_str().unwrap();
         let (graph, recorded) = (model(&case), recorded(name));
@@ -194,12 +197,12 @@ fn every_layer_computes_what_pytorch_does() {
         let errors = [worst(&["output", "buffer"]), worst(&["input_grad"]), worst(&["param_grad"])];
         let [outputs, inputs, params] = errors.map(column);
         println!("{name:36} {outputs:>9} {inputs:>12} {params:>16}");
-        if errors.iter().flatten().any(|error| *error > RTOL) {
+        if errors.iter().flatten().any(|error| *error > rtol) {
             wrong.push(name.to_owned());
         }
         expect_foretold_shapes(&graph, &recorded, name);
     }
-    assert!(wrong.is_empty(), "not within {RTOL} of PyTorch: {wrong:?}");
+    assert!(wrong.is_empty(), "not within {rtol} of PyTorch: {wrong:?}");
 }
 
 fn expect_foretold_shapes(graph: &LayerGraph, recorded: &Named, name: &str) {

@@ -530,8 +530,12 @@ fn failure(random: &mut Random) -> Failure {
         microbatch: maybe(random, |random| random.below(3) as u32),
         step: maybe(random, Random::next),
         message: text(random),
-        kind: [FailureKind::Unfit, FailureKind::NotFinite, FailureKind::Other]
-            [random.below(3) as usize],
+        kind: *random.pick(&[
+            FailureKind::Unfit,
+            FailureKind::OutOfMemory,
+            FailureKind::NotFinite,
+            FailureKind::Other,
+        ]),
     }
 }
 
