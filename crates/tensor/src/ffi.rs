@@ -1,4 +1,5 @@
-//! The functions of `cpp/shim.cpp` and `cpp/transfer.cpp`, and how to call them: errors turned, lists laid out.
+//! The functions of `cpp/shim.cpp` and `cpp/transfer.cpp`, and how to call them: errors turned,
+//! lists laid out.
 
 use crate::TensorError;
 use std::ffi::{c_char, c_void, CStr};

@@ -30,6 +30,7 @@ pub mod kernels;
 pub mod memory;
 pub mod nccl;
 pub mod optim;
+pub mod panics;
 pub mod parts;
 pub mod payload;
 pub mod products;

@@ -18,6 +18,8 @@ struct TensorOnDevice {
     tensor: Mutex<Tensor>,
     meta: TensorMeta,
     ready: Event,
+    /// The task that made it.
+    maker: TaskLocation,
 }
 
 impl DeviceTensor for TensorOnDevice {
@@ -28,8 +30,8 @@ impl DeviceTensor for TensorOnDevice {
     fn to_host(&self) -> Result<Payload, Failure> {
         // The lock is not held during the copy, so the compute thread need not wait.
         let tensor = self.tensor.lock().shallow_clone();
-        let host = download(&tensor, &self.ready).map_err(tensor_failure)?;
-        to_payload(&host).map_err(tensor_failure)
+        let host = download(&tensor, &self.ready).and_then(|host| to_payload(&host));
+        host.map_err(|error| self.maker.annotate(tensor_failure(error)))
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -38,14 +40,18 @@ impl DeviceTensor for TensorOnDevice {
 }
 
 /// Hands a result of a task on. It stays on its device.
-pub(crate) fn to_task_tensor(tensor: &Tensor) -> Result<TaskTensor, TensorError> {
+pub(super) fn to_task_tensor(
+    tensor: &Tensor,
+    maker: TaskLocation,
+) -> Result<TaskTensor, TensorError> {
     // As it would arrive from another worker: dense, so that the same kernels follow.
     let tensor = tensor.f_detach()?.f_contiguous()?;
     let Some(ready) = Event::record(tensor.device())? else {
         return Ok(to_payload(&tensor)?.into());
     };
     let meta = meta_of(&tensor)?;
-    Ok(TaskTensor::Device(Arc::new(TensorOnDevice { tensor: Mutex::new(tensor), meta, ready })))
+    let tensor = Mutex::new(tensor);
+    Ok(TaskTensor::Device(Arc::new(TensorOnDevice { tensor, meta, ready, maker })))
 }
 
 /// The tensor that a task of this worker left on the device.

@@ -6,6 +6,7 @@ use crate::compute::payloads::{
 };
 use crate::compute::stage_compute::StageCompute;
 use crate::compute::task_args::{ForwardArgs, GradientRoute};
+use crate::compute::task_location::TaskLocation;
 use crate::engine::{LossInputs, Pass, TreeTarget};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{Failure, FailureKind};
@@ -21,7 +22,7 @@ impl StageCompute {
         pass: &Pass,
         args: ForwardArgs,
     ) -> Result<Outcome<TaskTensor>, Failure> {
-        let inputs = to_tensors(&args.inputs)?;
+        let (inputs, location) = (to_tensors(&args.inputs)?, self.location);
         let engine = self.stage(stage)?;
         let outputs = engine.forward(pass, inputs).map_err(engine_failure)?;
         let loss = match args.loss {
@@ -44,7 +45,8 @@ impl StageCompute {
             None => None,
         };
         let exported = args.export.iter().filter_map(|index| outputs.get(*index));
-        let outputs = exported.map(to_task_tensor).collect::<Result<_, _>>();
+        let outputs = exported.map(|output| to_task_tensor(output, location));
+        let outputs = outputs.collect::<Result<_, _>>();
         let outputs = outputs.map_err(tensor_failure)?;
         Ok(Outcome::Forward { outputs, loss })
     }
@@ -66,7 +68,7 @@ impl StageCompute {
                 engine.backward_into_tree(key, grads, TreeTarget { stage, branch, emit })
             }
         };
-        input_grads(&grads.map_err(engine_failure)?)
+        input_grads(&grads.map_err(engine_failure)?, self.location)
     }
 
     /// The first half of the backward pass.
@@ -78,7 +80,7 @@ impl StageCompute {
     ) -> Result<Outcome<TaskTensor>, Failure> {
         let grads = grads.iter().map(|list| to_tensors(list)).collect::<Result<_, _>>()?;
         let grads = self.stage(stage)?.backward_input(key, grads);
-        input_grads(&grads.map_err(engine_failure)?)
+        input_grads(&grads.map_err(engine_failure)?, self.location)
     }
 
     /// The second half of the backward pass.
@@ -100,8 +102,8 @@ impl StageCompute {
     }
 }
 
-fn input_grads(grads: &[Vec<Tensor>]) -> Result<Outcome<TaskTensor>, Failure> {
-    let grads = grads.iter().map(|list| to_task_tensors(list)).collect::<Result<_, _>>()?;
+fn input_grads(grads: &[Vec<Tensor>], maker: TaskLocation) -> Result<Outcome<TaskTensor>, Failure> {
+    let grads = grads.iter().map(|list| to_task_tensors(list, maker)).collect::<Result<_, _>>()?;
     Ok(Outcome::Backward { grads })
 }
 

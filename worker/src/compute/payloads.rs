@@ -1,6 +1,7 @@
 //! Conversion of tensors to the tensors of tasks and back, and of errors to failures.
 
 use crate::compute::device_tensor::{on_device, to_task_tensor};
+use crate::compute::task_location::TaskLocation;
 use crate::engine::{EngineError, TensorsByStage};
 use bytes::Bytes;
 use layerspec::DType;
@@ -40,8 +41,12 @@ pub(crate) fn to_tensors(payloads: &[TaskTensor]) -> Result<Vec<Tensor>, Failure
     payloads.iter().map(to_tensor).collect::<Result<_, _>>().map_err(tensor_failure)
 }
 
-pub(crate) fn to_task_tensors(tensors: &[Tensor]) -> Result<Vec<TaskTensor>, Failure> {
-    tensors.iter().map(to_task_tensor).collect::<Result<_, _>>().map_err(tensor_failure)
+pub(super) fn to_task_tensors(
+    tensors: &[Tensor],
+    maker: TaskLocation,
+) -> Result<Vec<TaskTensor>, Failure> {
+    let all = tensors.iter().map(|tensor| to_task_tensor(tensor, maker));
+    all.collect::<Result<_, _>>().map_err(tensor_failure)
 }
 
 /// Converts nested lists.
@@ -86,8 +91,11 @@ pub(crate) fn to_tensors_by_stage(
     payloads.iter().map(|(stage, list)| Ok((*stage, to_tensors(list)?))).collect()
 }
 
-pub(crate) fn tied_outcome(tensors: &TensorsByStage) -> Result<Outcome<TaskTensor>, Failure> {
-    let each = tensors.iter().map(|(stage, list)| Ok((*stage, to_task_tensors(list)?)));
+pub(super) fn tied_outcome(
+    tensors: &TensorsByStage,
+    maker: TaskLocation,
+) -> Result<Outcome<TaskTensor>, Failure> {
+    let each = tensors.iter().map(|(stage, list)| Ok((*stage, to_task_tensors(list, maker)?)));
     Ok(Outcome::Tied { tensors: each.collect::<Result<_, Failure>>()? })
 }
 

@@ -26,6 +26,8 @@ pub struct StageCompute {
     pub(super) communicators: Communicators,
     /// Whether a task failed, and no `Discard` has come since.
     failed: bool,
+    /// The place of the current task.
+    pub(super) location: TaskLocation,
     /// The device's work for the last task.
     pending: Option<Box<dyn PendingWork>>,
 }
@@ -45,6 +47,7 @@ impl StageCompute {
             custom_layers,
             communicators: Communicators::default(),
             failed: false,
+            location: TaskLocation::default(),
             pending: None,
         }
     }
@@ -69,7 +72,7 @@ impl Compute for StageCompute {
         task: Task<TaskTensor>,
         emit: &mut dyn FnMut(EarlyOutput<TaskTensor>),
     ) -> Result<Outcome<TaskTensor>, TaskError> {
-        let location = TaskLocation::of(&task);
+        self.location = TaskLocation::of(&task);
         let before = self.updated_version(&task);
         let result = match &task {
             Task::OptimStep { .. } | Task::AllGather { .. } | Task::AllReduce { .. }
@@ -86,16 +89,17 @@ impl Compute for StageCompute {
                         self.communicators.clear();
                     }
                 }
-                self.execute(task, emit)
+                let done = tensor::panics::catch(|| self.execute(task, emit));
+                done.unwrap_or_else(|error| Err(tensor_failure(error)))
             }
         };
         self.failed |= result.is_err();
         let updated = before.is_some_and(|(stage, version)| self.version(stage) != Some(version));
         let result = result.and_then(|outcome| {
-            self.pending = self.pending_work(&location)?;
+            self.pending = self.pending_work()?;
             Ok(outcome)
         });
-        result.map_err(|failure| TaskError { failure: location.annotate(failure), updated })
+        result.map_err(|failure| TaskError { failure: self.location.annotate(failure), updated })
     }
 
     fn pending(&mut self) -> Option<Box<dyn PendingWork>> {
@@ -105,13 +109,10 @@ impl Compute for StageCompute {
 
 impl StageCompute {
     /// The device's work up to now.
-    fn pending_work(
-        &self,
-        location: &TaskLocation,
-    ) -> Result<Option<Box<dyn PendingWork>>, Failure> {
+    fn pending_work(&self) -> Result<Option<Box<dyn PendingWork>>, Failure> {
+        let location = self.location;
         let end = Event::record(self.device).map_err(tensor_failure)?;
-        let work =
-            |end| -> Box<dyn PendingWork> { Box::new(TaskWork { end, location: *location }) };
+        let work = |end| -> Box<dyn PendingWork> { Box::new(TaskWork { end, location }) };
         Ok(end.map(work))
     }
 

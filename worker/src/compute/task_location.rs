@@ -6,7 +6,7 @@ use pipeline::task::Task;
 use runtime::TaskTensor;
 
 /// The stage, microbatch and action, as far as known.
-#[derive(Copy, Clone)]
+#[derive(Copy, Clone, Default)]
 pub(crate) struct TaskLocation {
     stage: Option<StageId>,
     microbatch: Option<u32>,

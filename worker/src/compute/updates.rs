@@ -43,7 +43,8 @@ impl StageCompute {
     }
 
     pub(super) fn tied_grads(&mut self, stage: StageId) -> Result<Outcome<TaskTensor>, Failure> {
-        tied_outcome(&self.stage(stage)?.tied_grads().map_err(engine_failure)?)
+        let location = self.location;
+        tied_outcome(&self.stage(stage)?.tied_grads().map_err(engine_failure)?, location)
     }
 
     pub(super) fn grad_norm(
@@ -63,7 +64,9 @@ impl StageCompute {
         emit: EmitPayload<'_>,
     ) -> Result<Outcome<TaskTensor>, Failure> {
         let tied = to_tensors_by_stage(&args.tied)?;
-        step(self.stage(stage)?, stage, args, tied, emit)
+        let location = self.location;
+        let owned = step(self.stage(stage)?, stage, args, tied, emit)?;
+        tied_outcome(&owned, location)
     }
 
     pub(super) fn all_gather(
@@ -115,14 +118,15 @@ impl StageCompute {
     }
 }
 
-/// Runs an optimizer step, and emits the results that others wait for.
+/// Runs an optimizer step, and emits the results that others wait for. Returns the new values of
+/// the tied parameters that other stages copy.
 fn step(
     engine: &mut Engine,
     stage: StageId,
     args: &StepArgs,
     tied: TensorsByStage,
     emit: EmitPayload<'_>,
-) -> Result<Outcome<TaskTensor>, Failure> {
+) -> Result<TensorsByStage, Failure> {
     let result = engine.optim_step(&args.update, tied, args.check).map_err(engine_failure)?;
     if !result.health.is_empty() {
         emit(EarlyOutput::Health(result.health));
@@ -130,7 +134,7 @@ fn step(
     if !engine.stage().shards_parameters {
         emit_shard(engine, stage, emit)?;
     }
-    tied_outcome(&result.owned_tied_values)
+    Ok(result.owned_tied_values)
 }
 
 /// Emits this replica's shard of the parameters for the others.

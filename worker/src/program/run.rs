@@ -42,6 +42,7 @@ pub(crate) fn main(custom_layers: CustomLayers) -> ! {
     // Before other threads start.
     let network = NcclNetwork::restrict();
     tensor::determinism::fix_cublas_workspace();
+    tensor::panics::quiet();
     if let Some(uuid) = options.device.as_deref().filter(|name| uuid::is_uuid(name)) {
         uuid::show_only(uuid);
     }

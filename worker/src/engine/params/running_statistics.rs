@@ -234,7 +234,7 @@ impl RunningStatistics {
                     format!("expected Float {expected:?}, got {kind:?} {:?}", tensor.size());
                 return Err(wrong(problem));
             }
-            let tensor = to_device(&tensor, running.device())?;
+            let tensor = to_device(tensor, running.device())?;
             rows.push(tensor.f_unbind(0).map_err(TensorError::from)?.into_iter());
         }
         for number in numbers {
