@@ -65,7 +65,7 @@ ON_FAKE_GPU["tests", "it"] = [
     "law_1_steps::with_a_tied_weight_clipping_and_accumulated_steps_of_changing_size",
     "losses::",
     "pool::",
-    "precision::in_bf16_the_cut_does_not_show",
+    "precision::in_",
     "recovery::a_spare_worker_replaces_a_lost_one",
     "recovery_by_hand::calls_go_on_where_a_local_worker_ends",
     "replicas::in_processes::narrow_residual",

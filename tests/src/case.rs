@@ -134,6 +134,13 @@ impl Case {
         Self::new("skip", Loss::MSELoss, optimizer, x, target)
     }
 
+    /// The same with all targets times this factor.
+    #[must_use]
+    pub fn with_targets_times(mut self, factor: f64) -> Self {
+        self.target *= factor;
+        self
+    }
+
     /// A model with convolutions, batch norm and pooling.
     pub fn convnet() -> Self {
         Self::new(

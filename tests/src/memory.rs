@@ -15,8 +15,8 @@ use pipeline::replicas::{BucketBytes, Node};
 use pipeline::stage::StageSession;
 use pipeline::task::Task;
 use pipeline::Plan;
-use runtime::testing::Reducer;
-use runtime::{Compute, TaskTensor};
+use runtime::testing::{run_to_end, Reducer};
+use runtime::TaskTensor;
 use std::collections::VecDeque;
 use worker::StageCompute;
 
@@ -248,7 +248,7 @@ impl InMemoryCluster {
                 let worker = &mut self.workers[number];
                 let (ticket, task) = worker.tasks.pop_front().unwrap();
                 let mut handed = Vec::new();
-                let result = worker.compute.run(task, &mut |sums| handed.push(sums));
+                let result = run_to_end(&mut worker.compute, task, &mut |sums| handed.push(sums));
                 let slots = &worker.slots;
                 let result = result.map(|outcome| outcome.map(|tensor| slots.insert(tensor)));
                 for sums in handed {

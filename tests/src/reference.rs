@@ -242,8 +242,10 @@ impl<'a> Net<'a> {
                     .into_iter()
                     .map(|spec| format!("{}.{}", layer.name, spec.name))
             });
-            let square =
-                |grad: &Tensor| tree_sum(&tensor::memory::squares_of_blocks(grad, 256).unwrap());
+            let square = |grad: &Tensor| {
+                let sums = tensor::memory::squares_of_blocks(grad, 256).unwrap();
+                tree_sum(&Vec::<f64>::try_from(sums.to_device(Device::Cpu)).unwrap())
+            };
             let squares = names.filter_map(|name| grads.get(&name).map(square)).sum::<f64>();
             (most / (squares.sqrt() * scale.abs() + 1e-6)).min(1.0)
         });

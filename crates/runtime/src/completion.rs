@@ -5,8 +5,10 @@
 
 use crate::compute::{ComputeEvent, FinishedTask};
 use crate::log_fields::TASKS;
+use crate::task_tensor::TaskTensor;
 use crate::watchdog::TaskWatch;
 use pipeline::message::Failure;
+use pipeline::task::Outcome;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -15,11 +17,12 @@ use tracing::{debug, Span};
 
 /// The work that a device still has to do for a task.
 pub trait PendingWork: Send {
-    /// Waits for the device.
+    /// Waits for the device, and completes the outcome with what it computed: a loss, or sums of
+    /// squares.
     ///
     /// # Errors
     /// The work failed. The failure names the task.
-    fn wait(self: Box<Self>) -> Result<(), Failure>;
+    fn complete(self: Box<Self>, outcome: &mut Outcome<TaskTensor>) -> Result<(), Failure>;
 }
 
 /// An event of the compute thread, and what comes before it.
@@ -82,11 +85,10 @@ fn start(
         for Pending { mut event, work, span } in todo {
             let _in_span = span.entered();
             if let Some(work) = work {
-                watch.begin(false);
-                let done = work.wait();
-                watch.end();
                 if let ComputeEvent::Done(task) = &mut event {
-                    complete(task, done, last_end);
+                    watch.begin(false);
+                    complete(task, work, last_end);
+                    watch.end();
                     last_end = Some(task.end);
                 }
             }
@@ -99,10 +101,12 @@ fn start(
     Ok((sender, thread))
 }
 
-/// Sets the times in which the device worked for a task: from the end of the task before it.
-fn complete(task: &mut FinishedTask, done: Result<(), Failure>, last_end: Option<Instant>) {
-    if let (Err(failure), true) = (done, task.result.is_ok()) {
-        task.result = Err(failure.into());
+/// Waits for a task. It has worked since the end of the task before it.
+fn complete(task: &mut FinishedTask, work: Box<dyn PendingWork>, last_end: Option<Instant>) {
+    if let Ok(outcome) = &mut task.result {
+        if let Err(failure) = work.complete(outcome) {
+            task.result = Err(failure.into());
+        }
     }
     task.end = Instant::now();
     task.start = last_end.map_or(task.start, |end| end.max(task.start));

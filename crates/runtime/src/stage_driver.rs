@@ -121,6 +121,7 @@ impl Driver {
                 Some(event) = self.compute.next() => self.on_compute_event(event)?,
                 Some(frame) = self.downloads.next() => self.on_downloaded(frame)?,
                 Some((ticket, sums)) = self.reduction.next() => {
+                    let sums = unless_broken(sums)?;
                     let slots = sums.map(|sums| self.store(sums));
                     self.session.on_summed(self.clock.now(), ticket, slots);
                 }
@@ -149,8 +150,7 @@ impl Driver {
         tensors.into_iter().map(|tensor| self.slots.insert(tensor.into())).collect()
     }
 
-    /// Takes tensors of host memory. Only results of passes stay on the device, and those are sent
-    /// or used by another pass.
+    /// Takes tensors of state, which is handed out in host memory.
     fn take_from_host(&self, slots: &[Slot]) -> Result<Vec<Payload>, String> {
         let tensors = self.slots.take(slots)?;
         tensors.iter().map(TaskTensor::to_host).collect::<Result<_, _>>().map_err(|e| e.to_string())
@@ -184,7 +184,7 @@ impl Driver {
             }
             StageEffect::Sum { ticket, summing, sums } => {
                 let take = |(node, slots): (Node, Vec<Slot>)| {
-                    Ok::<_, String>((node, self.take_from_host(&slots)?))
+                    Ok::<_, String>((node, self.slots.take(&slots)?))
                 };
                 let sums = sums.into_iter().map(take).collect::<Result<_, _>>().map_err(defect)?;
                 self.reduction.submit(ticket, summing, sums).map_err(defect)?;
@@ -252,13 +252,7 @@ impl Driver {
     }
 
     fn on_downloaded(&mut self, frame: HostFrame) -> Result<(), LinkError> {
-        let tensors = match frame.tensors {
-            Ok(tensors) => tensors,
-            Err(failure) if failure.kind == FailureKind::DeviceBroken => {
-                return Err(LinkError::DeviceBroken { failure: failure.to_string() });
-            }
-            Err(failure) => return Err(defect(failure.to_string())),
-        };
+        let tensors = unless_broken(frame.tensors)?.map_err(|e| defect(e.to_string()))?;
         self.send_payloads(&frame.to, &tensors).map_err(defect)
     }
 
@@ -270,13 +264,8 @@ impl Driver {
                 self.session.on_early_output(now, output);
             }
             ComputeEvent::Done(done) => {
-                if let Err(TaskError { failure, .. }) = &done.result {
-                    if failure.kind == FailureKind::DeviceBroken {
-                        return Err(LinkError::DeviceBroken { failure: failure.to_string() });
-                    }
-                }
-                let result =
-                    done.result.map(|outcome| outcome.map(|payload| self.slots.insert(payload)));
+                let result = unless_broken(done.result)?
+                    .map(|outcome| outcome.map(|payload| self.slots.insert(payload)));
                 let span = (self.clock.of(done.start), self.clock.of(done.end));
                 self.session.on_done(now, done.ticket, result, span);
             }
@@ -370,6 +359,19 @@ fn print_progress(progress: &Progress) {
          %{link}"
     );
     drop(writeln!(std::io::stdout(), "{line}"));
+}
+
+/// The result, unless the device fails every later task, too: then the run is over for this worker.
+fn unless_broken<T, E>(result: Result<T, E>) -> Result<Result<T, E>, LinkError>
+where
+    E: Clone + Into<TaskError>,
+{
+    match result.as_ref().map_err(|error| error.clone().into()) {
+        Err(TaskError { failure, .. }) if failure.kind == FailureKind::DeviceBroken => {
+            Err(LinkError::DeviceBroken { failure: failure.to_string() })
+        }
+        _ => Ok(result),
+    }
 }
 
 /// This worker cannot do what its session wants.

@@ -1,11 +1,30 @@
-//! Sums of gradients as a worker computes them, for tests without a run.
+//! Tasks and sums of gradients as a worker computes them, for tests without a run.
 
+use crate::compute::Compute;
 use crate::reduction::{sums, tree};
+use crate::task_tensor::TaskTensor;
 use link::memory::pool::BufferPool;
 use link::Payload;
 use pipeline::effect::{Residuals, Summing};
 use pipeline::message::Failure;
 use pipeline::replicas::Node;
+use pipeline::task::{EarlyOutput, Outcome, Task, TaskError};
+
+/// Runs a task, and waits for the device.
+///
+/// # Errors
+/// The task failed.
+pub fn run_to_end(
+    compute: &mut impl Compute,
+    task: Task<TaskTensor>,
+    emit: &mut dyn FnMut(EarlyOutput<TaskTensor>),
+) -> Result<Outcome<TaskTensor>, TaskError> {
+    let mut outcome = compute.run(task, emit)?;
+    if let Some(work) = compute.pending() {
+        work.complete(&mut outcome)?;
+    }
+    Ok(outcome)
+}
 
 /// Sums the slices of nodes along the tree over `microbatches`, as a worker does for its shards.
 ///

@@ -66,6 +66,15 @@ char* bm_download(const at::Tensor* from, const c10::Event* ready, at::Tensor** 
   });
 }
 
+// Begins a copy of a tensor of a device to pinned memory, after this thread's work so far.
+char* bm_begin_download(const at::Tensor* from, at::Tensor** out) {
+  return guarded([&] {
+    auto host = pinned(*from);
+    host.copy_(*from, /*non_blocking=*/true);
+    *out = new at::Tensor(std::move(host));
+  });
+}
+
 // Copies a dense tensor of host memory to a device. This thread's later work comes after the copy.
 char* bm_upload(const at::Tensor* from, int32_t index, at::Tensor** out) {
   return guarded([&] {

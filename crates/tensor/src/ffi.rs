@@ -45,6 +45,7 @@ extern "C" {
         ready: *const Event,
         out: *mut *mut C_tensor,
     ) -> Status;
+    pub(crate) fn bm_begin_download(from: *const C_tensor, out: *mut *mut C_tensor) -> Status;
     pub(crate) fn bm_upload(from: *const C_tensor, index: i32, out: *mut *mut C_tensor) -> Status;
     pub(crate) fn bm_floats(
         tensor: *const C_tensor,

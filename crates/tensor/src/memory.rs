@@ -2,7 +2,7 @@
 
 use crate::{ffi, TensorError};
 use std::collections::HashSet;
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 /// Whether this is the only reference to the tensor and its memory, so that it may be written to.
 ///
@@ -51,16 +51,46 @@ impl StorageCounter {
     }
 }
 
-/// The sums of the squares of a floating-point tensor's elements, in f64: one for each block of
-/// elements, in row-major order. The last block may be shorter. The order of each sum does not
-/// depend on the number of threads.
-pub fn squares_of_blocks(tensor: &Tensor, block: usize) -> Result<Vec<f64>, TensorError> {
-    let mut sums = vec![0.0; tensor.numel().div_ceil(block.max(1))];
+/// The sums of the squares of a floating-point tensor's elements, in float64 on its device: one
+/// for each block of elements, in row-major order. The last block may be shorter. The order of each
+/// sum does not depend on the number of threads.
+///
+/// # Errors
+/// The tensor has no floating-point elements, `block` is 0, or the device fails.
+pub fn squares_of_blocks(tensor: &Tensor, block: usize) -> Result<Tensor, TensorError> {
+    if block == 0 {
+        return Err(TensorError::invalid("a gradient's norm", "blocks of 0 elements"));
+    }
+    if tensor.device() != Device::Cpu {
+        return squares_on_device(&tensor.f_detach()?.f_reshape([-1])?, block as i64);
+    }
+    let mut sums = vec![0.0; tensor.numel().div_ceil(block)];
     // SAFETY: the tensor is borrowed for the call, and there is a place for every sum.
     let status =
         unsafe { ffi::bm_squares_of_blocks(tensor.as_ptr(), block, sums.as_mut_ptr(), sums.len()) };
     ffi::check("a gradient's norm", status)?;
-    Ok(sums)
+    Ok(Tensor::f_from_slice(&sums)?)
+}
+
+/// The same for a tensor of one dimension on a device, which is not copied to the host.
+fn squares_on_device(flat: &Tensor, block: i64) -> Result<Tensor, TensorError> {
+    /// Bounds the memory of the squares, which have twice the size of float32.
+    const BLOCKS_AT_ONCE: i64 = 16 << 10;
+    let count = flat.numel() as i64;
+    let whole = count / block;
+    let mut sums = Vec::new();
+    for first in (0..whole).step_by(BLOCKS_AT_ONCE as usize) {
+        let blocks = BLOCKS_AT_ONCE.min(whole - first);
+        let part = flat.f_narrow(0, first * block, blocks * block)?.f_view([blocks, block])?;
+        let squares = part.f_to_kind(Kind::Double)?.f_square()?;
+        sums.push(squares.f_sum_dim_intlist(Some(&[1i64][..]), false, None)?);
+    }
+    if whole * block < count || count == 0 {
+        let rest = flat.f_narrow(0, whole * block, count - whole * block)?;
+        let sum = rest.f_to_kind(Kind::Double)?.f_square()?.f_sum(None)?;
+        sums.push(sum.f_reshape([1])?.f_narrow(0, 0, (count > 0).into())?);
+    }
+    Ok(Tensor::f_cat(&sums, 0)?)
 }
 
 /// Keeps freed memory in the process, because a training step makes and frees thousands of tensors.
@@ -131,7 +161,13 @@ mod tests {
     fn squares_are_summed_in_double_precision_whatever_the_layout() {
         let tensor = Tensor::arange(1001, (Kind::Float, Device::Cpu)) / 7.0;
         let expected = (tensor.to_kind(Kind::Double).square()).sum(Kind::Double).double_value(&[]);
+        let squares_of_blocks = |tensor: &Tensor, block| {
+            let sums = squares_of_blocks(tensor, block)?;
+            Ok::<_, TensorError>(Vec::<f64>::try_from(sums).unwrap())
+        };
         let sums = squares_of_blocks(&tensor, 256).unwrap();
+        let on_device = squares_on_device(&tensor, 256).unwrap();
+        assert!((on_device - Tensor::from_slice(&sums)).abs().max().double_value(&[]) < 1e-9);
         assert_eq!(sums.len(), 4);
         assert!((sums.iter().sum::<f64>() / expected - 1.0).abs() < 1e-14);
         let otherwise = tensor.reshape([7, 143]).transpose(0, 1).contiguous().transpose(0, 1);

@@ -5,7 +5,7 @@
 //! its copy.
 
 use crate::{ffi, TensorError};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// The point in a GPU's work that a thread had reached when it made this.
 #[derive(Debug)]
@@ -63,6 +63,52 @@ pub fn download(tensor: &Tensor, ready: &Event) -> Result<Tensor, TensorError> {
     Ok(unsafe { Tensor::from_ptr(host) })
 }
 
+/// A tensor's copy in host memory, which a GPU may still be making. For a few numbers: the GPU
+/// makes it between its kernels.
+#[derive(Debug)]
+pub struct HostCopy {
+    host: Tensor,
+    made: Option<Event>,
+}
+
+impl HostCopy {
+    /// Begins the copy. A tensor in host memory is its own copy.
+    ///
+    /// # Errors
+    /// There is no memory, or the device is broken.
+    pub fn begin(tensor: &Tensor) -> Result<Self, TensorError> {
+        let Device::Cuda(_) = tensor.device() else {
+            let host = tensor.f_detach()?.f_to_device(Device::Cpu)?;
+            return Ok(HostCopy { host, made: None });
+        };
+        let tensor = tensor.f_detach()?.f_contiguous()?;
+        let mut host = std::ptr::null_mut();
+        // SAFETY: the tensor is alive; on success the pointer is set to a tensor that is ours.
+        let status = unsafe { ffi::bm_begin_download(tensor.as_ptr(), &mut host) };
+        ffi::check("copying from the device", status)?;
+        // SAFETY: as above.
+        let host = unsafe { Tensor::from_ptr(host) };
+        Ok(HostCopy { host, made: Event::record(tensor.device())? })
+    }
+
+    /// Whether nobody needs to wait for the copy.
+    pub fn is_made(&self) -> bool {
+        self.made.is_none()
+    }
+
+    /// The numbers, in row-major order. Waits for the copy.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn numbers(&self) -> Result<Vec<f64>, TensorError> {
+        if let Some(made) = &self.made {
+            made.wait()?;
+        }
+        let numbers = self.host.f_to_kind(Kind::Double)?.f_reshape([-1])?;
+        Ok(Vec::<f64>::try_from(numbers)?)
+    }
+}
+
 /// The tensor on a device. From the host to a GPU, the host does not wait for the copy, and may
 /// change or free `tensor` at once.
 ///
@@ -86,7 +132,6 @@ pub fn to_device(tensor: &Tensor, device: Device) -> Result<Tensor, TensorError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::Kind;
 
     #[test]
     fn a_cpu_has_done_its_work_and_copies_nothing() {
@@ -94,5 +139,8 @@ mod tests {
         let tensor = Tensor::arange(4, (Kind::Float, Device::Cpu));
         let same = to_device(&tensor, Device::Cpu).unwrap();
         assert_eq!(same.data_ptr(), tensor.data_ptr());
+        let copy = HostCopy::begin(&tensor).unwrap();
+        assert!(copy.is_made());
+        assert_eq!(copy.numbers().unwrap(), [0.0, 1.0, 2.0, 3.0]);
     }
 }

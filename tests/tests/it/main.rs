@@ -11,6 +11,7 @@ mod compressed;
 mod digest;
 mod ending_well;
 mod gpu;
+mod gpu_waits;
 mod guards;
 mod guide;
 mod hostile;

@@ -2,6 +2,8 @@
 //! lacks is refused before the start.
 
 use bossman::StateDict;
+use tch::Device;
+use tests::device::device;
 use tests::programs::{Ended, TestFolder};
 use tests::{one_process, Case, Training};
 
@@ -45,6 +47,25 @@ async fn in_bf16_the_cut_does_not_show() {
                 .is_err();
         assert!(differs, "{}: nothing was rounded", case.name);
     }
+}
+
+/// The loss is scaled by 65,536 at first. With targets of this size, gradients overflow until the
+/// scale is a fraction of that.
+#[tokio::test]
+async fn in_fp16_steps_that_overflow_are_skipped_and_the_cut_does_not_show() {
+    if device() == Device::Cpu {
+        return;
+    }
+    let place = TestFolder::new();
+    let case = Case::skip().with_targets_times(30.0);
+    for workers in ["1", "3"] {
+        train(&place, &case, workers, "fp16").await.expect_success();
+    }
+    outputs(&place, "1").assert_same(&outputs(&place, "3"), &"three workers");
+    let metrics = std::fs::read_to_string(place.file("1.jsonl")).unwrap();
+    let skipped: Vec<bool> = metrics.lines().map(|line| line.contains("\"lr\":null")).collect();
+    assert!(skipped[0], "the first step did not overflow: {metrics}");
+    assert!(!skipped[skipped.len() - 1], "the scale never fitted: {metrics}");
 }
 
 #[tokio::test]

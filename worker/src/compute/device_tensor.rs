@@ -1,10 +1,12 @@
 //! Results that stay on the device: for tasks of the same worker, or until they are copied.
 
+use crate::compute::late_result::LateResult;
 use crate::compute::payloads::{meta_of, tensor_failure, to_payload};
 use crate::compute::task_location::TaskLocation;
 use link::Payload;
 use parking_lot::Mutex;
 use pipeline::message::Failure;
+use pipeline::task::Outcome;
 use pipeline::TensorMeta;
 use runtime::{DeviceTensor, PendingWork, TaskTensor};
 use std::any::Any;
@@ -69,11 +71,14 @@ pub(super) fn on_device(tensor: &dyn DeviceTensor) -> Result<Tensor, TensorError
 pub(super) struct TaskWork {
     pub(super) end: Event,
     pub(super) location: TaskLocation,
+    pub(super) late: Option<LateResult>,
 }
 
 impl PendingWork for TaskWork {
-    fn wait(self: Box<Self>) -> Result<(), Failure> {
-        let done = self.end.wait();
-        done.map_err(|error| self.location.annotate(tensor_failure(error)))
+    fn complete(self: Box<Self>, outcome: &mut Outcome<TaskTensor>) -> Result<(), Failure> {
+        let TaskWork { end, location, late } = *self;
+        let done = end.wait().map_err(tensor_failure);
+        let done = done.and_then(|()| late.map_or(Ok(()), |late| late.complete(outcome)));
+        done.map_err(|failure| location.annotate(failure))
     }
 }

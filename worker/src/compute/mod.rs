@@ -7,6 +7,7 @@
 //!                  |-> task_location.rs                where a task failed
 //!                  |-> payloads.rs                     tensors as those of tasks, and back
 //!                  |-> device_tensor.rs                results that stay on the device
+//!                  |-> late_result.rs                  numbers that the device still computes
 //!                  |-> collective.rs                   sums over replicas by NCCL
 //!                  |-> measure.rs                      the time and memory of a layer
 //!     runtime's reader thread -> samples.rs            samples from files of this worker
@@ -15,6 +16,7 @@
 mod building;
 mod collective;
 mod device_tensor;
+mod late_result;
 pub(crate) mod measure;
 mod passes;
 pub(crate) mod payloads;

@@ -1,18 +1,19 @@
 //! The passes of a microbatch: tensors in, the engine at work, tensors out.
 
 use crate::compute::device_tensor::to_task_tensor;
+use crate::compute::late_result::{not_finite, LateLoss, LateResult};
 use crate::compute::payloads::{
-    engine_failure, tensor_failure, to_payload_output, to_task_tensors, to_tensor, to_tensors,
+    engine_failure, tensor_failure, to_task_output, to_task_tensors, to_tensor, to_tensors,
 };
 use crate::compute::stage_compute::StageCompute;
 use crate::compute::task_args::{ForwardArgs, GradientRoute};
 use crate::compute::task_location::TaskLocation;
-use crate::engine::{LossInputs, Pass, TreeTarget};
+use crate::engine::{LossInputs, Mode, Pass, TreeTarget};
 use pipeline::ids::{MicrobatchKey, StageId};
-use pipeline::message::{Failure, FailureKind};
+use pipeline::message::Failure;
 use pipeline::task::Outcome;
-use pipeline::watch::FiniteCheck;
 use runtime::TaskTensor;
+use std::sync::Arc;
 use tch::Tensor;
 
 impl StageCompute {
@@ -39,8 +40,7 @@ impl StageCompute {
                     weight: task.weight,
                 };
                 let loss = engine.loss(pass.key, &inputs, pass.mode).map_err(engine_failure)?;
-                check_loss(loss, args.finite, &inputs)?;
-                Some(loss)
+                self.hand_out_loss(LateLoss::new(loss, args.finite), pass, &inputs)?
             }
             None => None,
         };
@@ -49,6 +49,32 @@ impl StageCompute {
         let outputs = outputs.collect::<Result<_, _>>();
         let outputs = outputs.map_err(tensor_failure)?;
         Ok(Outcome::Forward { outputs, loss })
+    }
+
+    /// Returns the loss if it is known, or need be at once. Else it comes when the device has
+    /// computed it.
+    fn hand_out_loss(
+        &mut self,
+        loss: LateLoss,
+        pass: &Pass,
+        inputs: &LossInputs<'_>,
+    ) -> Result<Option<f32>, Failure> {
+        if pass.check_finite {
+            let loss = loss.read()?;
+            return match loss.is_finite() {
+                true => Ok(Some(loss)),
+                false => Err(not_finite(loss, cause(inputs)?)),
+            };
+        }
+        if loss.is_known() {
+            return loss.check().map(Some);
+        }
+        let loss = Arc::new(loss);
+        if pass.mode == Mode::Train {
+            self.losses.push(loss.clone());
+        }
+        self.late = Some(LateResult::Loss(loss));
+        Ok(None)
     }
 
     /// Both halves of the backward pass.
@@ -60,11 +86,12 @@ impl StageCompute {
         route: GradientRoute<'_>,
     ) -> Result<Outcome<TaskTensor>, Failure> {
         let grads = grads.iter().map(|list| to_tensors(list)).collect::<Result<_, _>>()?;
+        let location = self.location;
         let engine = self.stage(stage)?;
         let grads = match route.branch {
             None => engine.backward(key, grads),
             Some(branch) => {
-                let emit = &mut |sums| to_payload_output(sums).map(&mut *route.emit);
+                let emit = &mut |sums| to_task_output(sums, location).map(&mut *route.emit);
                 engine.backward_into_tree(key, grads, TreeTarget { stage, branch, emit })
             }
         };
@@ -90,11 +117,12 @@ impl StageCompute {
         key: MicrobatchKey,
         route: GradientRoute<'_>,
     ) -> Result<(), Failure> {
+        let location = self.location;
         let engine = self.stage(stage)?;
         let done = match route.branch {
             None => engine.backward_weight(key),
             Some(branch) => {
-                let emit = &mut |sums| to_payload_output(sums).map(&mut *route.emit);
+                let emit = &mut |sums| to_task_output(sums, location).map(&mut *route.emit);
                 engine.backward_weight_into_tree(key, TreeTarget { stage, branch, emit })
             }
         };
@@ -107,23 +135,17 @@ fn input_grads(grads: &[Vec<Tensor>], maker: TaskLocation) -> Result<Outcome<Tas
     Ok(Outcome::Backward { grads })
 }
 
-/// Refuses a loss that is not finite, before a parameter changes.
-fn check_loss(loss: f32, finite: FiniteCheck, task: &LossInputs<'_>) -> Result<(), Failure> {
-    if loss.is_finite() || finite == FiniteCheck::Off {
-        return Ok(());
-    }
+/// Why a loss is not finite.
+fn cause(task: &LossInputs<'_>) -> Result<&'static str, Failure> {
     let is_finite = |tensor: &Tensor| -> Result<bool, Failure> {
         let all = || tensor.f_detach()?.f_isfinite()?.f_all()?.f_int64_value(&[]);
         all().map(|all| all != 0).map_err(|e| Failure::new(e.to_string()))
     };
-    let why = match finite {
-        FiniteCheck::Off | FiniteCheck::Loss => "",
-        FiniteCheck::All if !is_finite(task.target)? => {
-            ": the target has numbers that are not finite"
-        }
-        FiniteCheck::All if !is_finite(task.prediction)? => ": the model's output has infinities",
-        FiniteCheck::All => ", but the output and the target are finite",
-    };
-    let problem = format!("the loss is {loss}{why}");
-    Err(Failure { kind: FailureKind::NotFinite, ..Failure::new(problem) })
+    Ok(if !is_finite(task.target)? {
+        ": the target has numbers that are not finite"
+    } else if !is_finite(task.prediction)? {
+        ": the model's output has infinities"
+    } else {
+        ", but the output and the target are finite"
+    })
 }

@@ -66,9 +66,10 @@ pub(crate) fn decompressed_sums(sums: &[TaskTensor]) -> Result<Vec<Tensor>, Fail
     sums.iter().map(sum).collect()
 }
 
-/// The results of an engine, in the form in which they travel.
-pub(crate) fn to_payload_output(
+/// The results of an engine, in the form in which they leave it.
+pub(super) fn to_task_output(
     out: EarlyOutput<Tensor>,
+    maker: TaskLocation,
 ) -> Result<EarlyOutput<TaskTensor>, TensorError> {
     let mut problem = None;
     let empty = || Payload {
@@ -76,11 +77,10 @@ pub(crate) fn to_payload_output(
         bytes: Bytes::new(),
     };
     let out = out.map(|tensor| {
-        let payload = to_payload(&tensor).unwrap_or_else(|e| {
+        to_task_tensor(&tensor, maker).unwrap_or_else(|e| {
             problem.get_or_insert(e);
-            empty()
-        });
-        payload.into()
+            empty().into()
+        })
     });
     problem.map_or(Ok(out), Err)
 }

@@ -2,6 +2,7 @@
 
 use crate::compute::collective::Communicators;
 use crate::compute::device_tensor::TaskWork;
+use crate::compute::late_result::{LateLoss, LateResult};
 use crate::compute::measure::measure;
 use crate::compute::payloads::{engine_failure, tensor_failure};
 use crate::compute::task_args::{BuildArgs, EmitPayload, ForwardArgs, GradientRoute, StepArgs};
@@ -28,6 +29,10 @@ pub struct StageCompute {
     failed: bool,
     /// The place of the current task.
     pub(super) location: TaskLocation,
+    /// The losses of this step that nobody has checked.
+    pub(super) losses: Vec<Arc<LateLoss>>,
+    /// What the device still computes for the current task.
+    pub(super) late: Option<LateResult>,
     /// The device's work for the last task.
     pending: Option<Box<dyn PendingWork>>,
 }
@@ -48,6 +53,8 @@ impl StageCompute {
             communicators: Communicators::default(),
             failed: false,
             location: TaskLocation::default(),
+            losses: Vec::new(),
+            late: None,
             pending: None,
         }
     }
@@ -83,6 +90,7 @@ impl Compute for StageCompute {
             _ => {
                 if let Task::Discard { gradients, .. } = task {
                     self.failed = false;
+                    self.losses.clear();
                     self.communicators.clear_interrupt();
                     // Other replicas may have left a sum in which this one took part.
                     if gradients {
@@ -95,8 +103,9 @@ impl Compute for StageCompute {
         };
         self.failed |= result.is_err();
         let updated = before.is_some_and(|(stage, version)| self.version(stage) != Some(version));
+        let late = self.late.take();
         let result = result.and_then(|outcome| {
-            self.pending = self.pending_work()?;
+            self.pending = self.pending_work(late)?;
             Ok(outcome)
         });
         result.map_err(|failure| TaskError { failure: self.location.annotate(failure), updated })
@@ -108,11 +117,20 @@ impl Compute for StageCompute {
 }
 
 impl StageCompute {
+    /// Waits for the losses of this step, and refuses one that is not finite: before a parameter
+    /// changes, or gradients leave this worker.
+    pub(super) fn check_losses(&mut self) -> Result<(), Failure> {
+        self.losses.drain(..).try_for_each(|loss| loss.check().map(drop))
+    }
+
     /// The device's work up to now.
-    fn pending_work(&self) -> Result<Option<Box<dyn PendingWork>>, Failure> {
+    fn pending_work(
+        &self,
+        late: Option<LateResult>,
+    ) -> Result<Option<Box<dyn PendingWork>>, Failure> {
         let location = self.location;
         let end = Event::record(self.device).map_err(tensor_failure)?;
-        let work = |end| -> Box<dyn PendingWork> { Box::new(TaskWork { end, location }) };
+        let work = |end| -> Box<dyn PendingWork> { Box::new(TaskWork { end, location, late }) };
         Ok(end.map(work))
     }
 

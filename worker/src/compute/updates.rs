@@ -1,11 +1,13 @@
 //! The end of a step: sums over replicas, the optimizer, and the exchange of parameters.
 
+use crate::compute::late_result::LateResult;
 use crate::compute::payloads::{
-    decompressed_sums, engine_failure, nested, tied_outcome, to_payload_output, to_tensors,
-    to_tensors_by_stage,
+    decompressed_sums, engine_failure, nested, tensor_failure, tied_outcome, to_task_output,
+    to_tensors, to_tensors_by_stage,
 };
 use crate::compute::stage_compute::StageCompute;
 use crate::compute::task_args::{EmitPayload, StepArgs};
+use crate::compute::task_location::TaskLocation;
 use crate::engine::{Engine, TensorsByStage};
 use pipeline::ids::StageId;
 use pipeline::message::Failure;
@@ -34,6 +36,7 @@ impl StageCompute {
         batch: u64,
         statistics: &[Vec<TaskTensor>],
     ) -> Result<(), Failure> {
+        self.check_losses()?;
         let statistics = nested(statistics, to_tensors)?;
         let mut replicas = self.communicators.for_stage(stage)?;
         let engine = self.stages.get_mut(&stage);
@@ -54,7 +57,11 @@ impl StageCompute {
     ) -> Result<Outcome<TaskTensor>, Failure> {
         let tied = to_tensors_by_stage(tied)?;
         let squares = self.stage(stage)?.grad_norm(tied).map_err(engine_failure)?;
-        Ok(Outcome::Norms { squares })
+        if squares.are_known() {
+            return Ok(Outcome::Norms { squares: squares.read().map_err(tensor_failure)? });
+        }
+        self.late = Some(LateResult::Squares(squares));
+        Ok(Outcome::Norms { squares: Vec::new() })
     }
 
     pub(super) fn optim_step(
@@ -63,9 +70,10 @@ impl StageCompute {
         args: &StepArgs,
         emit: EmitPayload<'_>,
     ) -> Result<Outcome<TaskTensor>, Failure> {
+        self.check_losses()?;
         let tied = to_tensors_by_stage(&args.tied)?;
         let location = self.location;
-        let owned = step(self.stage(stage)?, stage, args, tied, emit)?;
+        let owned = step(self.stage(stage)?, stage, args, tied, location, emit)?;
         tied_outcome(&owned, location)
     }
 
@@ -84,7 +92,8 @@ impl StageCompute {
         stage: StageId,
         emit: EmitPayload<'_>,
     ) -> Result<(), Failure> {
-        emit_shard(self.stage(stage)?, stage, emit)
+        let location = self.location;
+        emit_shard(self.stage(stage)?, stage, location, emit)
     }
 
     pub(super) fn update_tied(
@@ -125,6 +134,7 @@ fn step(
     stage: StageId,
     args: &StepArgs,
     tied: TensorsByStage,
+    location: TaskLocation,
     emit: EmitPayload<'_>,
 ) -> Result<TensorsByStage, Failure> {
     let result = engine.optim_step(&args.update, tied, args.check).map_err(engine_failure)?;
@@ -132,15 +142,20 @@ fn step(
         emit(EarlyOutput::Health(result.health));
     }
     if !engine.stage().shards_parameters {
-        emit_shard(engine, stage, emit)?;
+        emit_shard(engine, stage, location, emit)?;
     }
     Ok(result.owned_tied_values)
 }
 
 /// Emits this replica's shard of the parameters for the others.
-fn emit_shard(engine: &Engine, stage: StageId, emit: EmitPayload<'_>) -> Result<(), Failure> {
+fn emit_shard(
+    engine: &Engine,
+    stage: StageId,
+    location: TaskLocation,
+    emit: EmitPayload<'_>,
+) -> Result<(), Failure> {
     let parts = engine.emit_shard(|bucket, slices| {
-        emit(to_payload_output(EarlyOutput::Updated { stage, bucket, slices })?);
+        emit(to_task_output(EarlyOutput::Updated { stage, bucket, slices }, location)?);
         Ok(())
     });
     parts.map_err(engine_failure)

@@ -48,5 +48,6 @@ pub use script_files::TorchScriptPolicy;
 pub(crate) use sizes::sizes;
 pub use stage_engine::Engine;
 pub use stage_update::StepResult;
+pub use update::grad_squares::GradSquares;
 pub use update::optimizer_state::{OptimizerStateScope, OptimizerTensor};
 pub use update::step::HealthCheck;

@@ -22,6 +22,7 @@ use pipeline::kv_cache_step::KvCacheStep;
 use pipeline::task::EarlyOutput;
 use std::collections::HashMap;
 use tch::Tensor;
+use tensor::transfer::HostCopy;
 
 /// A stage that computes.
 ///
@@ -124,7 +125,7 @@ impl Engine {
         Ok(outputs)
     }
 
-    /// The microbatch's mean loss times its weight, as the f32 that adds to the step's loss.
+    /// The microbatch's mean loss times its weight, a number that adds to the step's loss.
     ///
     /// In [`Mode::Train`] saves the gradient of the prediction for [`Engine::backward`].
     ///
@@ -135,7 +136,7 @@ impl Engine {
         key: MicrobatchKey,
         inputs: &LossInputs<'_>,
         mode: Mode,
-    ) -> Result<f32, EngineError> {
+    ) -> Result<HostCopy, EngineError> {
         if mode == Mode::Eval {
             return loss::evaluate(inputs);
         }

@@ -4,10 +4,10 @@ use crate::engine::error::{EngineError, SequenceError};
 use crate::engine::gradients::all_reduce::AllReduce;
 use crate::engine::params::tied_params::TensorsByStage;
 use crate::engine::stage_engine::Engine;
+use crate::engine::update::grad_squares::{grad_squares, GradSquares};
 use crate::engine::update::optimizer::Optimizer;
 use crate::engine::update::optimizer_state::{self, OptimizerStateScope, OptimizerTensor};
-use crate::engine::update::step::{grad_squares, HealthCheck, OptimStep};
-use pipeline::norm::Square;
+use crate::engine::update::step::{HealthCheck, OptimStep};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::task::Update;
 use pipeline::watch::LayerHealth;
@@ -78,7 +78,7 @@ impl Engine {
     ///
     /// # Errors
     /// The gradients of other stages do not fit.
-    pub fn grad_norm(&mut self, tied: TensorsByStage) -> Result<Vec<Square>, EngineError> {
+    pub fn grad_norm(&mut self, tied: TensorsByStage) -> Result<GradSquares, EngineError> {
         self.gradients.add_tied(&self.stage.config, self.params.params(), tied)?;
         grad_squares(&self.params, &self.gradients)
     }

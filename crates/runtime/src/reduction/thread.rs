@@ -1,6 +1,7 @@
 //! The thread that sums gradients of replicas. It works beside the compute thread.
 
 use crate::reduction::sums::Reducer;
+use crate::task_tensor::TaskTensor;
 use link::Payload;
 use pipeline::effect::{Residuals, Summing};
 use pipeline::ids::Ticket;
@@ -10,7 +11,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use tokio::sync::mpsc as results;
 
 /// The slices of each node of a tree.
-type Slices = Vec<(Node, Vec<Payload>)>;
+type Slices = Vec<(Node, Vec<TaskTensor>)>;
 type Done = (Ticket, Result<Vec<Payload>, Failure>);
 
 enum Job {
@@ -77,7 +78,10 @@ fn start() -> std::io::Result<Running> {
                     continue;
                 }
             };
-            let result = catch_unwind(AssertUnwindSafe(|| sums.reduce(summing, &slices)));
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                let slices = slices.iter().map(in_host_memory).collect::<Result<Vec<_>, _>>()?;
+                sums.reduce(summing, &slices)
+            }));
             let result = result
                 .unwrap_or_else(|_| Err(Failure::new("the sum thread panicked; please report it")));
             // Frees the slices before the sums are sent.
@@ -88,4 +92,11 @@ fn start() -> std::io::Result<Running> {
         }
     })?;
     Ok(Running { todo: sender, done: receiver })
+}
+
+/// Copies the slices of a node that are on the device.
+fn in_host_memory(
+    (node, slices): &(Node, Vec<TaskTensor>),
+) -> Result<(Node, Vec<Payload>), Failure> {
+    Ok((*node, slices.iter().map(TaskTensor::to_host).collect::<Result<_, _>>()?))
 }

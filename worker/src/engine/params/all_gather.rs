@@ -7,6 +7,7 @@ use crate::engine::params::shards::{elements, param_use, slice_of};
 use crate::engine::params::stage_params::ParamUse;
 use pipeline::replicas::{shard, Bucket, ShardId, Slice};
 use tch::{Kind, Tensor};
+use tensor::transfer::to_device;
 use tensor::TensorError;
 
 /// The place of a received slice.
@@ -53,7 +54,7 @@ impl ParamStore {
         let new = received.into_iter().flatten().flatten();
         for (SlicePlace { used, slice }, new) in places.into_iter().zip(new) {
             let mut here = slice_of(self.params.of_use(used), &elements(&slice))?;
-            here.f_copy_(&new).map_err(TensorError::from)?;
+            here.f_copy_(&to_device(&new, here.device())?).map_err(TensorError::from)?;
         }
         self.shards.are_gathered = true;
         Ok(())

@@ -9,6 +9,7 @@ use pipeline::ids::StageId;
 use pipeline::plan::TiedOwner;
 use std::collections::HashMap;
 use tch::Tensor;
+use tensor::transfer::to_device;
 use tensor::TensorError;
 
 /// Tensors for or from other stages.
@@ -49,6 +50,7 @@ impl ParamStore {
             let value = value
                 .filter(|value| value.size() == param.tensor.size())
                 .ok_or(PeerDataError::Tied { stage })?;
+            let value = to_device(&value, param.tensor.device())?;
             tch::no_grad(|| param.tensor.shallow_clone().f_copy_(&value))
                 .map_err(TensorError::from)?;
         }

@@ -6,12 +6,12 @@ use crate::engine::layout::canonical_layout;
 use crate::engine::passes::index_range::check_classes;
 use pipeline::loss::{ClassDim, Classes, LossSpec};
 use tch::{Kind, Reduction, Tensor};
-use tensor::transfer::to_device;
+use tensor::transfer::{to_device, HostCopy};
 use tensor::{Attempt, TensorError};
 
 /// The microbatch's mean loss times its weight. Nothing is saved.
-pub(crate) fn evaluate(inputs: &LossInputs<'_>) -> Result<f32, EngineError> {
-    let loss = tch::no_grad(|| weighted(inputs.prediction, inputs).and_then(|loss| scalar(&loss)));
+pub(crate) fn evaluate(inputs: &LossInputs<'_>) -> Result<HostCopy, EngineError> {
+    let loss = tch::no_grad(|| HostCopy::begin(&weighted(inputs.prediction, inputs)?));
     loss.map_err(failed(inputs))
 }
 
@@ -22,7 +22,7 @@ pub(crate) fn differentiate(inputs: &LossInputs<'_>) -> Result<LossAndGrad, Engi
 
 /// A loss, and the gradient of the output that it is about.
 pub(crate) struct LossAndGrad {
-    pub(crate) loss: f32,
+    pub(crate) loss: HostCopy,
     pub(crate) grad: Tensor,
 }
 
@@ -42,7 +42,7 @@ fn with_grad(task: &LossInputs<'_>) -> Result<LossAndGrad, TensorError> {
     match tensor::grad::backward(&[&loss], &[&one], &[&leaf])?.as_slice() {
         [Some(grad)] => {
             let grad = canonical_layout(grad.shallow_clone())?;
-            Ok(LossAndGrad { loss: scalar(&loss)?, grad })
+            Ok(LossAndGrad { loss: HostCopy::begin(&loss)?, grad })
         }
         _ => Err(TensorError::invalid("the loss", "does not depend on the output")),
     }
@@ -179,10 +179,6 @@ fn mismatch(expected: &str, output: &Tensor, target: &Tensor) -> TensorError {
     };
     let problem = format!("the output is {}, the target {}", describe(output), describe(target));
     TensorError::invalid(format!("expected {expected}"), problem)
-}
-
-fn scalar(loss: &Tensor) -> Result<f32, TensorError> {
-    Ok(loss.f_double_value(&[])? as f32)
 }
 
 #[cfg(test)]

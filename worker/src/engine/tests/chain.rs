@@ -74,7 +74,8 @@ impl Chain {
                 if engine.stage().outputs[output] == predicted {
                     let task =
                         LossInputs { output, prediction, target: &sample.target, loss, weight };
-                    result = Some(engine.loss(pass.key, &task, pass.mode).unwrap());
+                    let loss = engine.loss(pass.key, &task, pass.mode).unwrap();
+                    result = Some(loss.numbers().unwrap()[0] as f32);
                 }
             }
             values.extend(engine.stage().outputs.clone().into_iter().zip(outputs));

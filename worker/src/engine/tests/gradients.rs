@@ -197,7 +197,7 @@ fn evaluation_keeps_nothing() {
     assert_eq!(engine.pending_microbatches(), 0);
     let target = row(&[11.0, 5.0, 7.0, 1.0, 6.0]);
     let loss = engine.loss(key(0), &mse(&prediction, &target, 0.5), Mode::Eval).unwrap();
-    assert_eq!(loss, 2.5);
+    assert_eq!(loss.numbers().unwrap(), [2.5]);
     assert_eq!(
         engine.backward(key(0), vec![vec![]]).unwrap_err(),
         EngineError::Sequence(SequenceError::UnknownMicrobatch { key: key(0) })

@@ -118,7 +118,7 @@ fn step(
     let mut squares = Vec::new();
     for (stage, engine) in engines.iter_mut().enumerate() {
         let tied = to_owner.remove(&StageId(stage as u16)).unwrap_or_default();
-        let found = engine.grad_norm(tied).unwrap();
+        let found = engine.grad_norm(tied).unwrap().read().unwrap();
         squares.extend(found.into_iter().map(|square| (square.layer.0, square.number, square.sum)));
     }
     let mut to_users: HashMap<StageId, TensorsByStage> = HashMap::new();

@@ -7,11 +7,10 @@ use crate::engine::params::running_statistics::RunningStatistics;
 use crate::engine::update::health;
 use crate::engine::update::optimizer::{Optimizer, ParamUpdate};
 use layerspec::LayerId;
-use pipeline::norm::{blocks, summed, Square, BLOCK};
 use pipeline::task::Update;
 use pipeline::watch::LayerHealth;
 use tch::Tensor;
-use tensor::{memory, TensorError};
+use tensor::TensorError;
 
 /// Whether a step reports the health of each layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,27 +90,4 @@ fn without_gradient(store: &ParamStore, totals: &[Option<Tensor>]) -> Vec<LayerI
     let without =
         all.filter(|(param, grad)| param.trained && param.owner_stage.is_none() && grad.is_none());
     without.map(|(param, _)| param.owner).collect()
-}
-
-/// The sums of squares of the gradient of each parameter that the stage owns, or of this replica's
-/// shard of it. They depend neither on the cut nor on the number of threads or the sharding.
-pub(crate) fn grad_squares(
-    store: &ParamStore,
-    gradients: &GradientStore,
-) -> Result<Vec<Square>, EngineError> {
-    let params = store.params();
-    let mut squares = Vec::new();
-    for (index, gradient) in gradients.totals(params)?.into_iter().enumerate() {
-        let param = &params.all[index];
-        let Some(gradient) = gradient.filter(|_| param.owner_stage.is_none()) else { continue };
-        let range = store.shards().shard_range(params, index);
-        let begin = range.map_or(0, |range| range.start.unsigned_abs());
-        let first = u32::try_from(begin / BLOCK).unwrap_or(u32::MAX);
-        let blocks = blocks(param.tensor.numel() as u64);
-        let sums = memory::squares_of_blocks(&gradient, BLOCK as usize)?;
-        let (layer, number) = (param.owner, param.number);
-        let nodes = summed(blocks, first, &sums).into_iter();
-        squares.extend(nodes.map(|(node, sum)| Square { layer, number, blocks, node, sum }));
-    }
-    Ok(squares)
 }
