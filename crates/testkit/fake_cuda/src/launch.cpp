@@ -3,6 +3,9 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <exception>
+#include <thread>
+
 namespace fakecuda {
 
 // A boxed kernel returns a reference into the stack for an output that was given, and reads it
@@ -14,16 +17,29 @@ void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
 
 namespace {
 
+// Does work on a thread that is the fake's own. Kernels have one thread here: with another number
+// of threads they would give other bits.
+void on_own_thread(const Work& work) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  static thread_local bool once = (at::set_num_threads(1), true);
+  (void)once;
+  work();
+}
+
+// Work that keeps its exception.
+Work kept(const Work& work, std::exception_ptr& problem) {
+  return [&] {
+    try {
+      work();
+    } catch (...) {
+      problem = std::current_exception();
+    }
+  };
+}
+
 void put(int d, Work work, const char* name, uint64_t number_on_device) {
   enqueue(
-      current_stream(d),
-      [work = std::move(work)] {
-        at::AutoDispatchBelowADInplaceOrView below;
-        static thread_local bool once = (at::set_num_threads(1), true);
-        (void)once;
-        work();
-      },
-      name, number_on_device);
+      current_stream(d), [work = std::move(work)] { on_own_thread(work); }, name, number_on_device);
 }
 
 }  // namespace
@@ -42,22 +58,19 @@ void launch_copy(int d, int counter, Work work, const char* name) {
   count(counter);
 }
 
-// Kernels run on the stream's own thread here, too. With another number of threads they would give
-// other bits.
 void on_stream(int d, const Work& work, const char* name) {
   std::exception_ptr problem;
-  launch(
-      d,
-      [&] {
-        try {
-          work();
-        } catch (...) {
-          problem = std::current_exception();
-        }
-      },
-      name);
+  launch(d, kept(work, problem), name);
   drain(current_stream(d));
   check(d);
+  if (problem) std::rethrow_exception(problem);
+}
+
+// A thread of its own has none of the caller's modes, as autocast.
+void aside(const Work& work) {
+  std::exception_ptr problem;
+  Work kept_work = kept(work, problem);
+  std::thread([&] { on_own_thread(kept_work); }).join();
   if (problem) std::rethrow_exception(problem);
 }
 
