@@ -17,15 +17,6 @@ void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
 
 namespace {
 
-// Does work on a thread that is the fake's own. Kernels have one thread here: with another number
-// of threads they would give other bits.
-void on_own_thread(const Work& work) {
-  at::AutoDispatchBelowADInplaceOrView below;
-  static thread_local bool once = (at::set_num_threads(1), true);
-  (void)once;
-  work();
-}
-
 // Work that keeps its exception.
 Work kept(const Work& work, std::exception_ptr& problem) {
   return [&] {
@@ -39,7 +30,14 @@ Work kept(const Work& work, std::exception_ptr& problem) {
 
 void put(int d, Work work, const char* name, uint64_t number_on_device) {
   enqueue(
-      current_stream(d), [work = std::move(work)] { on_own_thread(work); }, name, number_on_device);
+      current_stream(d),
+      [work = std::move(work)] {
+        at::AutoDispatchBelowADInplaceOrView below;
+        static thread_local bool once = (at::set_num_threads(1), true);
+        (void)once;
+        work();
+      },
+      name, number_on_device);
 }
 
 }  // namespace
@@ -58,6 +56,8 @@ void launch_copy(int d, int counter, Work work, const char* name) {
   count(counter);
 }
 
+// Kernels run on the stream's own thread here, too. With another number of threads they would give
+// other bits.
 void on_stream(int d, const Work& work, const char* name) {
   std::exception_ptr problem;
   launch(d, kept(work, problem), name);
@@ -66,11 +66,15 @@ void on_stream(int d, const Work& work, const char* name) {
   if (problem) std::rethrow_exception(problem);
 }
 
-// A thread of its own has none of the caller's modes, as autocast.
+// It leaves the number of libtorch's threads alone, which is one number for the process: nobody
+// reads the bits.
 void aside(const Work& work) {
   std::exception_ptr problem;
-  Work kept_work = kept(work, problem);
-  std::thread([&] { on_own_thread(kept_work); }).join();
+  Work guarded = kept(work, problem);
+  std::thread([&] {
+    at::AutoDispatchBelowADInplaceOrView below;
+    guarded();
+  }).join();
   if (problem) std::rethrow_exception(problem);
 }
 
