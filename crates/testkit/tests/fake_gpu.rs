@@ -44,6 +44,11 @@ fn programs_of_torchscript_and_many_threads_run_on_it() {
 }
 
 #[test]
+fn a_first_call_comes_late_too() {
+    passes("first_calls", Assertions::Off, &[(&[], 2000)]);
+}
+
+#[test]
 fn a_missing_wait_is_found() {
     passes("detect", Assertions::Off, &[(&[], 2000)]);
 }

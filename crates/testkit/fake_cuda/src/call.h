@@ -45,9 +45,16 @@ struct Call {
           if (t) f(*t, write);
     }
   }
-  // The arguments with each tensor exchanged for another.
+  // The arguments with each tensor exchanged for another. The kernel draws from the device.
   template <typename F>
   torch::jit::Stack mapped(F f) {
+    return mapped(f, [&](const c10::IValue& v) {
+      return inner_of(v.isNone() ? std::nullopt : std::make_optional(v.toGenerator()), device);
+    });
+  }
+  // The arguments with each tensor and each generator exchanged for another.
+  template <typename F, typename G>
+  torch::jit::Stack mapped(F f, G generator_for) {
     torch::jit::Stack stack;
     for (size_t i = 0; i < arguments.size(); ++i) {
       auto& v = arguments[i];
@@ -68,8 +75,7 @@ struct Call {
       } else if (v.isDevice())
         stack.emplace_back(c10::Device(c10::kCPU));
       else if (v.isGenerator() || (v.isNone() && is_generator(a)))
-        stack.emplace_back(
-            inner_of(v.isNone() ? std::nullopt : std::make_optional(v.toGenerator()), device));
+        stack.emplace_back(generator_for(v));
       else
         stack.push_back(v);
     }

@@ -1,8 +1,8 @@
 // Every operator without a kernel of its own: the CPU's kernel on the bytes of the device.
 //
 // It runs later if the form of its results is known at the call: because all results are arguments
-// and a meta kernel has checked them, or because a call of the same form has run before. Otherwise
-// it runs at once, and its results arrive later.
+// and a meta kernel has checked them, or because a call of the same form has run or was rehearsed.
+// Otherwise it runs at once, and its results arrive later.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -16,6 +16,7 @@
 #include "forms.h"
 #include "launch.h"
 #include "operators.h"
+#include "rehearsal.h"
 #include "results.h"
 
 namespace fakecuda {
@@ -60,8 +61,12 @@ class Fallback {
       return run_later();
     }
     std::string form = writes_to_host_ ? "" : signature(call_);
+    if (form.empty()) return run_at_once(form);
     if (auto forms = known_forms(form)) return run_later_with(*forms);
-    run_at_once(form);
+    auto forms = rehearse(call_);
+    if (!forms) return run_at_once(form);
+    learn_forms(form, *forms);
+    run_later_with(*forms);
   }
 
  private:
@@ -210,7 +215,7 @@ class Fallback {
       if (tensor.numel()) deliveries.emplace_back(cpu_view(tensor), copy);
     }
     give_back(call_, *stack_, results_of(call_, cpu, deliveries));
-    learn_forms(form, *stack_, schema_.returns().size());
+    if (!form.empty()) learn_forms(form, forms_of(*stack_, schema_.returns().size()));
     deliver(device(), std::move(deliveries), name());
   }
 

@@ -76,8 +76,12 @@ std::optional<std::vector<ResultForm>> known_forms(const std::string& signature)
   return found->second;
 }
 
-void learn_forms(const std::string& signature, const torch::jit::Stack& stack, size_t count) {
-  if (signature.empty()) return;
+void learn_forms(const std::string& signature, std::vector<ResultForm> forms) {
+  std::lock_guard<std::mutex> hold(learned().lock);
+  learned().forms[signature] = std::move(forms);
+}
+
+std::vector<ResultForm> forms_of(const torch::jit::Stack& stack, size_t count) {
   std::vector<ResultForm> forms;
   for (size_t i = stack.size() - count; i < stack.size(); ++i) {
     const auto& value = stack[i];
@@ -88,8 +92,7 @@ void learn_forms(const std::string& signature, const torch::jit::Stack& stack, s
       for (const Tensor& t : value.toTensorVector()) form.tensors.push_back(form_of(t));
     forms.push_back(std::move(form));
   }
-  std::lock_guard<std::mutex> hold(learned().lock);
-  learned().forms[signature] = std::move(forms);
+  return forms;
 }
 
 }  // namespace fakecuda

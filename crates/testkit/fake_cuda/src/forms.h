@@ -1,5 +1,5 @@
-// The forms of results. An operator without a meta kernel runs once; then the form of its results
-// is known for arguments of the same form.
+// The forms of results. For an operator without a meta kernel they are learned at the first call
+// with arguments of one form, and known at later ones.
 #pragma once
 
 #include <optional>
@@ -27,10 +27,11 @@ struct ResultForm {
 // follow from that.
 std::string signature(Call& call);
 
-// The forms of the results, if a call of this signature has run.
+// The forms of the results, if they were learned for this signature.
 std::optional<std::vector<ResultForm>> known_forms(const std::string& signature);
+void learn_forms(const std::string& signature, std::vector<ResultForm> forms);
 
-// Notes the forms of the last `count` values on a stack.
-void learn_forms(const std::string& signature, const torch::jit::Stack& stack, size_t count);
+// The forms of the last `count` values on a stack, which are tensors or lists of them.
+std::vector<ResultForm> forms_of(const torch::jit::Stack& stack, size_t count);
 
 }  // namespace fakecuda

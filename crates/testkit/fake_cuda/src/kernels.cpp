@@ -1,14 +1,12 @@
 // Operators for which the CPU has no kernel, or draws from its own generator.
 #include <ATen/TensorOperators.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv3d.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
-
-#include <functional>
 
 #include "launch.h"
 #include "operators.h"
@@ -20,35 +18,34 @@ namespace {
 
 Tensor joined(std::vector<Tensor> parts) { return at::cat(parts, 1); }
 
-// A result of the CPU's kernels. It is computed at once, and arrives later.
-Tensor made_on_host(const Tensor& input, std::function<Tensor()> make, const char* name) {
-  int d = input.device().index();
-  check(d);
-  count(FC_IMMEDIATE);
-  Deliveries deliveries;
-  Tensor made;
-  on_stream(d, [&] { made = make(); }, name);
-  Tensor out = to_device(made, d, deliveries);
-  deliver(d, std::move(deliveries), name);
-  return out;
-}
-
-// The CPU has no kernel for depthwise convolutions alone, and its general one takes groups.
+// The CPU has no kernel for depthwise convolutions alone, and its general one takes groups. It runs
+// twice: for the form of the result, and later for the numbers.
 Tensor depthwise(bool is_3d, const Tensor& x, const Tensor& w, const OptionalTensor& b,
                  c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
                  c10::SymIntArrayRef dilation) {
-  return made_on_host(
-      x,
-      [&] {
-        at::AutoDispatchBelowADInplaceOrView below;
-        auto bias = b ? std::make_optional(cpu_view(*b)) : b;
-        if (is_3d)
-          return at::conv3d_symint(cpu_view(x), cpu_view(w), bias, stride, padding, dilation,
-                                   x.sym_size(1));
-        return at::conv2d_symint(cpu_view(x), cpu_view(w), bias, stride, padding, dilation,
-                                 x.sym_size(1));
+  auto compute = [is_3d, stride = stride.vec(), padding = padding.vec(), dilation = dilation.vec()](
+                     const Tensor& x, const Tensor& w, const OptionalTensor& b) {
+    if (is_3d) return at::conv3d_symint(x, w, b, stride, padding, dilation, x.sym_size(1));
+    return at::conv2d_symint(x, w, b, stride, padding, dilation, x.sym_size(1));
+  };
+  bool has_bias = b && b->defined();
+  int d = x.device().index();
+  check(d);
+  Tensor form;
+  aside([&] {
+    auto bias = has_bias ? std::make_optional(stand_in(*b)) : std::nullopt;
+    form = compute(stand_in(x), stand_in(w), bias);
+  });
+  Tensor out = at::empty_strided(form.sizes(), form.strides(), x.options());
+  count(FC_DEFERRED);
+  launch(
+      d,
+      [compute, to = cpu_view(out), x = cpu_view(x), w = cpu_view(w),
+       bias = has_bias ? std::make_optional(cpu_view(*b)) : std::nullopt]() mutable {
+        to.copy_(compute(x, w, bias));
       },
       "depthwise convolution");
+  return out;
 }
 
 }  // namespace

@@ -3,6 +3,9 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <exception>
+#include <thread>
+
 namespace fakecuda {
 
 // A boxed kernel returns a reference into the stack for an output that was given, and reads it
@@ -13,6 +16,17 @@ void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
 }
 
 namespace {
+
+// Work that keeps its exception.
+Work kept(const Work& work, std::exception_ptr& problem) {
+  return [&] {
+    try {
+      work();
+    } catch (...) {
+      problem = std::current_exception();
+    }
+  };
+}
 
 void put(int d, Work work, const char* name, uint64_t number_on_device) {
   enqueue(
@@ -46,18 +60,21 @@ void launch_copy(int d, int counter, Work work, const char* name) {
 // other bits.
 void on_stream(int d, const Work& work, const char* name) {
   std::exception_ptr problem;
-  launch(
-      d,
-      [&] {
-        try {
-          work();
-        } catch (...) {
-          problem = std::current_exception();
-        }
-      },
-      name);
+  launch(d, kept(work, problem), name);
   drain(current_stream(d));
   check(d);
+  if (problem) std::rethrow_exception(problem);
+}
+
+// It leaves the number of libtorch's threads alone, which is one number for the process: nobody
+// reads the bits.
+void aside(const Work& work) {
+  std::exception_ptr problem;
+  Work guarded = kept(work, problem);
+  std::thread([&] {
+    at::AutoDispatchBelowADInplaceOrView below;
+    guarded();
+  }).join();
   if (problem) std::rethrow_exception(problem);
 }
 

@@ -25,6 +25,10 @@ void launch_copy(int device, int counter, Work work, const char* name);
 // Does work on the current stream of a device and waits for it. Throws the work's exception.
 void on_stream(int device, const Work& work, const char* name);
 
+// Does work of the host on a thread that has none of the caller's modes, as autocast, and waits for
+// it. Throws the work's exception.
+void aside(const Work& work);
+
 // Puts the arrival of results on the current stream of a device.
 void deliver(int device, Deliveries deliveries, const char* name);
 

@@ -1,7 +1,9 @@
 #include "tensors.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 
 #include "runtime.h"
 
@@ -30,6 +32,16 @@ Tensor cpu_view(const Tensor& t) {
 }
 Tensor like(const Tensor& t, c10::Device device) {
   Tensor made = at::empty_strided(t.sizes(), t.strides(), t.options().device(device));
+  same_marks(t, made);
+  return made;
+}
+
+Tensor stand_in(const Tensor& t) {
+  bool ones = t.is_floating_point() || t.is_complex();
+  auto count = static_cast<int64_t>(at::detail::computeStorageNbytes(t.sizes(), t.strides(), 1));
+  // A tensor whose elements share memory cannot be filled itself.
+  Tensor memory = at::full({count}, ones ? 1 : 0, at::TensorOptions(t.scalar_type()));
+  Tensor made = memory.as_strided(t.sizes(), t.strides());
   same_marks(t, made);
   return made;
 }

@@ -17,6 +17,10 @@ at::Tensor cpu_view(const at::Tensor& tensor);
 // An empty tensor of the same form on another device.
 at::Tensor like(const at::Tensor& tensor, c10::Device device);
 
+// A tensor of the host of the same form, for a kernel whose numbers nobody reads. It has ones, or
+// zeros where numbers may be indices.
+at::Tensor stand_in(const at::Tensor& tensor);
+
 // An empty tensor of the device for a result on the host, which is noted as a delivery.
 at::Tensor to_device(const at::Tensor& made, int device, Deliveries& deliveries);
 
