@@ -12,6 +12,19 @@ pub struct DeviceMemory {
     pub total: u64,
 }
 
+impl DeviceMemory {
+    /// The bytes that a run can use. Of a CPU all: the operating system moves other programs aside.
+    /// Of a GPU the free ones, less a sixteenth, at most 512 MiB, for the workspaces of cuBLAS,
+    /// cuDNN and NCCL and for gaps between blocks.
+    pub fn usable(&self, device: Device) -> u64 {
+        const RESERVE_MAX: u64 = 512 << 20;
+        match device {
+            Device::Cpu => self.total,
+            _ => self.free.saturating_sub((self.total / 16).min(RESERVE_MAX)),
+        }
+    }
+}
+
 /// A device name that names none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no device is called {0:?}; expected cpu, cuda:N (cuda:0 is the first GPU) or mps")]
@@ -175,6 +188,15 @@ mod tests {
     #[test]
     fn a_device_without_a_cache_has_nothing_to_empty() {
         assert!(empty_cache(Device::Cpu).is_ok());
+    }
+
+    #[test]
+    fn a_run_can_use_what_is_free_on_a_gpu_less_a_reserve() {
+        let memory = |free, total| DeviceMemory { free, total };
+        assert_eq!(memory(3 << 30, 4 << 30).usable(Device::Cuda(0)), (3 << 30) - (256 << 20));
+        assert_eq!(memory(70 << 30, 80 << 30).usable(Device::Cuda(0)), (70 << 30) - (512 << 20));
+        assert_eq!(memory(1, 4 << 30).usable(Device::Cuda(0)), 0);
+        assert_eq!(memory(1 << 30, 4 << 30).usable(Device::Cpu), 4 << 30);
     }
 
     #[test]

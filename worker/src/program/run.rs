@@ -397,7 +397,7 @@ fn info(options: &Options, device: Device, nccl: link::Nccl) -> WorkerInfo {
         device: tensor::device::name(device),
         processor: tensor::device::processor(device),
         threads: u32::try_from(tensor::threads::count()).unwrap_or(u32::MAX),
-        memory_bytes: tensor::device::memory(device).map(|m| m.total),
+        memory_bytes: tensor::device::memory(device).map(|m| m.usable(device)),
         version: env!("CARGO_PKG_VERSION").into(),
         direct: !options.relay,
         host: gethostname::gethostname().to_string_lossy().into_owned(),
