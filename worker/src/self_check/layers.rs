@@ -26,8 +26,7 @@ pub(crate) fn check(device: Device) -> Result<Findings, Problem> {
     let mut wrong = Vec::new();
     for case in &cases {
         let name = case["name"].as_str().unwrap_or_default();
-        let errors = tensor::panics::catch(|| compare(case, name, device));
-        match errors.map_err(EngineError::from).and_then(|errors| errors) {
+        match compare(case, name, device) {
             Ok(errors) => {
                 let largest = errors.iter().flatten().copied().fold(0.0, f64::max);
                 if largest > tolerance {
@@ -97,7 +96,11 @@ fn summary(cases: usize, worst: &[Worst; 3]) -> String {
 fn compare(case: &Json, name: &str, device: Device) -> Result<[Option<f64>; 3], EngineError> {
     let graph = comparison::model(case)?;
     let recorded = records::recorded(name)?;
-    let run = || comparison::run(comparison::stage(&graph, device), case, &recorded);
+    let run = || {
+        let stage = comparison::stage(&graph, device);
+        let found = tensor::panics::catch(|| comparison::run(stage, case, &recorded));
+        found.map_err(EngineError::from).and_then(|found| found)
+    };
     let found = match run() {
         // A property of libtorch, and no fault of this device.
         Err(error) if tensor_error(&error).is_some_and(TensorError::lacks_deterministic_kernel) => {
