@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! program/run -> options, output, every_gpu, nccl
+//!   |       \-> self_check (a device alone: driver, copies, memory, layers)
 //!   |
 //!   +-> runtime::serve (sessions, connections)
 //!          |  tasks                           | samples
@@ -16,6 +17,7 @@
 mod compute;
 pub mod engine;
 mod program;
+mod self_check;
 mod worker;
 
 pub use compute::stage_compute::StageCompute;

@@ -35,6 +35,8 @@ fn help_lists_every_flag_and_variable() {
         "--device",
         "--threads",
         "--relay",
+        "--self-check",
+        "--json",
     ] {
         assert!(text.contains(promised), "no {promised} in\n{text}");
     }
@@ -83,7 +85,72 @@ fn devices_that_are_not_here_are_named_with_those_that_are() {
 }
 
 #[test]
+fn a_cpu_is_checked_without_a_boss() {
+    let arguments = ["--self-check", "cpu", "--threads", "1"];
+    // Variables for a worker that works are no mistake.
+    let output = worker(&arguments, &[("MODEL_HOST", "nowhere.invalid"), ("MODEL_TICKET", "none")]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let expected = [
+        "driver ... ok (",
+        "streams ... skipped: not needed on a CPU",
+        "copies ... skipped: not needed on a CPU",
+        "memory ... skipped: not needed on a CPU: ",
+        "layers ... ok (",
+    ];
+    assert_eq!(text.lines().count(), expected.len(), "{text}");
+    for (line, expected) in text.lines().zip(expected) {
+        assert!(line.starts_with(expected), "{line}");
+    }
+    assert!(text.lines().next().unwrap().contains("libtorch 2."), "{text}");
+    assert!(text.contains(" cases as in PyTorch; "), "{text}");
+}
+
+#[test]
+fn a_check_can_be_read_by_programs() {
+    let output = worker(&["--self-check", "cpu", "--json"], &[]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let sections: Vec<_> = lines.iter().map(|line| line["section"].as_str().unwrap()).collect();
+    assert_eq!(sections, ["driver", "streams", "copies", "memory", "layers"]);
+    assert!(lines.iter().all(|line| line["ok"] == true && line["problem"].is_null()), "{text}");
+    assert_eq!(lines[0]["figures"]["device"], "cpu");
+    assert_eq!(lines[1]["figures"]["skipped"], "not needed on a CPU");
+    let layers = &lines[4]["figures"];
+    assert!(layers["cases"].as_u64().unwrap() > 200 && layers["wrong"] == 0, "{text}");
+    assert!(layers["outputs"]["error"].as_f64().unwrap() <= 1e-5, "{text}");
+}
+
+#[test]
+fn a_device_that_is_not_here_is_not_checked() {
+    let output = worker(&["--self-check", "cuda:99"], &[]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.starts_with("driver ... failed ("), "{text}");
+    assert!(text.contains("--self-check cuda:99: not on this machine, which has cpu"), "{text}");
+    assert_eq!(
+        errors(output, 1),
+        "worker: --self-check: driver failed; not checked: streams, copies, memory, layers\n"
+    );
+}
+
+#[test]
+fn flags_for_work_and_for_a_check_exclude_each_other() {
+    for arguments in [
+        &["--self-check", "--device", "cpu"][..],
+        &["--self-check", "--relay"],
+        &["--self-check", "--grace", "10"],
+    ] {
+        assert!(errors(worker(arguments, &[]), 2).contains("--self-check"), "{arguments:?}");
+    }
+    assert!(errors(worker(&["--json"], &[]), 2).contains("--self-check"));
+}
+
+#[test]
 fn no_threads_compute_nothing() {
+    let said = errors(worker(&["--self-check", "cpu", "--threads", "0"], &[]), 1);
+    assert_eq!(said, "worker: --threads 0: at least one compute thread is needed\n");
     let said = errors(worker(&["--device", "cpu", "--threads", "0"], &[]), 1);
     assert_eq!(said, "worker: --threads 0: at least one compute thread is needed\n");
 }

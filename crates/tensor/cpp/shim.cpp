@@ -90,19 +90,20 @@ char* bm_set_interop_threads(int32_t threads) {
   return guarded([&] { at::set_num_interop_threads(threads); });
 }
 
-// Whether GPUs use kernels that give equal bits every time, or the fastest ones with TF32.
-char* bm_set_deterministic(int32_t on) {
+// Whether GPUs use kernels that give equal bits every time, or the fastest ones; and whether those
+// may round to TF32.
+char* bm_choose_kernels(int32_t deterministic, int32_t tf32) {
   return guarded([&] {
     auto& context = at::globalContext();
-    bool strict = on != 0;
+    bool strict = deterministic != 0;
     context.setDeterministicAlgorithms(strict, /*warn_only=*/false);
     // Filling fresh memory with NaN costs time, and every kernel here writes all of its result.
     context.setDeterministicFillUninitializedMemory(false);
     context.setDeterministicCuDNN(strict);
     // The fastest kernel of cuDNN is measured, and two measurements can disagree.
     context.setBenchmarkCuDNN(!strict);
-    context.setAllowTF32CuBLAS(!strict);
-    context.setAllowTF32CuDNN(!strict);
+    context.setAllowTF32CuBLAS(tf32 != 0);
+    context.setAllowTF32CuDNN(tf32 != 0);
   });
 }
 

@@ -9,6 +9,8 @@ const WORKSPACE: &str = "CUBLAS_WORKSPACE_CONFIG";
 pub enum Kernels {
     /// Those that give equal bits every time, without TF32. An operation that has none fails.
     Deterministic,
+    /// The fastest without TF32. Their results may differ in the last bits from run to run.
+    FullPrecision,
     /// The fastest, with TF32.
     Fastest,
 }
@@ -19,8 +21,9 @@ pub enum Kernels {
 /// libtorch refuses the choice.
 pub fn choose_kernels(kernels: Kernels) -> Result<(), TensorError> {
     let deterministic = i32::from(kernels == Kernels::Deterministic);
-    // SAFETY: the argument is a plain number.
-    ffi::check("choosing the kernels", unsafe { ffi::bm_set_deterministic(deterministic) })
+    let tf32 = i32::from(kernels == Kernels::Fastest);
+    // SAFETY: the arguments are plain numbers.
+    ffi::check("choosing the kernels", unsafe { ffi::bm_choose_kernels(deterministic, tf32) })
 }
 
 /// Gives cuBLAS a workspace of a fixed size, unless the environment already names one. Without it
@@ -41,10 +44,11 @@ mod tests {
     fn the_choice_changes_no_result_of_a_cpu() {
         let numbers = tch::Tensor::arange(64, (tch::Kind::Float, tch::Device::Cpu)).sin();
         let numbers = numbers.reshape([8, 8]);
-        let products = [Kernels::Deterministic, Kernels::Fastest].map(|kernels| {
+        let all = [Kernels::Deterministic, Kernels::FullPrecision, Kernels::Fastest];
+        let products = all.map(|kernels| {
             choose_kernels(kernels).unwrap();
             numbers.matmul(&numbers)
         });
-        assert!(products[0].equal(&products[1]));
+        assert!(products[0].equal(&products[1]) && products[0].equal(&products[2]));
     }
 }

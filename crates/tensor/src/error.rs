@@ -109,6 +109,13 @@ impl TensorError {
         }
     }
 
+    /// Whether an operation has no kernel that gives equal bits every time, and libtorch was told
+    /// to take no other.
+    pub fn lacks_deterministic_kernel(&self) -> bool {
+        const TEXT: &str = " does not have a deterministic implementation";
+        matches!(self, TensorError::Libtorch { message, .. } if message.contains(TEXT))
+    }
+
     /// Arguments that do not belong together.
     pub fn invalid(attempted: impl Into<String>, problem: impl Into<String>) -> Self {
         TensorError::Invalid { attempted: attempted.into(), problem: problem.into() }

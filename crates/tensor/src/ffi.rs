@@ -26,7 +26,7 @@ extern "C" {
     pub(crate) fn bm_libtorch_cpu_path() -> *const c_char;
     pub(crate) fn bm_libtorch_version() -> *const c_char;
     pub(crate) fn bm_set_interop_threads(threads: i32) -> Status;
-    pub(crate) fn bm_set_deterministic(on: i32) -> Status;
+    pub(crate) fn bm_choose_kernels(deterministic: i32, tf32: i32) -> Status;
     pub(crate) fn bm_device_memory(
         kind: i32,
         index: i32,

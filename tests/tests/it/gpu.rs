@@ -140,6 +140,85 @@ async fn a_gpu_that_is_named_but_not_there_is_an_error_with_the_reason() {
     }
 }
 
+/// The sections of a self-check.
+const SECTIONS: [&str; 5] = ["driver", "streams", "copies", "memory", "layers"];
+
+#[tokio::test]
+async fn a_worker_checks_itself_on_a_gpu() {
+    let Some(machine) = Machine::new(&[]) else { return };
+    let check = |flags: &[&str]| {
+        machine.start("worker", &[&["--threads", "1", "--self-check"], flags].concat())
+    };
+    let ended = check(&["cuda:1"]).end_within(PATIENCE).await.expect_success();
+    assert_eq!(ended.output.len(), SECTIONS.len(), "{:?}", ended.output);
+    for (line, section) in ended.output.iter().zip(SECTIONS) {
+        assert!(line.starts_with(&format!("{section} ... ok (")), "{line}");
+    }
+    let driver = &ended.output[0];
+    assert!(driver.contains("cuda:1 (cuda fake GPU), CUDA 13.0 driver, "), "{driver}");
+    assert!(driver.ends_with("1.0 of 1.0 GiB memory free"), "{driver}");
+
+    // The first GPU is the default.
+    let ended = check(&["--json"]).end_within(PATIENCE).await.expect_success();
+    let lines: Vec<serde_json::Value> =
+        ended.output.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), SECTIONS.len(), "{lines:?}");
+    for (line, section) in lines.iter().zip(SECTIONS) {
+        assert_eq!(line["section"], section);
+        assert!(line["ok"] == true && line["problem"].is_null(), "{line}");
+        assert!(line["seconds"].as_f64().unwrap() >= 0.0, "{line}");
+    }
+    let figures = |index: usize| &lines[index]["figures"];
+    assert_eq!(figures(0)["device"], "cuda:0");
+    assert_eq!(figures(0)["gpus"], serde_json::json!(["fake GPU", "fake GPU"]));
+    assert!(figures(2)["to_host_pinned_gb_s"].as_f64().unwrap() > 0.0);
+    assert!(figures(3)["refusal"].as_str().unwrap().contains("out of memory"));
+    assert_eq!(figures(4)["wrong"], 0);
+}
+
+#[tokio::test]
+async fn a_self_check_names_the_section_in_which_a_gpu_breaks() {
+    let golden = [
+        ("0:1:illegal-address", 1, "streams failed; not checked: copies, memory, layers"),
+        ("0:1000:illegal-address", 4, "layers failed"),
+    ];
+    for (fault, section, expected) in golden {
+        let Some(machine) = Machine::new(&[("FAKECUDA_FAIL", fault)]) else { return };
+        let arguments = ["--self-check", "cuda:0", "--threads", "1"];
+        let ended = machine.start("worker", &arguments).end_within(PATIENCE).await;
+        let said = [&ended.output[..], &ended.errors].concat().join("\n");
+        assert_eq!(ended.status.code(), Some(1), "{said}");
+        assert_eq!(ended.output.len(), section + 1, "{said}");
+        let line = &ended.output[section];
+        assert!(line.starts_with(&format!("{} ... failed (", SECTIONS[section])), "{line}");
+        assert!(line.contains("an illegal memory access was encountered"), "{line}");
+        assert!(line.contains("the device is broken for this process: check again"), "{line}");
+        let last = ended.errors.last().unwrap();
+        assert_eq!(last, &format!("worker: --self-check: {expected}"));
+    }
+}
+
+#[tokio::test]
+async fn a_self_check_without_a_gpu_that_works_fails_unless_it_is_for_the_cpu() {
+    let Some(machine) = Machine::new(&[("FAKECUDA_DRIVER", "broken")]) else { return };
+    let check = |flags: &[&str]| {
+        machine.start("worker", &[&["--threads", "1", "--self-check"], flags].concat())
+    };
+    let default: &[&str] = &[];
+    for device in [default, &["cuda:0"]] {
+        let ended = check(device).end_within(PATIENCE).await;
+        assert_eq!(ended.status.code(), Some(1));
+        let line = ended.output.join("\n");
+        assert!(line.starts_with("driver ... failed ("), "{line}");
+        assert!(line.contains("the NVIDIA driver does not work"), "{line}");
+        assert_eq!(
+            ended.errors.last().unwrap(),
+            "worker: --self-check: driver failed; not checked: streams, copies, memory, layers"
+        );
+    }
+    check(&["cpu"]).end_within(PATIENCE).await.expect_success();
+}
+
 #[tokio::test]
 async fn local_workers_take_the_gpus_in_turn_or_those_that_are_named() {
     let golden: [(&[&str], [&str; 3]); 3] = [

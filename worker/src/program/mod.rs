@@ -8,6 +8,7 @@
 //!                   |-> output.rs           lines for the user
 //!                   |-> signals.rs          the signals that end it
 //!                   |-> compute/            the stages
+//!                   |-> self_check/         checks a device in place of all that
 //! ```
 
 pub(crate) mod every_gpu;

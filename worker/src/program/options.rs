@@ -79,6 +79,14 @@ pub struct Options {
     /// user's files, so use it only for a boss whose user is trusted.
     #[arg(long)]
     pub allow_torchscript: bool,
+    /// Check a device and end, without a boss: its driver, copies, memory, and every kind of layer
+    /// against what PyTorch computes. The exit code is 0 if all is right [default: the device that
+    /// a worker takes]
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = WORKING)]
+    pub self_check: Option<Option<String>>,
+    /// Print the sections of --self-check as lines of JSON.
+    #[arg(long, requires = "self_check")]
+    pub json: bool,
     /// End when standard input ends; a boss starts its local workers so.
     #[arg(long, hide = true)]
     pub end_with_stdin: bool,
@@ -88,6 +96,20 @@ pub struct Options {
     pub local_number: Option<usize>,
 }
 
+/// The flags of a worker that works for a boss. Those that the environment may set, too, are not
+/// among them.
+const WORKING: [&str; 9] = [
+    "device",
+    "relay",
+    "transport",
+    "orphan_timeout",
+    "task_timeout",
+    "grace",
+    "allow_torchscript",
+    "end_with_stdin",
+    "local_number",
+];
+
 /// The first argument of a worker that a boss starts on its own machine.
 const LOCAL_WORKER_FLAG: &str = "--end-with-stdin";
 
@@ -95,6 +117,14 @@ impl Options {
     /// Whether a boss started this program as a local worker.
     pub(crate) fn is_local_worker() -> bool {
         std::env::args_os().nth(1).is_some_and(|first| first == LOCAL_WORKER_FLAG)
+    }
+
+    /// The device that a flag names, with the flag.
+    pub(crate) fn named_device(&self) -> Option<(&'static str, &str)> {
+        match &self.self_check {
+            Some(device) => Some(("--self-check", device.as_deref()?)),
+            None => Some(("--device", self.device.as_deref()?)),
+        }
     }
 
     /// Whether TorchScript layers run.
@@ -111,4 +141,5 @@ Examples:
   worker                                      a boss on this machine
   MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --device cuda:0
   MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --device all
-  MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --data examples/mnist-resnet";
+  MODEL_HOST=10.0.0.5 MODEL_TICKET=bossman1-.. worker --data examples/mnist-resnet
+  worker --self-check cuda:0                  is this GPU all right?";

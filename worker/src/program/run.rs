@@ -1,4 +1,5 @@
-//! The `worker` program: join a boss, work, and join again after the boss was lost.
+//! The `worker` program: join a boss, work, and join again after the boss was lost. Or check a
+//! device.
 
 use crate::compute::samples::LocalSamples;
 use crate::compute::stage_compute::StageCompute;
@@ -8,6 +9,7 @@ use crate::program::nccl::NcclNetwork;
 use crate::program::options::Options;
 use crate::program::signals::{Signal, Signals};
 use crate::program::{every_gpu, nccl, output};
+use crate::self_check;
 use anyhow::{bail, Context, Result};
 use clap::Parser;
 use link::{EndpointCloser, LinkError, Ticket, WorkerInfo};
@@ -43,7 +45,8 @@ pub(crate) fn main(custom_layers: CustomLayers) -> ! {
     let network = NcclNetwork::restrict();
     tensor::determinism::fix_cublas_workspace();
     tensor::panics::quiet();
-    if let Some(uuid) = options.device.as_deref().filter(|name| uuid::is_uuid(name)) {
+    let named = options.named_device().map(|(_, name)| name);
+    if let Some(uuid) = named.filter(|name| uuid::is_uuid(name)) {
         uuid::show_only(uuid);
     }
     // Before libtorch first looks for GPUs, because it remembers the answer.
@@ -52,6 +55,7 @@ pub(crate) fn main(custom_layers: CustomLayers) -> ! {
         exit_on_stdin_eof();
     }
     let result = match options.device.as_deref() {
+        _ if options.self_check.is_some() => self_check::run(&options),
         Some("all") => every_gpu::run().map(|signal| {
             if let Some(signal) = signal {
                 exit_now(signal as i32)
@@ -151,12 +155,7 @@ async fn serve_runs(
 ) -> Result<End> {
     tensor::memory::keep_freed_memory();
     let device = device(options)?;
-    if let Some(threads) = options.threads {
-        if threads == 0 {
-            bail!("--threads 0: at least one compute thread is needed");
-        }
-        tensor::threads::set_count(threads);
-    }
+    set_threads(options)?;
     if let Some(folder) = options.data.as_ref().filter(|folder| !folder.is_dir()) {
         bail!("--data {}: there is no such folder", folder.display());
     }
@@ -359,9 +358,20 @@ fn ticket(options: &Options) -> Result<Option<Ticket>> {
     }
 }
 
-fn device(options: &Options) -> Result<Device> {
+/// Sets the number of compute threads.
+pub(crate) fn set_threads(options: &Options) -> Result<()> {
+    match options.threads {
+        None => {}
+        Some(0) => bail!("--threads 0: at least one compute thread is needed"),
+        Some(threads) => tensor::threads::set_count(threads),
+    }
+    Ok(())
+}
+
+/// The device that the options name, or the one that fits this machine.
+pub(crate) fn device(options: &Options) -> Result<Device> {
     let all = tensor::device::all();
-    let Some(name) = &options.device else {
+    let Some((flag, name)) = options.named_device() else {
         let gpus = all.iter().copied().filter(|device| *device != Device::Cpu);
         let gpus: Vec<Device> = gpus.collect();
         let chosen = gpus.iter().cycle().nth(options.local_number.unwrap_or(0));
@@ -369,7 +379,7 @@ fn device(options: &Options) -> Result<Device> {
     };
     let device = match uuid::is_uuid(name) {
         true => Device::Cuda(0),
-        false => tensor::device::parse(name).context("--device")?,
+        false => tensor::device::parse(name).context(flag)?,
     };
     if !all.contains(&device) {
         let names: Vec<_> = all.iter().map(|d| tensor::device::name(*d)).collect();
@@ -377,7 +387,7 @@ fn device(options: &Options) -> Result<Device> {
             Device::Cuda(_) => format!("; {}", tensor::cuda::load()),
             _ => String::new(),
         };
-        bail!("--device {name}: not on this machine, which has {}{cuda}", names.join(", "));
+        bail!("{flag} {name}: not on this machine, which has {}{cuda}", names.join(", "));
     }
     Ok(device)
 }

@@ -2,76 +2,37 @@
 //! from tools/layer_oracle.py.
 
 use super::*;
+use crate::self_check::comparison;
+use crate::self_check::records;
+pub(crate) use crate::self_check::records::{of, Named};
 use layerspec::{Bindings, LayerKind, Precision};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// The rule of tests/oracle: sums in another order differ in the last bits of their largest term,
-/// so a number near zero is compared as if it were `FLOOR`.
-const RTOL: f64 = 1e-5;
-/// The same for GPUs, whose attention is computed in other steps.
-const RTOL_GPU: f64 = 3e-5;
-const FLOOR: f64 = 1e-2;
-/// A number below this share of its tensor's largest counts as this large, too. A sum that nearly
-/// cancels, such as the gradient of keys' biases, is only as exact as its terms.
-const SHARE: f64 = 0.1;
 /// The number of samples that tools/layer_oracle.py draws.
 const DRAWS: u64 = 1000;
 
-/// Tensors as tests/layers/README.md names them.
-pub(crate) type Named = BTreeMap<String, Tensor>;
-
 pub(crate) fn cases() -> Vec<Json> {
-    let path = folder().join("cases.json");
-    let text = std::fs::read_to_string(&path)
-        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    serde_json::from_str(&text).unwrap()
+    records::cases().unwrap()
 }
 
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/layers")
-}
-
+/// The record of a case: the one in tests/layers, or in the folder that tools/layer_oracle.py
+/// names.
 fn recorded(name: &str) -> Named {
-    let recorded = std::env::var_os("BOSSMAN_RECORDED_LAYERS")
-        .map_or(folder().join("recorded"), PathBuf::from);
-    let path = recorded.join(format!("{name}.safetensors"));
-    let read = Tensor::read_safetensors(&path);
-    read.unwrap_or_else(|error| panic!("{error}: `tools/layer_oracle.py --record` writes it"))
-        .into_iter()
-        .collect()
-}
-
-/// The tensors of one sort, by number or name.
-pub(crate) fn of<'a>(named: &'a Named, sort: &str) -> impl Iterator<Item = (&'a str, &'a Tensor)> {
-    let sort = format!("{sort}.");
-    named.iter().filter_map(move |(name, tensor)| Some((name.strip_prefix(&sort)?, tensor)))
-}
-
-/// A model of the case's layer. The outermost size of the first input, and of others with the same
-/// size, is a named dimension.
-pub(crate) fn model(case: &Json) -> LayerGraph {
-    let given = case["inputs"].as_array().unwrap();
-    let shape = |input: &Json| input.get("shape").unwrap_or(input).as_array().unwrap().clone();
-    let batch = shape(&given[0]).first().cloned();
-    let input = |(port, input): (usize, &Json)| {
-        let mut shape = shape(input);
-        if shape.first() == batch.as_ref() && !shape.is_empty() {
-            shape[0] = "batch".into();
-        }
-        let dtype = match input.get("dtype") {
-            Some(dtype) => dtype.clone(),
-            None => if input.get("below").is_some() { "int64" } else { "float32" }.into(),
-        };
-        (format!("x{port}"), serde_json::json!({"shape": shape, "dtype": dtype}))
+    let Some(fresh) = std::env::var_os("BOSSMAN_RECORDED_LAYERS") else {
+        return records::recorded(name)
+            .unwrap_or_else(|error| panic!("{error}: `tools/layer_oracle.py --record` writes it"));
     };
-    let inputs: serde_json::Map<String, Json> = given.iter().enumerate().map(input).collect();
-    let mut layer = case["layer"].as_object().unwrap().clone();
-    layer.insert("name".into(), "it".into());
-    layer.insert("in_variables".into(), (1..given.len()).map(|port| format!("x{port}")).collect());
-    // JSON is YAML.
-    graph(&serde_json::json!({"inputs": inputs, "layers": [layer]}).to_string())
+    let path = PathBuf::from(fresh).join(format!("{name}.safetensors"));
+    let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    records::read(&bytes).unwrap()
+}
+
+pub(crate) fn model(case: &Json) -> LayerGraph {
+    // One thread each, because tests run in parallel.
+    tensor::threads::set_count(1);
+    comparison::model(case).unwrap()
 }
 
 /// The variant of the backward pass.
@@ -90,75 +51,18 @@ pub(crate) fn run(
     recorded: &Named,
     variant: BackwardVariant,
 ) -> Named {
-    let mut stage = whole(graph, true);
+    let mut stage = comparison::stage(graph, device());
     stage.layers[0].recompute = Some(variant.recompute);
     stage.layers[0].precision = variant.precision;
-    stage.device = device();
-    let mut engine = build(stage).unwrap();
-    let state = of(recorded, "state").map(|(name, tensor)| (format!("it.{name}"), tensor.copy()));
-    engine.load_state(state.collect()).unwrap();
-    let evaluates = case.get("eval") == Some(&Json::Bool(true));
-    let pass = if evaluates { eval() } else { train(0) };
-    let inputs = graph.inputs().iter().zip(of(recorded, "input"));
-    let inputs = inputs.map(|(value, (_, tensor))| match graph.value(*value).ty.dtype {
-        layerspec::DType::Bool => tensor.to_kind(Kind::Bool),
-        _ => tensor.copy(),
-    });
-    let outputs = engine.forward(&pass, inputs.collect()).unwrap();
-    let mut found = Named::new();
-    if !evaluates {
-        let grads = of(recorded, "grad").map(|(_, grad)| vec![grad.copy()]).collect();
-        let input_grads = if variant.halves {
-            let input_grads = engine.backward_input(key(0), grads).unwrap();
-            engine.backward_weight(key(0)).unwrap();
-            input_grads
-        } else {
-            engine.backward(key(0), grads).unwrap()
-        };
-        for (port, grad) in input_grads.into_iter().enumerate() {
-            found.extend(grad.into_iter().map(|grad| (format!("input_grad.{port}"), grad)));
+    let found = comparison::run_with(stage, case, recorded, |engine, key, grads| {
+        if !variant.halves {
+            return engine.backward(key, grads);
         }
-    }
-    let named = |sort: &str, name: &str| name.replacen("it.", &format!("{sort}."), 1);
-    found.extend(
-        outputs.into_iter().enumerate().map(|(port, output)| (format!("output.{port}"), output)),
-    );
-    found.extend(
-        copies(engine.gradients())
-            .into_iter()
-            .map(|(name, grad)| (named("param_grad", &name), grad)),
-    );
-    let buffers = engine.params.params().all.iter().filter(|param| !param.trained);
-    found.extend(buffers.map(|param| (named("buffer", &param.name), param.tensor.copy())));
-    found.into_iter().map(|(name, tensor)| (name, tensor.to_device(Device::Cpu))).collect()
-}
-
-/// The largest error of the tensors of one sort, or `None` without tensors. Infinite if one is
-/// missing.
-fn worst(found: &Named, recorded: &Named, sort: &str) -> Option<f64> {
-    let names = |named| of(named, sort).map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
-    if names(found) != names(recorded) {
-        return Some(f64::INFINITY);
-    }
-    of(found, sort)
-        .zip(of(recorded, sort))
-        .map(|((_, found), (_, expected))| error(found, expected))
-        .reduce(f64::max)
-}
-
-fn error(found: &Tensor, expected: &Tensor) -> f64 {
-    if found.size() != expected.size() {
-        return f64::INFINITY;
-    }
-    let (found, expected) = (found.to_kind(Kind::Double), expected.to_kind(Kind::Double));
-    let floor = (expected.abs().max().double_value(&[]) * SHARE).max(FLOOR);
-    let errors = (found - &expected).abs() / expected.abs().clamp_min(floor);
-    let worst = errors.max().double_value(&[]);
-    if worst.is_nan() {
-        f64::INFINITY
-    } else {
-        worst
-    }
+        let input_grads = engine.backward_input(key, grads)?;
+        engine.backward_weight(key)?;
+        Ok(input_grads)
+    });
+    found.unwrap()
 }
 
 #[test]
@@ -177,7 +81,7 @@ fn every_layer_computes_what_pytorch_does() {
     let column = |error: Option<f64>| error.map_or("-".into(), |error| format!("{error:.1e}"));
     println!("{:36} {:>9} {:>12} {:>16}", "case", "outputs", "input grads", "parameter grads");
     let mut wrong = Vec::new();
-    let rtol = if device() == Device::Cpu { RTOL } else { RTOL_GPU };
+    let rtol = comparison::tolerance(device());
     for case in cases() {
         let name = case["name"].as_str().unwrap();
         let (graph, recorded) = (model(&case), recorded(name));
@@ -191,10 +95,7 @@ fn every_layer_computes_what_pytorch_does() {
                 precision: Precision::F32,
             },
         );
-        let worst = |sorts: &[&str]| {
-            sorts.iter().filter_map(|sort| worst(&found, &recorded, sort)).reduce(f64::max)
-        };
-        let errors = [worst(&["output", "buffer"]), worst(&["input_grad"]), worst(&["param_grad"])];
+        let errors = comparison::errors(&found, &recorded).unwrap();
         let [outputs, inputs, params] = errors.map(column);
         println!("{name:36} {outputs:>9} {inputs:>12} {params:>16}");
         if errors.iter().flatten().any(|error| *error > rtol) {
