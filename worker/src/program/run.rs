@@ -126,7 +126,7 @@ fn run_until_signal(
 
 /// Ends the process at once, also while the compute thread works, because its result is not needed.
 /// A normal exit runs libtorch's clean-up, which crashes while a thread is at work.
-fn exit_now(code: i32) -> ! {
+pub(crate) fn exit_now(code: i32) -> ! {
     std::io::stdout().flush().ok();
     signal_hook::low_level::exit(code)
 }

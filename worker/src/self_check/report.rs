@@ -1,9 +1,12 @@
 //! The results of the sections of a self-check, and the line of each.
 
+use crate::program::exit_code::FAILURE;
 use crate::program::output;
+use crate::program::run::exit_now;
 use anyhow::{bail, Result};
 use serde_json::{json, Map, Value as Json};
-use std::time::Instant;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 use tensor::TensorError;
 
 /// The facts of a section, by name.
@@ -85,6 +88,30 @@ impl From<TensorError> for Problem {
     }
 }
 
+/// Ends the process if a section never ends: a device or a driver that hangs reports no error.
+/// Dropping it ends the watch.
+struct Watch(#[allow(dead_code, reason = "dropping it wakes the thread")] mpsc::Sender<()>);
+
+impl Watch {
+    /// Far longer than any section takes.
+    const LIMIT: Duration = Duration::from_secs(300);
+
+    fn start(section: &'static str) -> Self {
+        let (section_end, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            if ended.recv_timeout(Self::LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let seconds = Self::LIMIT.as_secs();
+                output::warn(&format!(
+                    "worker: --self-check: {section} has not ended after {seconds} s, so the \
+                     device or its driver hangs; look for `Xid` in dmesg, and restart the machine"
+                ));
+                exit_now(FAILURE);
+            }
+        });
+        Watch(section_end)
+    }
+}
+
 /// The sections so far.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
@@ -111,6 +138,7 @@ impl Report {
             return;
         }
         let begin = Instant::now();
+        let _watch = Watch::start(name);
         let result = tensor::panics::catch(check).unwrap_or_else(|error| Err(error.into()));
         let seconds = begin.elapsed().as_secs_f64();
         if let Err(problem) = &result {
