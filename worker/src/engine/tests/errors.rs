@@ -10,7 +10,7 @@ fn step(engine: &mut Engine) -> f32 {
     let loss =
         engine.loss(key(0), &mse(&prediction, &normal("y", &[4, 2]), 1.0), Mode::Train).unwrap();
     engine.backward(key(0), vec![vec![]]).unwrap();
-    loss
+    loss.numbers().unwrap()[0] as f32
 }
 
 #[test]

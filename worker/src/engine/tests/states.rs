@@ -12,7 +12,7 @@ fn steps(engine: &mut Engine, first: u32, count: u32) -> Vec<f32> {
             .unwrap();
         engine.backward(pass.key, vec![vec![]]).unwrap();
         optim_step(engine, 0.1).unwrap();
-        loss
+        loss.numbers().unwrap()[0] as f32
     };
     (first..first + count).map(step).collect()
 }
