@@ -4,17 +4,19 @@ use crate::engine::params::stage_params::Params;
 use crate::engine::update::optimizer::ParamUpdate;
 use layerspec::LayerId;
 use pipeline::watch::LayerHealth;
-use tch::Tensor;
+use tch::{Kind, Tensor};
+use tensor::transfer::HostCopy;
 use tensor::TensorError;
 
 /// A parameter before its update. Only the number with the largest gradient is watched, so that no
-/// copy is needed.
+/// copy is needed. Everything stays on the device.
 pub(crate) struct ParamProbe {
     layer: LayerId,
     param: Tensor,
-    at: i64,
-    value: f64,
-    largest: f64,
+    /// The place of the number in the order of rows.
+    at: Tensor,
+    /// The number, and its gradient's size.
+    before: [Tensor; 2],
 }
 
 /// The parameters before the update.
@@ -26,40 +28,40 @@ pub(crate) fn probe(
     some.map(|due| {
         let sizes = due.grad.f_abs()?;
         // The first number that is not finite.
-        let at = sizes.f_argmax(None, false)?.f_int64_value(&[])?;
+        let at = sizes.f_argmax(None, false)?.f_reshape([1])?;
         let (param, layer) = (due.tensor.shallow_clone(), params.all[due.index].owner);
-        Ok(ParamProbe {
-            layer,
-            at,
-            value: number(&param, at)?,
-            largest: number(&sizes, at)?,
-            param,
-        })
+        let before = [number(&param, &at)?, number(&sizes, &at)?];
+        Ok(ParamProbe { layer, at, before, param })
     })
     .collect()
 }
 
 /// The health of the layers after the update. Those in `without` have parameters without a
-/// gradient.
+/// gradient. Waits for the device.
 pub(crate) fn layer_health(
     before: Vec<ParamProbe>,
     without: Vec<LayerId>,
 ) -> Result<Vec<LayerHealth>, TensorError> {
-    let seen = before.into_iter().map(|ParamProbe { layer, param, at, value, largest }| {
-        let changed = number(&param, at)?.to_bits() != value.to_bits();
-        Ok(LayerHealth {
-            layer,
-            finite: largest.is_finite(),
-            has_gradient: largest != 0.0,
-            changed,
-        })
+    let mut numbers = Vec::new();
+    for ParamProbe { param, at, before: [value, size], .. } in &before {
+        numbers.extend([value.shallow_clone(), size.shallow_clone(), number(param, at)?]);
+    }
+    let numbers = match numbers.as_slice() {
+        [] => Vec::new(),
+        all => HostCopy::begin(&Tensor::f_cat(all, 0)?)?.numbers()?,
+    };
+    let seen = before.iter().zip(numbers.chunks_exact(3)).map(|(probe, numbers)| LayerHealth {
+        layer: probe.layer,
+        finite: numbers[1].is_finite(),
+        has_gradient: numbers[1] != 0.0,
+        changed: numbers[2].to_bits() != numbers[0].to_bits(),
     });
-    let seen = seen.collect::<Result<Vec<_>, TensorError>>()?;
     let none = |layer| LayerHealth { layer, finite: true, has_gradient: false, changed: false };
-    Ok(LayerHealth::together(seen.into_iter().chain(without.into_iter().map(none))))
+    Ok(LayerHealth::together(seen.chain(without.into_iter().map(none))))
 }
 
-/// An element, by its place in the order of rows.
-fn number(tensor: &Tensor, at: i64) -> Result<f64, TensorError> {
-    Ok(tensor.f_detach()?.f_reshape([-1])?.f_double_value(&[at])?)
+/// An element in float64, by its place in the order of rows.
+fn number(tensor: &Tensor, at: &Tensor) -> Result<Tensor, TensorError> {
+    let chosen = tensor.f_detach()?.f_reshape([-1])?.f_index_select(0, at)?;
+    Ok(chosen.f_to_kind(Kind::Double)?)
 }
