@@ -63,7 +63,7 @@ async fn in_fp16_steps_that_overflow_are_skipped_and_the_cut_does_not_show() {
     }
     outputs(&place, "1").assert_same(&outputs(&place, "3"), &"three workers");
     let metrics = std::fs::read_to_string(place.file("1.jsonl")).unwrap();
-    let skipped: Vec<bool> = metrics.lines().map(|line| line.contains("\"lr\":null")).collect();
+    let skipped: Vec<bool> = metrics.lines().map(|line| !line.contains("\"lr\"")).collect();
     assert!(skipped[0], "the first step did not overflow: {metrics}");
     assert!(!skipped[skipped.len() - 1], "the scale never fitted: {metrics}");
 }
