@@ -13,13 +13,19 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 
 namespace {
 
+// Makes a device this thread's own. libtorch selects a device for some calls and then the one
+// before, which for a thread without one is the first GPU: it would get a context, half a gigabyte.
+void settle_on(c10::Device device) { c10::impl::VirtualGuardImpl(device.type()).setDevice(device); }
+
 // The stream for this thread's copies.
 c10::Stream copy_stream(c10::Device device) {
+  settle_on(device);
   thread_local std::optional<c10::Stream> own;
   if (!own || own->device() != device) {
     own = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, false);
@@ -46,10 +52,19 @@ char* bm_event_record(int32_t index, c10::Event** out) {
 }
 
 char* bm_event_wait(const c10::Event* event) {
-  return guarded([&] { event->synchronize(); });
+  return guarded([&] {
+    settle_on(event->device());
+    event->synchronize();
+  });
 }
 
-void bm_event_free(c10::Event* event) { delete event; }
+void bm_event_free(c10::Event* event) {
+  // Nobody hears of an error. A broken device has none to free.
+  free(guarded([&] {
+    std::unique_ptr<c10::Event> owned(event);
+    settle_on(owned->device());
+  }));
+}
 
 // Copies a dense tensor of a device to pinned memory, after `ready`. Waits for the copy.
 char* bm_download(const at::Tensor* from, const c10::Event* ready, at::Tensor** out) {

@@ -5,7 +5,7 @@ use crate::engine::error::EngineError;
 use crate::engine::layout::canonical_layout;
 use crate::engine::passes::index_range::check_classes;
 use pipeline::loss::{ClassDim, Classes, LossSpec};
-use tch::{Kind, Reduction, Tensor};
+use tch::{Device, Kind, Reduction, Tensor};
 use tensor::transfer::{to_device, HostCopy};
 use tensor::{Attempt, TensorError};
 
@@ -157,16 +157,20 @@ fn are_classes(
     })
 }
 
-/// Output `[N, ..., C]` and target `[N, ...]` as `[rows, C]` and `[rows]`, if the last dimension
-/// holds the classes. libtorch then computes along contiguous memory.
+/// Output and target `[N, ...]` as `[rows, C]` and `[rows]`, if the output is `[N, ..., C]`.
+/// libtorch then computes along contiguous memory. On GPUs also if it is `[N, C, ...]`: libtorch
+/// has no deterministic kernel for that.
 fn rows_of_classes(
     output: &Tensor,
     target: &Tensor,
     class_dim: ClassDim,
 ) -> Result<Option<(Tensor, Tensor)>, TensorError> {
-    if class_dim == ClassDim::Second {
-        return Ok(None);
-    }
+    let is_plain = output.device() == Device::Cpu || output.dim() <= 2;
+    let output = match class_dim {
+        ClassDim::Last => output.shallow_clone(),
+        ClassDim::Second if is_plain => return Ok(None),
+        ClassDim::Second => output.f_movedim_int(1, -1)?,
+    };
     let classes = output.size().last().copied().unwrap_or(1);
     let rows = output.f_contiguous()?.f_view([target.numel() as i64, classes])?;
     Ok(Some((rows, target.f_reshape([-1])?)))
@@ -184,7 +188,6 @@ fn mismatch(expected: &str, output: &Tensor, target: &Tensor) -> TensorError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::Device;
 
     fn worst(left: &Tensor, right: &Tensor) -> f64 {
         (left - right).abs().max().double_value(&[])
