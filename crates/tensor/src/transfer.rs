@@ -104,6 +104,9 @@ impl HostCopy {
         if let Some(made) = &self.made {
             made.wait()?;
         }
+        if self.host.numel() == 1 {
+            return Ok(vec![self.host.f_double_value(&[])?]);
+        }
         let numbers = self.host.f_to_kind(Kind::Double)?.f_reshape([-1])?;
         Ok(Vec::<f64>::try_from(numbers)?)
     }

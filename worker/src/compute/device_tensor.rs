@@ -11,7 +11,7 @@ use pipeline::TensorMeta;
 use runtime::{DeviceTensor, PendingWork, TaskTensor};
 use std::any::Any;
 use std::sync::Arc;
-use tch::Tensor;
+use tch::{Device, Tensor};
 use tensor::transfer::{download, Event};
 use tensor::TensorError;
 
@@ -46,6 +46,9 @@ pub(super) fn to_task_tensor(
     tensor: &Tensor,
     maker: TaskLocation,
 ) -> Result<TaskTensor, TensorError> {
+    let Device::Cuda(_) = tensor.device() else {
+        return Ok(to_payload(tensor)?.into());
+    };
     // As it would arrive from another worker: dense, so that the same kernels follow.
     let tensor = tensor.f_detach()?.f_contiguous()?;
     let Some(ready) = Event::record(tensor.device())? else {
