@@ -3,7 +3,7 @@
 //!
 //! Without pending work, as on CPUs, there is no such thread, and results are reported at once.
 
-use crate::compute::{ComputeEvent, FinishedTask};
+use crate::compute_event::{ComputeEvent, FinishedTask};
 use crate::log_fields::TASKS;
 use crate::task_tensor::TaskTensor;
 use crate::watchdog::TaskWatch;

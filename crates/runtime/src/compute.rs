@@ -2,6 +2,7 @@
 //! `completion.rs` reports their results.
 
 use crate::completion::{CompletionQueue, PendingWork};
+use crate::compute_event::{ComputeEvent, FinishedTask};
 use crate::interrupt::Interrupt;
 use crate::log_fields::task_span;
 use crate::task_tensor::TaskTensor;
@@ -33,22 +34,6 @@ pub trait Compute {
     fn pending(&mut self) -> Option<Box<dyn PendingWork>> {
         None
     }
-}
-
-/// A result of the compute thread. Results arrive in order.
-pub(crate) enum ComputeEvent {
-    EarlyOutput(EarlyOutput<TaskTensor>),
-    Done(FinishedTask),
-}
-
-/// A task that has ended.
-pub(crate) struct FinishedTask {
-    pub(crate) ticket: Ticket,
-    pub(crate) result: Result<Outcome<TaskTensor>, TaskError>,
-    /// When the task began.
-    pub(crate) start: Instant,
-    /// When the task ended.
-    pub(crate) end: Instant,
 }
 
 /// A task for the thread.

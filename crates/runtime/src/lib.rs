@@ -19,6 +19,7 @@ mod boss_driver;
 mod clock;
 mod completion;
 mod compute;
+mod compute_event;
 mod downloads;
 mod handle;
 mod interrupt;

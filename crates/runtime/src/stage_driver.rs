@@ -1,7 +1,8 @@
 //! Drives a worker's session: reports events to it, and executes its effects.
 
 use crate::clock::Clock;
-use crate::compute::{ComputeEvent, ComputeThread};
+use crate::compute::ComputeThread;
+use crate::compute_event::ComputeEvent;
 use crate::downloads::{DownloadThread, HostFrame};
 use crate::leave_signal::LeaveSignal;
 use crate::log_fields::{command_span, log_message, log_received};

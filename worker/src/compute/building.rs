@@ -1,6 +1,6 @@
 //! Builds the stages of a run.
 
-use crate::compute::payloads::{engine_failure, tensor_failure};
+use crate::compute::failures::{engine_failure, tensor_failure};
 use crate::compute::stage_compute::StageCompute;
 use crate::compute::task_args::BuildArgs;
 use crate::engine::{Engine, StageConfig, StageInput};

@@ -1,7 +1,7 @@
 //! The communicators of this worker's stages, by which its compute thread sums gradients with other
 //! replicas.
 
-use crate::compute::payloads::tensor_failure;
+use crate::compute::failures::tensor_failure;
 use pipeline::ids::StageId;
 use pipeline::message::Failure;
 use pipeline::replicas::{ShardId, UniqueId};

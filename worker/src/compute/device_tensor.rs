@@ -1,7 +1,8 @@
 //! Results that stay on the device: for tasks of the same worker, or until they are copied.
 
+use crate::compute::failures::tensor_failure;
 use crate::compute::late_result::LateResult;
-use crate::compute::payloads::{meta_of, tensor_failure, to_payload};
+use crate::compute::payloads::{meta_of, to_payload};
 use crate::compute::task_location::TaskLocation;
 use link::Payload;
 use parking_lot::Mutex;

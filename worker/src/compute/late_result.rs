@@ -1,6 +1,6 @@
 //! Numbers that a task hands back once the device has computed them: losses, and sums of squares.
 
-use crate::compute::payloads::tensor_failure;
+use crate::compute::failures::tensor_failure;
 use crate::engine::GradSquares;
 use parking_lot::Mutex;
 use pipeline::message::{Failure, FailureKind};

@@ -5,7 +5,9 @@
 //!                  |  building.rs  passes.rs  updates.rs  state.rs -> engine/, one for each stage
 //!                  |-> task_args.rs                    their arguments
 //!                  |-> task_location.rs                where a task failed
-//!                  |-> payloads.rs                     tensors as those of tasks, and back
+//!                  |-> task_tensors.rs                 tensors as those of tasks, and back
+//!                  |-> payloads.rs                     tensors as bytes
+//!                  |-> failures.rs                     errors as failures of tasks
 //!                  |-> device_tensor.rs                results that stay on the device
 //!                  |-> late_result.rs                  numbers that the device still computes
 //!                  |-> collective.rs                   sums over replicas by NCCL
@@ -16,6 +18,7 @@
 mod building;
 mod collective;
 mod device_tensor;
+mod failures;
 mod late_result;
 pub(crate) mod measure;
 mod passes;
@@ -25,4 +28,5 @@ pub(crate) mod stage_compute;
 mod state;
 mod task_args;
 mod task_location;
+pub(crate) mod task_tensors;
 mod updates;

@@ -1,13 +1,12 @@
 //! The passes of a microbatch: tensors in, the engine at work, tensors out.
 
 use crate::compute::device_tensor::to_task_tensor;
+use crate::compute::failures::{engine_failure, tensor_failure};
 use crate::compute::late_result::{not_finite, LateLoss, LateResult};
-use crate::compute::payloads::{
-    engine_failure, tensor_failure, to_task_output, to_task_tensors, to_tensor, to_tensors,
-};
 use crate::compute::stage_compute::StageCompute;
 use crate::compute::task_args::{ForwardArgs, GradientRoute};
 use crate::compute::task_location::TaskLocation;
+use crate::compute::task_tensors::{to_task_output, to_task_tensors, to_tensor, to_tensors};
 use crate::engine::{LossInputs, Mode, Pass, TreeTarget};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::Failure;

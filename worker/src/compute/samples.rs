@@ -1,6 +1,7 @@
 //! Samples from files of this worker.
 
-use crate::compute::payloads::{tensor_failure, to_payload};
+use crate::compute::failures::tensor_failure;
+use crate::compute::payloads::to_payload;
 use data::Dataset;
 use layerspec::ValueId;
 use link::Payload;

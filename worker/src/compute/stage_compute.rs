@@ -2,9 +2,9 @@
 
 use crate::compute::collective::Communicators;
 use crate::compute::device_tensor::TaskWork;
+use crate::compute::failures::{engine_failure, tensor_failure};
 use crate::compute::late_result::{LateLoss, LateResult};
 use crate::compute::measure::measure;
-use crate::compute::payloads::{engine_failure, tensor_failure};
 use crate::compute::task_args::{BuildArgs, EmitPayload, ForwardArgs, GradientRoute, StepArgs};
 use crate::compute::task_location::TaskLocation;
 use crate::engine::{CustomLayers, Engine, HealthCheck, Mode, Pass};

@@ -1,7 +1,9 @@
 //! Exports and loads weights and optimizer state by name.
 
-use crate::compute::payloads::{engine_failure, tensor_failure, to_payload, to_tensor};
+use crate::compute::failures::{engine_failure, tensor_failure};
+use crate::compute::payloads::to_payload;
 use crate::compute::stage_compute::StageCompute;
+use crate::compute::task_tensors::to_tensor;
 use crate::engine::{Engine, OptimizerStateScope, OptimizerTensor};
 use bytes::Bytes;
 use layerspec::DType;

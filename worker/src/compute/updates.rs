@@ -1,13 +1,13 @@
 //! The end of a step: sums over replicas, the optimizer, and the exchange of parameters.
 
+use crate::compute::failures::{engine_failure, tensor_failure};
 use crate::compute::late_result::LateResult;
-use crate::compute::payloads::{
-    decompressed_sums, engine_failure, nested, tensor_failure, tied_outcome, to_task_output,
-    to_tensors, to_tensors_by_stage,
-};
 use crate::compute::stage_compute::StageCompute;
 use crate::compute::task_args::{EmitPayload, StepArgs};
 use crate::compute::task_location::TaskLocation;
+use crate::compute::task_tensors::{
+    decompressed_sums, nested, tied_outcome, to_task_output, to_tensors, to_tensors_by_stage,
+};
 use crate::engine::{Engine, TensorsByStage};
 use pipeline::ids::StageId;
 use pipeline::message::Failure;

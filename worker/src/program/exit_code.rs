@@ -1,6 +1,7 @@
-//! The exit codes of the `worker` program, apart from those of signals.
+//! The end of the `worker` program, and its exit codes apart from those of signals.
 
 use link::LinkError;
+use std::io::Write;
 
 /// The run is over.
 pub(crate) const SUCCESS: i32 = 0;
@@ -15,6 +16,13 @@ pub(crate) fn of(error: &anyhow::Error) -> i32 {
         Some(LinkError::DeviceBroken { .. }) => DEVICE_BROKEN,
         _ => FAILURE,
     }
+}
+
+/// Ends the process at once, also while the compute thread works, because its result is not needed.
+/// A normal exit runs libtorch's clean-up, which crashes while a thread is at work.
+pub(crate) fn exit_now(code: i32) -> ! {
+    std::io::stdout().flush().ok();
+    signal_hook::low_level::exit(code)
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@
 use crate::compute::samples::LocalSamples;
 use crate::compute::stage_compute::StageCompute;
 use crate::engine::CustomLayers;
-use crate::program::exit_code::{self, FAILURE, SUCCESS};
+use crate::program::chosen_device::{device, set_threads};
+use crate::program::exit_code::{self, exit_now, FAILURE, SUCCESS};
 use crate::program::nccl::NcclNetwork;
 use crate::program::options::Options;
 use crate::program::signals::{Signal, Signals};
@@ -16,7 +17,6 @@ use link::{EndpointCloser, LinkError, Ticket, WorkerInfo};
 use parking_lot::Mutex;
 use runtime::{ComputeThread, End, LeaveSignal, SnapshotStore};
 use std::future::Future;
-use std::io::Write;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -122,13 +122,6 @@ fn run_until_signal(
         }
         exit_now(signal as i32)
     })
-}
-
-/// Ends the process at once, also while the compute thread works, because its result is not needed.
-/// A normal exit runs libtorch's clean-up, which crashes while a thread is at work.
-pub(crate) fn exit_now(code: i32) -> ! {
-    std::io::stdout().flush().ok();
-    signal_hook::low_level::exit(code)
 }
 
 /// A worker, and the state that outlives one membership.
@@ -356,40 +349,6 @@ fn ticket(options: &Options) -> Result<Option<Ticket>> {
         Some(text) => Ok(Some(text.parse().context("MODEL_TICKET")?)),
         None => Ok(link::local_ticket()?),
     }
-}
-
-/// Sets the number of compute threads.
-pub(crate) fn set_threads(options: &Options) -> Result<()> {
-    match options.threads {
-        None => {}
-        Some(0) => bail!("--threads 0: at least one compute thread is needed"),
-        Some(threads) => tensor::threads::set_count(threads),
-    }
-    Ok(())
-}
-
-/// The device that the options name, or the one that fits this machine.
-pub(crate) fn device(options: &Options) -> Result<Device> {
-    let all = tensor::device::all();
-    let Some((flag, name)) = options.named_device() else {
-        let gpus = all.iter().copied().filter(|device| *device != Device::Cpu);
-        let gpus: Vec<Device> = gpus.collect();
-        let chosen = gpus.iter().cycle().nth(options.local_number.unwrap_or(0));
-        return Ok(chosen.copied().unwrap_or(Device::Cpu));
-    };
-    let device = match uuid::is_uuid(name) {
-        true => Device::Cuda(0),
-        false => tensor::device::parse(name).context(flag)?,
-    };
-    if !all.contains(&device) {
-        let names: Vec<_> = all.iter().map(|d| tensor::device::name(*d)).collect();
-        let cuda = match device {
-            Device::Cuda(_) => format!("; {}", tensor::cuda::load()),
-            _ => String::new(),
-        };
-        bail!("{flag} {name}: not on this machine, which has {}{cuda}", names.join(", "));
-    }
-    Ok(device)
 }
 
 /// Tells the driver and the GPUs, or why there are none.

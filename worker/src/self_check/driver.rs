@@ -1,7 +1,7 @@
 //! Checks which device there is: its driver, libtorch, and memory.
 
+use crate::program::chosen_device;
 use crate::program::options::Options;
-use crate::program::run;
 use crate::self_check::report::{Findings, Problem};
 use tch::Device;
 use tensor::cuda::{self, CudaStatus};
@@ -13,7 +13,8 @@ const GIB: f64 = (1u64 << 30) as f64;
 /// # Errors
 /// It is not there, or nobody named the CPU and the machine has a GPU that cannot be used.
 pub(crate) fn check(options: &Options) -> Result<(Device, Findings), Problem> {
-    let device = run::device(options).map_err(|error| Problem::last(format!("{error:#}")))?;
+    let device =
+        chosen_device::device(options).map_err(|error| Problem::last(format!("{error:#}")))?;
     let cuda = cuda::load();
     if device == Device::Cpu && cuda.is_fault() && options.named_device().is_none() {
         return Err(Problem::last(format!("{cuda}; `worker --self-check cpu` checks the CPU")));

@@ -20,8 +20,8 @@ pub(crate) mod records;
 mod report;
 mod transfers;
 
+use crate::program::chosen_device::set_threads;
 use crate::program::options::Options;
-use crate::program::run;
 use crate::self_check::report::Report;
 use anyhow::Result;
 
@@ -30,7 +30,7 @@ use anyhow::Result;
 /// # Errors
 /// A section failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    run::set_threads(options)?;
+    set_threads(options)?;
     tensor::threads::apply_to_this_thread();
     let mut report = Report::new(options.json);
     let mut found = None;

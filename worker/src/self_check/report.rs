@@ -1,8 +1,7 @@
 //! The results of the sections of a self-check, and the line of each.
 
-use crate::program::exit_code::FAILURE;
+use crate::program::exit_code::{exit_now, FAILURE};
 use crate::program::output;
-use crate::program::run::exit_now;
 use anyhow::{bail, Result};
 use serde_json::{json, Map, Value as Json};
 use std::sync::mpsc;

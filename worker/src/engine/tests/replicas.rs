@@ -3,7 +3,8 @@
 use super::halves::ENCODER;
 use super::models::{CONV, PARTS, TEXT};
 use super::*;
-use crate::compute::payloads::{to_payload, to_tensor};
+use crate::compute::payloads::to_payload;
+use crate::compute::task_tensors::to_tensor;
 use link::Payload;
 use pipeline::ids::StageId;
 use pipeline::plan::StageSpec;
