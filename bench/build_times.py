@@ -18,34 +18,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
+import pages
 import result_files
+from build_commands import NAME, STEPS
 from programs import CHECKOUT, Problem
 
-NAME = "build-times"
-EDITED = "crates/pipeline/src/lib.rs"
 ACCURACY = re.compile(r"test accuracy ([\d.]+) %")
 LEFT_OUT = ("CARGO_TARGET_DIR", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")  # each changes what is built
-
-
-class Step(NamedTuple):
-    """A command whose time counts, and the commands before it."""
-
-    words: str
-    fresh: bool
-    before: tuple = ()
-
-
-STEPS = {
-    "demo": Step("`make demo` from nothing", True),
-    "check": Step(
-        f"`make check` from warm, after an edit of `{EDITED}`",
-        False,
-        (["make", "check"], ["touch", EDITED]),
-    ),
-    "test": Step("`make test` from nothing", True),
-}
 
 
 def plan(names, place, own, reuse):
@@ -99,41 +79,9 @@ def measured(header, seconds, reuse, output):
     return header | {"seconds": seconds, "reused": reuse} | accuracy
 
 
-def table(results):
-    """The rows of the page: minutes of each command, and where they were measured."""
-    head = ["", "minutes", "crates", "cores", "load before", "on", "commit", "processor"]
-    rows = [
-        [
-            step.words,
-            f"{found['seconds'] / 60:.1f}",
-            "at hand" if found["reused"] else "downloaded",
-            found["machine"]["cores"],
-            max(found["load"]),
-            found["when"],
-            found["commit"],
-            found["machine"]["processor"],
-        ]
-        for name, step in STEPS.items()
-        if (found := results.get(name))
-    ]
-    return head, rows
-
-
-def sentence(results):
-    """The demo in README.md; nothing if it was not measured."""
-    demo = results.get("demo")
-    if demo is None:
-        return ""
-    reached = f" and reached {demo['accuracy']:.2f} % test accuracy" if "accuracy" in demo else ""
-    minutes, cores = f"{demo['seconds'] / 60:.1f}", demo["machine"]["cores"]
-    return f"`make demo` from nothing took {minutes} minutes on {cores} cores{reached}."
-
-
 def run(names, reuse):
     """Measures, and stores each result at once, so that a run that is broken off leaves what it
     had."""
-    import pages  # which shows what is measured here
-
     results = result_files.saved().get(NAME, {})
     with tempfile.TemporaryDirectory() as folder:
         place, own = Path(folder), cargo_home()

@@ -2,7 +2,7 @@
 
 from statistics import median
 
-import build_times
+import build_commands
 import far
 import memory
 import sections
@@ -201,7 +201,7 @@ def text(results):
     ]
     if "timelines" in results:
         parts.append(sections.timelines(results["timelines"]))
-    if build_times.NAME in results:
-        shown = sections.table(*build_times.table(results[build_times.NAME]))
+    if build_commands.NAME in results:
+        shown = sections.table(*build_commands.table(results[build_commands.NAME]))
         parts += ["## Build times", sections.wrapped(BUILD_TIMES), shown]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

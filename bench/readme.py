@@ -2,7 +2,7 @@
 
 import re
 
-import build_times
+import build_commands
 import page
 import sections
 from programs import CHECKOUT
@@ -45,7 +45,7 @@ def block(results):
         if results.get(name, {}).get("pairs")
     ]
     parts = [BEGIN, sections.table(["beside PyTorch on the same machine", "ratio"], rows)]
-    parts.append(build_times.sentence(results.get(build_times.NAME, {})))
+    parts.append(build_commands.sentence(results.get(build_commands.NAME, {})))
     return "\n\n".join(part for part in [*parts, END] if part)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import build_commands
 import build_times
 import faults
 import faults_page
@@ -225,7 +226,7 @@ class Prose(unittest.TestCase):
         self.assertEqual(measurements("half of the 2 seconds; f:.0%"), ["2 seconds"])
 
     def test_no_page_is_written_with_a_typed_measurement(self):
-        for module in (page, sections, faults_page, readme, build_times):
+        for module in (page, sections, faults_page, readme, build_commands):
             tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
             words = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
             typed = [found for text in words for found in measurements(str(text))]
@@ -259,7 +260,7 @@ class BuildTimes(unittest.TestCase):
         return {"demo": demo, "test": build_times.measured(header, 1800.0, True, "ok")}
 
     def test_what_was_measured_is_on_the_page_and_in_readme(self):
-        results = {build_times.NAME: self.results()}
+        results = {build_commands.NAME: self.results()}
         text = page.text(results)
         self.assertIn("## Build times", text)
         end = "2 | 0.5 | 2000-01-01 | abc | one |"
@@ -272,7 +273,7 @@ class BuildTimes(unittest.TestCase):
 
     def test_nothing_measured_is_not_told(self):
         self.assertNotIn("## Build times", page.text({}))
-        self.assertEqual(build_times.sentence({}), "")
+        self.assertEqual(build_commands.sentence({}), "")
 
     def commands(self, names, reuse):
         plan = build_times.plan(names, Path("/place"), Path("/none"), reuse)
@@ -288,9 +289,9 @@ class BuildTimes(unittest.TestCase):
 
     def test_a_warm_check_comes_after_another_and_an_edit(self):
         check = self.commands(["check"], reuse=True)[1:]
-        edited = (None, f"touch {build_times.EDITED}")
+        edited = (None, f"touch {build_commands.EDITED}")
         self.assertEqual(check, [(None, "make check"), edited, ("check", "make check")])
-        self.assertTrue((programs.CHECKOUT / build_times.EDITED).is_file())
+        self.assertTrue((programs.CHECKOUT / build_commands.EDITED).is_file())
 
     def test_a_failed_command_is_told(self):
         said = io.StringIO()
