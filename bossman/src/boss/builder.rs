@@ -250,6 +250,12 @@ impl Builder {
         self
     }
 
+    /// Plans with less memory, after workers of the run were out of it this many times.
+    pub(crate) fn shortages(mut self, shortages: u32) -> Self {
+        self.settings.parallel.shortages = shortages;
+        self
+    }
+
     /// Marks a run from a run file, which recovers from lost workers itself.
     pub(crate) fn for_run_file(mut self) -> Self {
         self.settings.is_called_by_program = false;
@@ -283,7 +289,7 @@ impl Builder {
             )));
         }
         conflicts::check(&self.settings.facts())?;
-        self.settings.parallel.plan(self.model.graph(), workers)
+        self.settings.parallel.plan(self.model.graph(), workers, &[])
     }
 
     /// Starts a session, also after a loss of workers.

@@ -118,8 +118,8 @@ impl BossMan {
         Situation::Fixed {
             can_restore: self.recovery.as_ref().is_some_and(CallLog::can_replay),
             has_substitute: self.trainer.plan.workers() > 1 || self.host.starts_workers(),
-            // The program chose what is recomputed.
-            can_recompute: false,
+            // The program chose what is recomputed, and where the model is cut.
+            can_save_memory: false,
         }
     }
 

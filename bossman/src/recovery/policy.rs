@@ -64,6 +64,16 @@ pub(crate) fn recompute_warning(error: &BossManError, done: u64) -> String {
     )
 }
 
+/// The warning of a run that was out of memory after this many steps although it recomputes what it
+/// can, and goes on.
+pub(crate) fn plan_warning(error: &BossManError, done: u64) -> String {
+    format!(
+        "out of memory after {done} steps: {error}; the run goes on with a plan that leaves a \
+         quarter of the workers' memory unused, which changes no result; to avoid the repetition, \
+         set `cuts` as it then says, or use smaller microbatches or more workers"
+    )
+}
+
 /// Disconnects a worker that must not join again, and tells it so.
 pub(crate) fn ban(remedy: Remedy, error: &BossManError, handle: &Handle) {
     if let (Remedy::Rebuild { ban: Some(worker) }, BossManError::Worker(failure)) = (remedy, error)
@@ -122,20 +132,20 @@ impl BossManError {
 impl Recovery {
     /// Records a failure at this time of a run that has a state to resume from, and decides what to
     /// do. `has_substitute` tells whether the run may continue without the worker that failed,
-    /// `can_recompute` whether workers store activations that they could recompute.
+    /// `can_save_memory` whether the workers could need less memory for the same steps.
     pub(crate) fn decide(
         &mut self,
         error: &BossManError,
         at: Instant,
         has_substitute: bool,
-        can_recompute: bool,
+        can_save_memory: bool,
     ) -> Remedy {
-        let situation = Situation::Fixed { can_restore: true, has_substitute, can_recompute };
+        let situation = Situation::Fixed { can_restore: true, has_substitute, can_save_memory };
         let remedy = error.remedy(&mut self.policy, situation);
         if remedy.begins_again() {
             self.outage = Some(Outage {
                 since: self.outage.as_ref().map_or(at, |outage| outage.since),
-                lost: usize::from(remedy != Remedy::Recompute),
+                lost: usize::from(remedy != Remedy::SaveMemory),
                 rejoined_after: Duration::ZERO,
                 restored_after: Duration::ZERO,
                 done: self.policy.furthest(),
@@ -260,7 +270,7 @@ mod tests {
         let now = Instant::now();
         let mut recovery = Recovery::default();
         assert!(recovery.step_done(4).is_none());
-        assert_eq!(recovery.decide(&out_of_memory(), now, false, true), Remedy::Recompute);
+        assert_eq!(recovery.decide(&out_of_memory(), now, false, true), Remedy::SaveMemory);
         assert!(recovery.is_recovering());
         assert_eq!(recovery.lost(), 0);
         assert_eq!(recovery.decide(&lost(true), now, false, false), Remedy::Rebuild { ban: None });
@@ -279,6 +289,8 @@ mod tests {
             "out of memory; use smaller microbatches or more workers"
         );
         assert!(!with_memory_advice(lost(true), true).to_string().contains("microbatches"));
+        let told = plan_warning(&out_of_memory(), 3);
+        assert!(told.starts_with("out of memory after 3 steps: "), "{told}");
         let told = recompute_warning(&out_of_memory(), 3);
         assert!(told.starts_with("out of memory after 3 steps: out of memory; the run"), "{told}");
     }

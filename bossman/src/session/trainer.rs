@@ -12,6 +12,7 @@ use crate::settings::user_settings::Settings;
 use crate::tuning::collective;
 use crate::tuning::replica_devices::{self, device_kind, UnlikeReplicas};
 use crate::tuning::schedule_state::ScheduleState;
+use crate::tuning::worker_memory::usable;
 use crate::workers::host::Workers;
 use crate::workers::local_processes::WorkerProcesses;
 use crate::{Batch, BossManError, Model};
@@ -68,7 +69,13 @@ impl Trainer {
         workers: Workers,
     ) -> Result<Self, BossManError> {
         let Workers { listener, local, runtime, count, events, .. } = workers;
-        let plan = settings.parallel.plan(model.graph(), count)?;
+        let infos: Vec<_> = listener.joined().take(count).collect();
+        let plan = settings.parallel.plan(
+            model.graph(),
+            count,
+            &usable(&infos, settings.parallel.shortages),
+        )?;
+        plan.check_memory(&usable(&infos, 0))?;
         let strategy = Strategy::new(&settings, model.graph(), count);
         let _inside = runtime.enter();
         let observers = events.clone();

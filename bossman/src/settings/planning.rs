@@ -11,16 +11,21 @@ use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 const MAX_STAGES_PER_WORKER: usize = 8;
 
 impl ParallelSettings {
-    /// Cuts the model for `workers` workers.
+    /// Cuts the model for `workers` workers. `memory` has the bytes of each, as far as known.
     ///
     /// # Errors
     /// The model or the workers do not fit the settings.
-    pub(crate) fn plan(&self, graph: &LayerGraph, workers: usize) -> Result<Plan, BossManError> {
+    pub(crate) fn plan(
+        &self,
+        graph: &LayerGraph,
+        workers: usize,
+        memory: &[Option<u64>],
+    ) -> Result<Plan, BossManError> {
         let mut error: Option<PlanError> = None;
         for worker_groups in self.worker_groups(workers)? {
             let mut of_these = None;
             for placement in self.placements(worker_groups.len()) {
-                match Plan::new(graph, &self.cuts, worker_groups.clone(), placement) {
+                match Plan::within(graph, &self.cuts, worker_groups.clone(), placement, memory) {
                     Ok(plan) => return Ok(plan.sharded(self.sharding)),
                     // The last one asks for the fewest stages.
                     Err(e) => of_these = Some(e),

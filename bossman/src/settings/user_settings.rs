@@ -50,6 +50,8 @@ pub(crate) struct ParallelSettings {
     pub(crate) collective: Collective,
     /// The state that replicas shard.
     pub(crate) sharding: Option<Sharding>,
+    /// The number of times that workers of this run were out of memory. Plans use less of it then.
+    pub(crate) shortages: u32,
 }
 
 impl Default for Settings {
@@ -65,6 +67,7 @@ impl Default for Settings {
                 compress: None,
                 collective: Collective::default(),
                 sharding: None,
+                shortages: 0,
             },
             microbatches: None,
             loss: None,

@@ -3,6 +3,7 @@
 //! ```text
 //! run (Attempts) -> placed                the run's folder
 //!  |             -> prepared (Prepared)   what needs no workers
+//!  |             -> memory_saving         after a run was out of memory
 //!  +-> attempt (Attempt) -> epochs -> validation
 //!       +-> checkpoint_writer, digests   receipt_writer (at the end)
 //!       +-> Event -> metrics, trace, and the observers of the caller
@@ -12,6 +13,7 @@ mod attempt;
 pub(crate) mod checkpoint_writer;
 mod digests;
 pub(crate) mod epochs;
+mod memory_saving;
 pub mod metrics;
 mod outcome;
 mod placed;

@@ -11,10 +11,11 @@ use crate::run_file::data_parts::Parts;
 use crate::run_file::{Length, RunFile};
 use crate::settings::conflicts::{self, PoolFacts, RunFacts};
 use crate::train::epochs::best_path;
+use crate::train::memory_saving::{MeansLeft, MemorySaving};
 use crate::train::settings::TrainOptions;
 use crate::train::trace::Trace;
 use crate::{
-    BossManError, Builder, Collective, Model, Recompute, RecoverySource, Replicas, StateDict,
+    BossManError, Builder, Collective, Cuts, Model, Recompute, RecoverySource, Replicas, StateDict,
 };
 
 /// The default number of microbatches in a pool, which is also the most workers that can share a
@@ -99,14 +100,13 @@ pub(super) async fn prepare<'a>(
 }
 
 impl Prepared<'_> {
-    /// The settings of a session with this number of microbatches, or with the default for 0. The
-    /// session recomputes these activations, if the model file does not say which.
-    pub(super) fn builder(&self, microbatches: u32, recompute: Recompute) -> Builder {
+    /// The settings of a session with this number of microbatches, or with the default for 0.
+    pub(super) fn builder(&self, microbatches: u32, saving: MemorySaving) -> Builder {
         let (file, pool) = (self.file, self.options.pool);
         let mut model = self.model.clone();
         // The run file's setting, which follows, changes only what is not set yet.
-        model.set_recompute(recompute);
-        let mut builder = file.builder(model);
+        model.set_recompute(saving.recompute);
+        let mut builder = file.builder(model).shortages(saving.shortages);
         if pool {
             builder = builder.collective(Collective::Quic);
             builder = builder
@@ -118,11 +118,15 @@ impl Prepared<'_> {
         }
     }
 
-    /// Whether a session that recomputes these activations stores others, which `recompute: full`
-    /// in the run file would not store.
-    pub(super) fn can_recompute(&self, recompute: Recompute) -> bool {
+    /// The means to save memory that are left after a session on this many workers that saved it
+    /// thus.
+    pub(super) fn means_left(&self, saving: MemorySaving, workers: usize) -> MeansLeft {
         let mut layers = self.model.graph().layers().iter();
-        recompute != Recompute::Full && layers.any(|layer| layer.recompute.is_none())
+        let stores = layers.any(|layer| layer.recompute.is_none());
+        MeansLeft {
+            recompute: saving.recompute != Recompute::Full && stores,
+            plan: self.file.cuts == Cuts::Auto && workers > 1,
+        }
     }
 
     /// The steps of an epoch.
@@ -133,7 +137,7 @@ impl Prepared<'_> {
     /// Checks what would otherwise fail after workers have joined, or at the end.
     fn check(&self, record: &RunRecord) -> Result<(), BossManError> {
         let (file, options, steps) = (self.file, self.options, self.steps);
-        let builder = self.builder(record.microbatches, file.recompute);
+        let builder = self.builder(record.microbatches, MemorySaving::of(file.recompute));
         let plan = builder.plan(self.workers)?;
         let mut facts = builder.settings().facts();
         facts.collective = file.collective;

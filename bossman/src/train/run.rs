@@ -7,6 +7,7 @@ use crate::recovery::policy::{self, Recovery};
 use crate::recovery::resume::{self, ResumeState};
 use crate::run_file::RunFile;
 use crate::train::attempt::{Attempt, Observers};
+use crate::train::memory_saving::{MeansLeft, MemorySaving};
 use crate::train::metrics::Metrics;
 use crate::train::outcome::{Interruption, Outcome};
 use crate::train::placed;
@@ -15,7 +16,7 @@ use crate::train::receipt_writer::ReceiptWriter;
 use crate::train::settings::TrainOptions;
 use crate::train::trace::TraceRecorder;
 use crate::workers::host::Workers;
-use crate::{BossMan, BossManError, Recompute, RecoverySource, StepReport};
+use crate::{BossMan, BossManError, RecoverySource, StepReport};
 use parking_lot::Mutex;
 use pipeline::recovery::{Cause, RecoveryCost, Remedy, ResumeReport, StateSource};
 use runtime::Handle;
@@ -118,8 +119,8 @@ struct Attempts {
     /// The state to resume from, once it is found.
     state: Option<ResumeState>,
     recovery: Recovery,
-    /// The activations that workers recompute. Once they were out of memory, all.
-    recompute: Recompute,
+    /// How sessions save memory. Once workers were out of it, by more means.
+    saving: MemorySaving,
     /// The number of workers in the last session.
     workers: usize,
     /// The address at which workers join again, once they have joined.
@@ -140,7 +141,7 @@ impl Attempts {
             record: start.record,
             state: start.state,
             recovery: Recovery::default(),
-            recompute: prepared.file.recompute,
+            saving: MemorySaving::of(prepared.file.recompute),
             workers: prepared.workers,
             port: None,
             failed_at: None,
@@ -227,7 +228,7 @@ impl Attempts {
     /// Starts a session, in the state to resume from.
     async fn start<'a>(&mut self, prepared: &'a Prepared<'a>) -> Result<Attempt<'a>, BossManError> {
         let workers = self.wait_for_workers(prepared).await?;
-        let builder = prepared.builder(self.record.microbatches, self.recompute);
+        let builder = prepared.builder(self.record.microbatches, self.saving);
         let mut boss = builder.build(workers)?;
         self.handle = Some(boss.trainer.handle.clone());
         // The default depends on the number of workers of the first session. A batch has no more
@@ -270,31 +271,39 @@ impl Attempts {
     ) -> Result<(), BossManError> {
         let failed_at = self.failed_at.take();
         // A session that fails before its first step has stored no activations.
-        let can_recompute = failed_at.is_some() && prepared.can_recompute(self.recompute);
-        let with_advice = |error| policy::with_memory_advice(error, can_recompute);
+        let left = prepared.means_left(self.saving, self.workers);
+        let left = MeansLeft { recompute: left.recompute && failed_at.is_some(), ..left };
+        let saving = self.saving.next(left);
+        let with_advice = |error| policy::with_memory_advice(error, left.recompute);
         // A pool changes its members without a new session.
         if prepared.options.pool {
             return Err(with_advice(error));
         }
         let done = self.recovery.furthest();
         // A run that has trained nothing loses nothing if it begins again.
-        let may_begin_again = can_recompute && error.cause() == Cause::OutOfMemory && done == 0;
+        let may_begin_again = saving.is_some() && error.cause() == Cause::OutOfMemory && done == 0;
         if prepared.file.redundancy == RecoverySource::None && !may_begin_again {
             let error = policy::with_resume_advice(error, prepared.checkpoints.is_some());
             return Err(with_advice(error));
         }
         let at = failed_at.unwrap_or_else(Instant::now);
         let has_substitute = self.workers > 1 || prepared.options.fleet.local > 0;
-        let remedy = self.recovery.decide(&error, at, has_substitute, can_recompute);
+        let remedy = self.recovery.decide(&error, at, has_substitute, saving.is_some());
         if !remedy.begins_again() {
             return Err(with_advice(error));
         }
-        if remedy == Remedy::Recompute {
-            self.recompute = Recompute::Full;
-            self.observers.events.warn(policy::recompute_warning(&error, done));
-        } else {
-            let done = Completed::Steps(done);
-            self.observers.events.report(&Event::workers_lost(done, &error));
+        match saving.filter(|_| remedy == Remedy::SaveMemory) {
+            Some(saving) => {
+                self.saving = saving;
+                self.observers.events.warn(match left.recompute {
+                    true => policy::recompute_warning(&error, done),
+                    false => policy::plan_warning(&error, done),
+                });
+            }
+            None => {
+                let done = Completed::Steps(done);
+                self.observers.events.report(&Event::workers_lost(done, &error));
+            }
         }
         if let Some(handle) = self.handle.take() {
             policy::ban(remedy, &error, &handle);
@@ -315,7 +324,7 @@ impl Attempts {
         };
         // Local workers get another port.
         let host = if fleet.local == prepared.workers { host } else { host.port(port) };
-        let builder = prepared.builder(self.record.microbatches, self.recompute);
+        let builder = prepared.builder(self.record.microbatches, self.saving);
         let fits = |workers| builder.check(workers).is_ok();
         let workers = host.wait_for_rejoin(self.workers, self.recovery.lost(), fits).await?;
         self.recovery.workers_rejoined();

@@ -2,6 +2,7 @@
 
 use super::batch_shape::MicrobatchSizes;
 use super::layer_probes::machines;
+use super::worker_memory::usable;
 use crate::settings::user_settings::ParallelSettings;
 use link::WorkerInfo;
 use pipeline::fleet::Fleet;
@@ -32,7 +33,7 @@ impl MeasuredFleet {
         let mut fleet = Fleet {
             times,
             per_action: PER_ACTION_NANOS,
-            memory: memory(workers),
+            memory: usable(&workers.iter().collect::<Vec<_>>(), settings.shortages),
             compress: settings.compress,
             sharding: settings.sharding,
             machines: machines(workers.len(), links),
@@ -68,13 +69,4 @@ fn estimate_links(fleet: &mut Fleet, workers: usize) {
             fleet.links.entry((from, to)).or_insert(there.then(*back));
         }
     }
-}
-
-/// The memory of each worker. Workers on one device share it.
-fn memory(workers: &[WorkerInfo]) -> Vec<Option<u64>> {
-    let sharing = |worker: &WorkerInfo| {
-        let same = |other: &&WorkerInfo| other.host == worker.host && other.device == worker.device;
-        workers.iter().filter(same).count().max(1) as u64
-    };
-    workers.iter().map(|worker| Some(worker.memory_bytes? / sharing(worker))).collect()
 }

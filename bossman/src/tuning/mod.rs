@@ -6,6 +6,7 @@
 //!                                             +-> measured_fleet -> layer_probes (measured)
 //! collective       NCCL or QUIC
 //! replica_devices  finds replicas on unlike devices
+//! worker_memory    the memory that plans may use
 //! plan_command     prints the predicted time of each schedule
 //! ```
 
@@ -19,3 +20,4 @@ pub(crate) mod observed_times;
 pub mod plan_command;
 pub(crate) mod replica_devices;
 pub(crate) mod schedule_state;
+pub(crate) mod worker_memory;

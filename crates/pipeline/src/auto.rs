@@ -157,10 +157,13 @@ fn candidate(
     placement: Placement,
 ) -> Result<Candidate, PlanError> {
     let plan = match &space.cuts {
-        Cuts::Auto => Plan::balanced(graph, worker_groups.clone(), placement, |worker, layer| {
-            let time = fleet.time(worker, layer);
-            time.forward.saturating_add(time.backward)
-        })?,
+        Cuts::Auto => {
+            let groups = worker_groups.clone();
+            Plan::balanced(graph, groups, placement, &fleet.memory, |worker, layer| {
+                let time = fleet.time(worker, layer);
+                time.forward.saturating_add(time.backward)
+            })?
+        }
         named => Plan::new(graph, named, worker_groups.clone(), placement)?,
     };
     let plan = plan.sharded(fleet.sharding);

@@ -1,5 +1,6 @@
 //! The cuts of a layer list into stages.
 
+use std::ops::Range;
 use thiserror::Error;
 
 /// The cuts that the user asks for.
@@ -12,15 +13,6 @@ pub enum Cuts {
     Auto,
     /// Each named layer starts a new stage.
     At(Vec<String>),
-}
-
-/// The cost of a layer.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub struct LayerCost {
-    /// Work of one sample.
-    pub work: u64,
-    /// The cost of a cut just before it.
-    pub place: CutPlace,
 }
 
 /// The cost of a cut just before a layer. It decides between equally balanced cuts.
@@ -53,51 +45,98 @@ pub struct TooFewLayers {
     pub stages: usize,
 }
 
-/// Returns the first layer of each stage but the first. The heaviest stage is as light as possible,
-/// and of such cuts the result is one of lowest cost.
-pub fn balanced(costs: &[LayerCost], stages: usize) -> Result<Vec<usize>, TooFewLayers> {
-    let places: Vec<_> = costs.iter().map(|c| c.place).collect();
-    balanced_by(&places, &vec![costs.iter().map(|c| c.work).collect(); stages])
+/// Returns the first layer of each stage but the first. Each stage has its own work for every
+/// layer: that of its worker. The heaviest stage is as light as possible, and of such cuts the
+/// result is one of lowest cost.
+///
+/// # Errors
+/// There are more stages than layers.
+pub fn balanced_by(places: &[CutPlace], stages: &[Vec<u64>]) -> Result<Vec<usize>, TooFewLayers> {
+    let too_few = TooFewLayers { layers: places.len(), stages: stages.len() };
+    lightest(places, stages, |_, _| true).ok_or(too_few)
 }
 
-/// As [`balanced`], but each stage has its own work for every layer: that of its worker.
-pub fn balanced_by(places: &[CutPlace], stages: &[Vec<u64>]) -> Result<Vec<usize>, TooFewLayers> {
+/// As [`balanced_by`], of the cuts whose stages all fit into their memory. `None` if there is no
+/// such cut.
+pub fn balanced_within(
+    places: &[CutPlace],
+    stages: &[Vec<u64>],
+    memory: &StageMemory,
+) -> Option<Vec<usize>> {
+    let sums: Vec<u64> = sums(memory.bytes.iter().copied());
+    let bytes = |layers: &Range<usize>| {
+        let [start, end] = [layers.start, layers.end].map(|layer| sums.get(layer));
+        end.zip(start).map_or(0, |(end, start)| end.saturating_sub(*start))
+    };
+    lightest(places, stages, |stage, layers| {
+        memory.rooms.get(stage).is_none_or(|room| bytes(layers) <= *room)
+    })
+}
+
+/// The memory that layers take, and that there is for each stage.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StageMemory {
+    /// The bytes of each layer.
+    pub bytes: Vec<u64>,
+    /// The bytes that each stage may take.
+    pub rooms: Vec<u64>,
+}
+
+/// The sums of the numbers before each place, and of all.
+fn sums(numbers: impl Iterator<Item = u64>) -> Vec<u64> {
+    let sums = numbers.scan(0u64, |sum, number| {
+        *sum = sum.saturating_add(number);
+        Some(*sum)
+    });
+    [0].into_iter().chain(sums).collect()
+}
+
+/// The cheapest of the cuts whose heaviest stage is as light as possible, of those cuts whose
+/// stages are all allowed. A part of an allowed stage must be allowed, too.
+fn lightest(
+    places: &[CutPlace],
+    stages: &[Vec<u64>],
+    allows: impl Fn(usize, &Range<usize>) -> bool,
+) -> Option<Vec<usize>> {
     let layers = places.len();
-    let too_few = TooFewLayers { layers, stages: stages.len() };
     if stages.is_empty() || stages.len() > layers {
-        return Err(too_few);
+        return None;
     }
     // For every stage, the work of the layers before each layer. A layer without work counts as 1,
     // so that such layers are spread evenly.
-    let sums = |work: &Vec<u64>| -> Vec<u64> {
-        let sum = work.iter().take(layers).scan(0u64, |sum, work| {
-            *sum = sum.saturating_add(work.saturating_add(1));
-            Some(*sum)
-        });
-        [0].into_iter().chain(sum).collect()
+    let of_stage =
+        |work: &Vec<u64>| sums(work.iter().take(layers).map(|work| work.saturating_add(1)));
+    let work: Vec<Vec<u64>> = stages.iter().map(of_stage).collect();
+    let cheapest = |limit: u64| {
+        cheapest(places, stages.len(), |stage, layers| {
+            let work = &work[stage];
+            work[layers.end].saturating_sub(work[layers.start]) <= limit && allows(stage, layers)
+        })
     };
-    let work: Vec<Vec<u64>> = stages.iter().map(sums).collect();
     // The lightest limit for the heaviest stage, by bisection.
     let (mut low, mut high) = (0, work.iter().filter_map(|w| w.last()).copied().max().unwrap_or(0));
     while low < high {
         let middle = low + (high - low) / 2;
-        match cheapest(places, &work, middle) {
+        match cheapest(middle) {
             Some(_) => high = middle,
             None => low = middle + 1,
         }
     }
-    cheapest(places, &work, low).ok_or(too_few)
+    cheapest(low)
 }
 
-/// The cheapest cut whose stages all have at most `limit` work, if there is one. `work[s][i]` is
-/// the work of the layers before `i` on stage `s`.
-fn cheapest(places: &[CutPlace], work: &[Vec<u64>], limit: u64) -> Option<Vec<usize>> {
+/// The cheapest cut whose stages all are allowed, if there is one.
+fn cheapest(
+    places: &[CutPlace],
+    stages: usize,
+    allows: impl Fn(usize, &Range<usize>) -> bool,
+) -> Option<Vec<usize>> {
     let layers = places.len();
     // best[i]: the cost of cutting the layers before `i` into the current number of stages.
     let mut best: Vec<Option<CutPlace>> = vec![None; layers + 1];
     best[0] = Some(CutPlace::default());
-    let mut from: Vec<Vec<usize>> = Vec::with_capacity(work.len());
-    for work in work {
+    let mut from: Vec<Vec<usize>> = Vec::with_capacity(stages);
+    for stage in 0..stages {
         let mut next: Vec<Option<CutPlace>> = vec![None; layers + 1];
         let mut back = vec![0; layers + 1];
         // Starts of the last stage that are not too far back, cheapest first (sliding-window
@@ -112,7 +151,7 @@ fn cheapest(places: &[CutPlace], work: &[Vec<u64>], limit: u64) -> Option<Vec<us
                 }
                 window.push_back((start, cost));
             }
-            while window.front().is_some_and(|&(s, _)| work[end].saturating_sub(work[s]) > limit) {
+            while window.front().is_some_and(|&(start, _)| !allows(stage, &(start..end))) {
                 window.pop_front();
             }
             if let Some(&(start, cost)) = window.front() {
@@ -124,7 +163,7 @@ fn cheapest(places: &[CutPlace], work: &[Vec<u64>], limit: u64) -> Option<Vec<us
         best = next;
     }
     best[layers]?;
-    let mut cuts = Vec::with_capacity(work.len());
+    let mut cuts = Vec::with_capacity(stages);
     let mut end = layers;
     for back in from.iter().rev() {
         end = back[end];
@@ -139,16 +178,19 @@ fn cheapest(places: &[CutPlace], work: &[Vec<u64>], limit: u64) -> Option<Vec<us
 mod tests {
     use super::*;
 
-    fn costs(work: &[u64]) -> Vec<LayerCost> {
-        work.iter().map(|&work| LayerCost { work, place: CutPlace { ties: 0, bytes: 8 } }).collect()
+    const PLACE: CutPlace = CutPlace { ties: 0, bytes: 8 };
+
+    /// Cuts layers with this work on each of `stages` stages.
+    fn balanced(work: &[u64], stages: usize) -> Result<Vec<usize>, TooFewLayers> {
+        balanced_by(&vec![PLACE; work.len()], &vec![work.to_vec(); stages])
     }
 
     #[test]
     fn the_heaviest_stage_is_as_light_as_can_be() {
-        assert_eq!(balanced(&costs(&[10, 10, 10, 10]), 2), Ok(vec![2]));
-        assert_eq!(balanced(&costs(&[100, 1, 1, 1]), 2), Ok(vec![1]));
-        assert_eq!(balanced(&costs(&[9, 9, 1, 100]), 3), Ok(vec![1, 3]));
-        assert_eq!(balanced(&costs(&[5]), 1), Ok(vec![]));
+        assert_eq!(balanced(&[10, 10, 10, 10], 2), Ok(vec![2]));
+        assert_eq!(balanced(&[100, 1, 1, 1], 2), Ok(vec![1]));
+        assert_eq!(balanced(&[9, 9, 1, 100], 3), Ok(vec![1, 3]));
+        assert_eq!(balanced(&[5], 1), Ok(vec![]));
     }
 
     #[test]
@@ -160,11 +202,11 @@ mod tests {
 
     #[test]
     fn tied_layers_stay_together_where_that_is_as_balanced() {
-        let mut layers = costs(&[10, 10, 10, 10, 10]);
-        layers[3].place.bytes = 1;
-        assert_eq!(balanced(&layers, 2), Ok(vec![3]));
-        layers[3].place.ties = 1;
-        assert_eq!(balanced(&layers, 2), Ok(vec![2]));
+        let (mut places, work) = ([PLACE; 5], vec![vec![10; 5]; 2]);
+        places[3].bytes = 1;
+        assert_eq!(balanced_by(&places, &work), Ok(vec![3]));
+        places[3].ties = 1;
+        assert_eq!(balanced_by(&places, &work), Ok(vec![2]));
     }
 
     #[test]
@@ -191,11 +233,39 @@ mod tests {
             let every = (1..7).flat_map(|a| (a + 1..7).map(move |b| [a, b]));
             let best = every.map(|cuts| value(&cuts)).min();
             assert_eq!(balanced_by(&places, &work).ok().map(|cuts| value(&cuts)), best);
+            let memory = StageMemory {
+                bytes: (0..7).map(|_| random(9)).collect(),
+                rooms: (0..3).map(|_| 8 + random(20)).collect(),
+            };
+            let fits = |cuts: &[usize]| {
+                let (starts, ends) = ([&[0], cuts].concat(), [cuts, &[7]].concat());
+                let mut stages = starts.into_iter().zip(ends).zip(&memory.rooms);
+                stages.all(|((a, b), room)| memory.bytes[a..b].iter().sum::<u64>() <= *room)
+            };
+            let every = (1..7).flat_map(|a| (a + 1..7).map(move |b| [a, b]));
+            let best = every.filter(|cuts| fits(cuts)).map(|cuts| value(&cuts)).min();
+            let found = balanced_within(&places, &work, &memory);
+            assert_eq!(found.map(|cuts| value(&cuts)), best);
         }
     }
 
     #[test]
+    fn a_stage_takes_no_more_than_its_memory() {
+        let (places, work) = ([CutPlace::default(); 6], vec![vec![10; 6]; 2]);
+        let within = |rooms: [u64; 2]| {
+            let memory = StageMemory { bytes: vec![4; 6], rooms: rooms.to_vec() };
+            balanced_within(&places, &work, &memory)
+        };
+        assert_eq!(within([u64::MAX; 2]), Some(vec![3]));
+        assert_eq!(within([8, 100]), Some(vec![2]));
+        assert_eq!(within([100, 4]), Some(vec![5]));
+        assert_eq!(within([11, 12]), None);
+        let memory = StageMemory { bytes: vec![4], rooms: vec![u64::MAX; 2] };
+        assert_eq!(balanced_within(&places[..1], &work, &memory), None, "too few layers");
+    }
+
+    #[test]
     fn too_many_stages_is_an_error() {
-        assert_eq!(balanced(&costs(&[1, 1]), 3), Err(TooFewLayers { layers: 2, stages: 3 }));
+        assert_eq!(balanced(&[1, 1], 3), Err(TooFewLayers { layers: 2, stages: 3 }));
     }
 }

@@ -1,13 +1,14 @@
 //! The plan: a model cut into stages and placed on workers, with the inputs and outputs of each
 //! stage.
 
-use crate::cut::{balanced, balanced_by, CutPlace, Cuts, LayerCost, TooFewLayers};
+use crate::cut::{balanced_by, balanced_within, CutPlace, Cuts, TooFewLayers};
 use crate::ids::{StageId, WorkerId};
 use crate::replicas::{MicrobatchAssignment, Sharding, StagePlacement, WorkerGroups};
+use crate::room::limits;
 use crate::schedule::{check, Layout, Placement, Schedule, ScheduleError, ScheduleKind, Terms};
 use crate::stage_spec::stage_of;
 use crate::tied;
-use layerspec::{Bindings, Layer, LayerGraph, LayerId, Producer, ValueId};
+use layerspec::{human, Bindings, Layer, LayerGraph, LayerId, Producer, ValueId};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use thiserror::Error;
@@ -61,6 +62,20 @@ pub enum PlanError {
     /// The automatic cut found no solution.
     #[error(transparent)]
     TooFewLayers(#[from] TooFewLayers),
+    /// A worker cannot store the parameters of its stages.
+    #[error(
+        "{worker} needs {} of memory for the parameters of its layers, and has {}; use more \
+         workers, or one with more memory, or other `cuts`",
+        human::size(*.needed), human::size(*.available)
+    )]
+    TooLittleMemory {
+        /// Which worker.
+        worker: WorkerId,
+        /// The bytes of its parameters.
+        needed: u64,
+        /// The bytes that it may hold.
+        available: u64,
+    },
     /// The schedule was refused.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
@@ -75,23 +90,40 @@ impl Plan {
         worker_groups: impl Into<WorkerGroups>,
         placement: Placement,
     ) -> Result<Self, PlanError> {
+        Self::within(graph, cuts, worker_groups, placement, &[])
+    }
+
+    /// As [`Plan::new`]. An automatic cut leaves each worker with layers whose training, or else
+    /// whose parameters, fit into its memory, if there is such a cut. `memory` has the bytes of
+    /// every worker, or `None` if unknown.
+    pub fn within(
+        graph: &LayerGraph,
+        cuts: &Cuts,
+        worker_groups: impl Into<WorkerGroups>,
+        placement: Placement,
+        memory: &[Option<u64>],
+    ) -> Result<Self, PlanError> {
         let worker_groups = worker_groups.into();
-        let stages = worker_groups.len() * placement.chunks();
         let starts = match cuts {
-            Cuts::Auto => balanced(&flops(graph), stages)?,
+            Cuts::Auto => {
+                let stage_placement = placement.stage_placement(&worker_groups);
+                let work = vec![flops(graph); stage_placement.stages()];
+                automatic(graph, &work, &stage_placement, memory)?
+            }
             Cuts::At(names) => named(graph, names, worker_groups.len(), placement)?,
         };
         Ok(Self::cut(graph, starts, &worker_groups, placement))
     }
 
-    /// As [`Plan::new`] with automatic cuts, balanced by measured times. `time` returns the time of
-    /// a layer on a worker, for one microbatch forward and backward. So workers of unequal speed
+    /// As [`Plan::within`] with automatic cuts, balanced by measured times. `time` returns the time
+    /// of a layer on a worker, for one microbatch forward and backward. So workers of unequal speed
     /// are busy for equal times. Workers with the same stages count as one, whose speed is the sum
     /// of theirs.
     pub fn balanced(
         graph: &LayerGraph,
         worker_groups: impl Into<WorkerGroups>,
         placement: Placement,
+        memory: &[Option<u64>],
         time: impl Fn(WorkerId, LayerId) -> u64,
     ) -> Result<Self, PlanError> {
         let worker_groups = worker_groups.into();
@@ -106,7 +138,7 @@ impl Plan {
         let times = stage_placement
             .iter()
             .map(|(_, w)| graph.layers().iter().map(|layer| together(w, layer.id)).collect());
-        let starts = balanced_by(&places(graph), &times.collect::<Vec<_>>())?;
+        let starts = automatic(graph, &times.collect::<Vec<_>>(), &stage_placement, memory)?;
         Ok(Self::cut(graph, starts, &worker_groups, placement))
     }
 
@@ -299,11 +331,23 @@ fn one_sample(graph: &LayerGraph) -> Bindings {
     graph.symbols().iter().fold(Bindings::new(), |bindings, word| bindings.with(word, size(word)))
 }
 
-fn flops(graph: &LayerGraph) -> Vec<LayerCost> {
+fn flops(graph: &LayerGraph) -> Vec<u64> {
     let one_sample = one_sample(graph);
     let flops = |layer: &Layer| graph.cost(layer.id, &one_sample).map_or(0, |cost| cost.flops);
-    let work = graph.layers().iter().map(flops);
-    places(graph).into_iter().zip(work).map(|(place, work)| LayerCost { work, place }).collect()
+    graph.layers().iter().map(flops).collect()
+}
+
+/// The first layers of stages that are balanced by the work of each layer on each stage.
+fn automatic(
+    graph: &LayerGraph,
+    work: &[Vec<u64>],
+    stage_placement: &StagePlacement,
+    memory: &[Option<u64>],
+) -> Result<Vec<usize>, TooFewLayers> {
+    let places = places(graph);
+    let limits = limits(graph, stage_placement, memory);
+    let fitting = limits.iter().find_map(|limits| balanced_within(&places, work, limits));
+    fitting.map_or_else(|| balanced_by(&places, work), Ok)
 }
 
 /// The cost of a cut before each layer.

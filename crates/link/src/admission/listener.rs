@@ -107,6 +107,11 @@ impl Listener {
         self.places.iter().filter(|place| place.is_none()).count()
     }
 
+    /// The descriptions of the workers that have joined.
+    pub fn joined(&self) -> impl Iterator<Item = &WorkerInfo> {
+        self.places.iter().flatten().map(|member| &member.info)
+    }
+
     /// Whether the run could begin with the joined workers: they have the first places, without a
     /// gap.
     pub fn is_contiguous(&self) -> bool {

@@ -1,4 +1,4 @@
-//! The decision after a failure: repeat, rebuild the session, recompute activations, or stop.
+//! The decision after a failure: repeat, rebuild the session, save memory, or stop.
 
 use super::Cause;
 use crate::ids::WorkerId;
@@ -27,8 +27,9 @@ pub enum Situation {
         /// Whether the run may continue without the worker that failed, because there are others or
         /// the boss starts new ones.
         has_substitute: bool,
-        /// Whether workers store activations that they could recompute instead.
-        can_recompute: bool,
+        /// Whether the workers could need less memory for the same steps: by recomputing what they
+        /// store, or with another plan.
+        can_save_memory: bool,
     },
 }
 
@@ -45,8 +46,8 @@ pub enum Remedy {
         ban: Option<WorkerId>,
     },
     /// Build the session again as for [`Remedy::Rebuild`], with the same workers. From then on they
-    /// recompute activations instead of storing them.
-    Recompute,
+    /// need less memory for the same steps.
+    SaveMemory,
     /// Return the error to the user.
     Stop(StopReason),
 }
@@ -54,7 +55,7 @@ pub enum Remedy {
 impl Remedy {
     /// Whether the session is built again, and the run begins again from its last state.
     pub fn begins_again(self) -> bool {
-        matches!(self, Remedy::Rebuild { .. } | Remedy::Recompute)
+        matches!(self, Remedy::Rebuild { .. } | Remedy::SaveMemory)
     }
 }
 
@@ -124,8 +125,8 @@ impl RecoveryPolicy {
             },
             (Cause::Lost, Situation::Fixed { can_restore, .. }) => rebuild(can_restore, None),
             // All workers stay, because the part of a lost one would need memory elsewhere.
-            (Cause::OutOfMemory, Situation::Fixed { can_restore, can_recompute: true, .. }) => {
-                from_state(can_restore, Remedy::Recompute)
+            (Cause::OutOfMemory, Situation::Fixed { can_restore, can_save_memory: true, .. }) => {
+                from_state(can_restore, Remedy::SaveMemory)
             }
             (
                 Cause::Unfit | Cause::OutOfMemory,
@@ -175,7 +176,7 @@ fn from_state(can_restore: bool, remedy: Remedy) -> Remedy {
 #[cfg(test)]
 mod tests {
     use super::Cause::*;
-    use super::Remedy::{Rebuild, Recompute, Repeat, RepeatWithout, Stop};
+    use super::Remedy::{Rebuild, Repeat, RepeatWithout, SaveMemory, Stop};
     use super::StopReason::{NoState, TooManyAttempts, WouldFailAgain};
     use super::*;
     use crate::message::{Failure, FailureKind};
@@ -187,8 +188,8 @@ mod tests {
     const ALONE: Situation = fixed(true, false, false);
     const NO_STATE: Situation = fixed(false, true, false);
 
-    const fn fixed(can_restore: bool, has_substitute: bool, can_recompute: bool) -> Situation {
-        Situation::Fixed { can_restore, has_substitute, can_recompute }
+    const fn fixed(can_restore: bool, has_substitute: bool, can_save_memory: bool) -> Situation {
+        Situation::Fixed { can_restore, has_substitute, can_save_memory }
     }
 
     #[test]
@@ -215,35 +216,35 @@ mod tests {
 
     /// Recomputation changes the remedy of one cause only.
     #[test]
-    fn a_run_that_is_out_of_memory_recomputes_activations_if_it_can() {
+    fn a_run_that_is_out_of_memory_saves_some_if_it_can() {
         let decide =
             |cause, situation| RecoveryPolicy::default().decide(cause, Some(WORKER), situation);
         for has_substitute in [true, false] {
             for can_restore in [true, false] {
-                let recomputes = fixed(can_restore, has_substitute, true);
-                let remedy = if can_restore { Recompute } else { Stop(NoState) };
-                assert_eq!(decide(OutOfMemory, recomputes), remedy, "{recomputes:?}");
+                let saves = fixed(can_restore, has_substitute, true);
+                let remedy = if can_restore { SaveMemory } else { Stop(NoState) };
+                assert_eq!(decide(OutOfMemory, saves), remedy, "{saves:?}");
                 let stores_little = fixed(can_restore, has_substitute, false);
                 for cause in [Lost, Unfit, LocalWorkerEnded, NotFinite, Refused, Other] {
-                    let decided = decide(cause, recomputes);
+                    let decided = decide(cause, saves);
                     assert_eq!(decided, decide(cause, stores_little), "{cause:?}");
                 }
             }
         }
-        // Once activations are recomputed, another worker may still have the memory.
+        // Once no memory can be saved, another worker may still have it.
         let mut policy = RecoveryPolicy::default();
         let storing = fixed(true, true, true);
-        assert_eq!(policy.decide(OutOfMemory, Some(WORKER), storing), Recompute);
+        assert_eq!(policy.decide(OutOfMemory, Some(WORKER), storing), SaveMemory);
         let ban = Some(WORKER);
         assert_eq!(policy.decide(OutOfMemory, Some(WORKER), RUN), Rebuild { ban });
-        assert_eq!(policy.decide(OutOfMemory, Some(WORKER), storing), Recompute);
+        assert_eq!(policy.decide(OutOfMemory, Some(WORKER), storing), SaveMemory);
         let last = policy.decide(OutOfMemory, Some(WORKER), storing);
         assert_eq!((last, policy.attempts()), (Stop(TooManyAttempts), MAX_ATTEMPTS));
     }
 
     #[test]
     fn some_remedies_begin_again() {
-        for remedy in [Rebuild { ban: None }, Rebuild { ban: Some(WORKER) }, Recompute] {
+        for remedy in [Rebuild { ban: None }, Rebuild { ban: Some(WORKER) }, SaveMemory] {
             assert!(remedy.begins_again(), "{remedy:?}");
         }
         for remedy in [Repeat, RepeatWithout(WORKER), Stop(WouldFailAgain)] {

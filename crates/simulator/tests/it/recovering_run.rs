@@ -264,7 +264,7 @@ impl Run<'_> {
 pub fn recover(run: &mut Run<'_>, user: &User<'_>, failure: &Failure) {
     check(user, failure);
     let situation =
-        Situation::Fixed { can_restore: true, has_substitute: true, can_recompute: false };
+        Situation::Fixed { can_restore: true, has_substitute: true, can_save_memory: false };
     match run.policy.decide(Cause::of(failure), failure.worker, situation) {
         Remedy::Rebuild { ban: None } => {}
         Remedy::Stop(StopReason::TooManyAttempts) => {
