@@ -155,6 +155,8 @@ impl Pool {
         let unlike = self.unlike_first_replica(worker, &stage_placement);
         if let Err(error) = trainer.judge_replicas(unlike) {
             let failure = Failure::new(error.to_string());
+            // Its device stays what it is, so it must not join again.
+            trainer.handle.evict(worker, &failure.message);
             self.prepared_sender.send((worker, Err(failure))).ok();
             return;
         }

@@ -388,6 +388,30 @@ async fn replicas_on_unlike_devices_are_refused_unless_fast() {
 /// 4 MiB of parameters, as much of gradients, and twice as much of optimizer state leave no room
 /// for copies of parameters and state.
 #[tokio::test]
+async fn a_pool_turns_a_worker_on_an_unlike_device_away_and_goes_on() {
+    let Some(machine) = Machine::new(&[]) else { return };
+    let run = machine.place.endless_run();
+    let arguments = ["serve", run.to_str().unwrap(), "--workers", "1", "--port", "0"];
+    let mut boss = machine.start("bossman", &arguments);
+    let port = port(&mut boss).await;
+    let worker =
+        |device| machine.start("worker", &["--port", &port, "--threads", "1", "--device", device]);
+    let mut first = worker("cpu");
+    first.line("joined the boss").await;
+    let newcomer = worker("cuda:0");
+    let refusal = "compute on unlike devices (worker 0 on cpu, worker 1 on cuda fake GPU)";
+    boss.line(refusal).await;
+    let ended = newcomer.end().await;
+    assert_eq!(ended.status.code(), Some(1), "it tries again");
+    let said = [ended.output, ended.errors].concat().join("\n");
+    assert!(said.contains("`determinism: fast`"), "{said}");
+    // The next one on a device of its kind takes part.
+    let third = worker("cpu");
+    boss.line(": 2 workers").await;
+    drop((first, third, boss));
+}
+
+#[tokio::test]
 async fn a_checkpoint_takes_no_memory_of_the_gpu() {
     let Some(machine) = Machine::new(&[("FAKECUDA_MEMORY", "26214400")]) else { return };
     let place = &machine.place;
@@ -495,7 +519,7 @@ async fn a_gpu_with_less_memory_gets_fewer_layers() {
     std::fs::write(place.file("run.yaml"), run).unwrap();
     let run = place.file("run.yaml");
     let mut trained = Vec::new();
-    for memory in ["1073741824", "17825792"] {
+    for memory in ["1073741824", "16777216"] {
         let weights = place.file(memory);
         let weights = weights.with_extension("safetensors");
         let arguments =
