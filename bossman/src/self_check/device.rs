@@ -1,7 +1,8 @@
 //! The worker program's own self-check, which finds the devices.
 
-use crate::self_check::report::{Figures, Findings, Problem, Report, Section};
-use crate::self_check::settings::Settings;
+use crate::self_check::report::{Figures, Findings, Problem, Report};
+use crate::self_check::section::Section;
+use crate::self_check::settings::{threads, Settings};
 use crate::workers::local_processes::worker_program;
 use crate::BossManError;
 use serde::Deserialize;
@@ -152,6 +153,7 @@ impl WorkerCheck {
         let program = worker_program(None)?;
         let mut command = Command::new(&program);
         command.arg("--self-check").args(device).arg("--json");
+        command.arg("--threads").arg(threads().to_string());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
         let failed = |error: &dyn std::fmt::Display| {
             let text = format!("cannot start {}: {error}", program.display());

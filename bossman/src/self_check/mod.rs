@@ -3,7 +3,7 @@
 //! ```text
 //!     cli/self_check.rs -> mod.rs -> report.rs       the results of the sections
 //!                           |-> device.rs            the worker program's own self-check
-//!                           |     |-> settings.rs    what to check
+//!                           |     |-> settings.rs    what to check; section.rs, preset.rs
 //!                           |-> cuts.rs  replicas.rs  resume.rs  errors.rs  speed.rs
 //!                           |     |-> trial.rs       a run, and its steps
 //!                           |     |-> compare.rs     the losses of two runs
@@ -24,6 +24,7 @@ mod replicas;
 mod report;
 mod resume;
 mod scene;
+mod section;
 mod settings;
 mod speed;
 mod trial;
@@ -33,7 +34,8 @@ use crate::self_check::scene::Scene;
 use crate::BossManError;
 
 pub use preset::Preset;
-pub use report::{Section, SectionResult, Summary};
+pub use report::{SectionResult, Summary};
+pub use section::Section;
 pub use settings::Settings;
 
 /// Checks whole runs on a device. Hands on the result of each section as soon as it ends.

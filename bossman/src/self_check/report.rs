@@ -1,10 +1,10 @@
 //! The results of the sections of a self-check, and the line of each. The lines have the form of
 //! `worker --self-check`.
 
+use crate::self_check::section::Section;
 use crate::BossManError;
 use serde_json::{json, Map, Value as Json};
 use std::future::Future;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 /// Far longer than any section takes.
@@ -12,54 +12,6 @@ const LIMIT: Duration = Duration::from_secs(300);
 
 /// The facts of a section, by name.
 pub(super) type Figures = Map<String, Json>;
-
-/// A section of a self-check.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Section {
-    /// What the worker program checks of the device alone.
-    Device,
-    /// A model in one piece and cut.
-    Cuts,
-    /// Replicas.
-    Replicas,
-    /// A run that goes on from a checkpoint.
-    Resume,
-    /// Runs that must fail.
-    Errors,
-    /// The predicted time of a step.
-    Prediction,
-    /// Tokens a second.
-    Speed,
-}
-
-impl Section {
-    /// Every section by its name, in the order in which they are checked.
-    pub const NAMES: [(&'static str, Section); 7] = [
-        ("device", Section::Device),
-        ("cuts", Section::Cuts),
-        ("replicas", Section::Replicas),
-        ("resume", Section::Resume),
-        ("errors", Section::Errors),
-        ("prediction", Section::Prediction),
-        ("speed", Section::Speed),
-    ];
-
-    fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, section)| *section == self).map_or("", |(name, _)| name)
-    }
-}
-
-impl FromStr for Section {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::NAMES.iter().find(|(name, _)| *name == text);
-        found.map(|(_, section)| *section).ok_or_else(|| {
-            let names: Vec<_> = Self::NAMES.iter().map(|(name, _)| *name).collect();
-            format!("unknown section `{text}`; expected one of {}", names.join(", "))
-        })
-    }
-}
 
 /// What a section found.
 #[derive(Debug, Default)]

@@ -4,6 +4,7 @@ use crate::fleet::FleetSettings;
 use crate::run_file::RunFile;
 use crate::self_check::device::Devices;
 use crate::self_check::preset::{Preset, Sizes};
+use crate::self_check::settings::threads;
 use crate::{BossManError, StateDict};
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
@@ -70,11 +71,9 @@ impl Scene {
         self.fleet_on([self.devices.first.clone()].into(), workers)
     }
 
-    /// This number of workers, which take the devices in turn. Each has as many threads as every
-    /// other of a self-check, because some sums depend on it.
+    /// This number of workers, which take the devices in turn.
     pub(super) fn fleet_on(&self, devices: Vec<String>, workers: usize) -> FleetSettings {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = Some((cores / 2).clamp(1, 8));
+        let threads = Some(threads());
         FleetSettings { local: workers, threads, devices, ..FleetSettings::default() }
     }
 }

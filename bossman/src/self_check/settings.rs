@@ -1,7 +1,7 @@
 //! What to check.
 
 use crate::self_check::preset::Preset;
-use crate::self_check::report::Section;
+use crate::self_check::section::Section;
 
 /// What to check.
 #[derive(Clone, Debug, Default)]
@@ -12,4 +12,12 @@ pub struct Settings {
     pub preset: Preset,
     /// The sections. If it is empty, all.
     pub only: Vec<Section>,
+}
+
+/// The compute threads of each worker of a self-check. They are equal, because some sums depend on
+/// them, and two workers share the cores.
+pub(super) fn threads() -> usize {
+    const MOST: usize = 8;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / 2).clamp(1, MOST)
 }
