@@ -1,7 +1,7 @@
 # `make` lists what there is. `make demo` and `make test` do all the set-up themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: help tools setup build demo check check-all test fake-gpu gpu-seeds new-project oracle bench build-times chaos mutants lint fmt doc fuzz millions dist clean
+.PHONY: help tools setup build demo check check-all test fake-gpu gpu-seeds gpu new-project oracle bench build-times chaos mutants lint fmt doc fuzz millions dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ fake-gpu: setup ## Open a shell in which every command sees two GPUs that are no
 gpu-seeds: setup ## Run the tests of the fake GPU with 60 orders of its work, and all cuts (an hour)
 	cargo build --workspace --bins
 	python3 tools/run_tests.py --gpu-seeds 60
+
+gpu: build ## Check whole runs on a device of this machine and write target/gpu/gpu.md (GPU_FLAGS="--preset tiny": on any device)
+	python3 tools/gpu_page.py $(GPU_FLAGS)
 
 # The sources and the manifest of such a project have tests of their own in `make test`.
 new-project: setup ## Make a project with `bossman new` outside the workspace, then run, test and lint it (five minutes)

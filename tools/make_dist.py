@@ -19,12 +19,25 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 PROGRAMS = ["bossman", "worker"]
 SHELLS = {"bash": "bossman.bash", "zsh": "_bossman", "fish": "bossman.fish"}
 NEWEST_GLIBC = (2, 34)
+MOST_MIB = 40
 
 
 def newest_glibc(program):
     """The newest version of glibc that a program asks for, such as (2, 34)."""
     versions = re.findall(rb"GLIBC_(\d+)\.(\d+)", program.read_bytes())
     return max((int(major), int(minor)) for major, minor in versions)
+
+
+def check_size(archive):
+    """Ends the program if the archive is larger than an archive of programs should be. Returns its
+    size in MiB."""
+    size = archive.stat().st_size / 2**20
+    if size > MOST_MIB:
+        sys.exit(
+            f"{archive} has {size:.1f} MiB, more than {MOST_MIB}: look for what made the programs "
+            f"grow (`tar -tvf {archive}`), or raise MOST_MIB in tools/make_dist.py"
+        )
+    return size
 
 
 def pack(release, out):
@@ -67,4 +80,4 @@ if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     made = pack(Path(sys.argv[1]), Path(sys.argv[2]))
-    print(f"{made}: {made.stat().st_size / 2**20:.1f} MiB")
+    print(f"{made}: {check_size(made):.1f} MiB")

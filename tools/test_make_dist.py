@@ -74,6 +74,16 @@ class LinkLibtorch(unittest.TestCase):
         program.write_bytes(b"\0GLIBC_2.4\0GLIBC_2.34\0GLIBC_2.17\0")
         self.assertEqual(make_dist.newest_glibc(program), (2, 34))
 
+    def test_a_large_archive_is_refused(self):
+        archive = self.root / "bossman.tar.gz"
+        archive.touch()
+        os.truncate(archive, make_dist.MOST_MIB * 2**20)
+        self.assertEqual(make_dist.check_size(archive), make_dist.MOST_MIB)
+        os.truncate(archive, make_dist.MOST_MIB * 2**20 + 2**20)
+        with self.assertRaises(SystemExit) as ended:
+            make_dist.check_size(archive)
+        self.assertIn("has 41.0 MiB, more than 40: look for", str(ended.exception.code))
+
 
 if __name__ == "__main__":
     unittest.main()

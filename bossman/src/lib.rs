@@ -35,6 +35,7 @@
 //!                    session (the BossMan object) -> data, tuning (measure and choose)
 //!                      |
 //!                    workers (local processes, waiting for others) -> runtime, link
+//! cli -> self_check (whole runs on a device) -> run_file, train, session
 //! ```
 
 mod boss;
@@ -51,6 +52,7 @@ pub mod receipt;
 mod recovery;
 pub mod run_file;
 pub mod runs;
+pub mod self_check;
 mod session;
 mod settings;
 pub mod train;

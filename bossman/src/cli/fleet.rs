@@ -41,7 +41,7 @@ pub(super) fn count(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| "expected a number of workers, as 2".into())
 }
 
-fn device(text: &str) -> Result<String, String> {
+pub(super) fn device(text: &str) -> Result<String, String> {
     if tensor::cuda::uuid::is_uuid(text) {
         return Ok(text.into());
     }

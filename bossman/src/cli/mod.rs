@@ -3,7 +3,7 @@
 //! ```text
 //! Command -> inspect (check, plan)   runs (train, serve, status, eval, predict)
 //!         -> text (generate, translate)   export_and_data   checkpoint
-//!         -> run_folders (runs, log)   verify   new_project (new)
+//!         -> run_folders (runs, log)   verify   new_project (new)   self_check
 //! fleet: the flags for workers, run_argument: a run file or a run's folder; both are shared
 //! ```
 
@@ -15,6 +15,7 @@ mod new_project;
 mod run_argument;
 mod run_folders;
 mod runs;
+mod self_check;
 mod text;
 mod verify;
 
@@ -80,6 +81,8 @@ enum Command {
     Data(export_and_data::Data),
     /// Make a Rust project that trains with BossMan.
     New(new_project::New),
+    /// Check whole runs on a device of this machine, with a line for each section.
+    SelfCheck(self_check::SelfCheck),
     /// Print this user's join ticket, made at the first call.
     Ticket,
     /// Print completions for a shell.
@@ -125,6 +128,7 @@ fn execute(command: Command) -> Result<()> {
         Command::Checkpoint(checkpoint) => checkpoint.run(),
         Command::Data(data) => data.run(),
         Command::New(new) => new.run(),
+        Command::SelfCheck(check) => check.run(),
         Command::Ticket => ticket(),
         Command::Completions { shell } => completions(shell),
     }

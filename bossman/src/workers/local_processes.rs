@@ -157,7 +157,7 @@ fn describe(status: ExitStatus) -> String {
 /// The program that the environment names, or `chosen`. Otherwise beside this program, or one or
 /// two folders up (where cargo puts tests and examples), or where cargo that runs this program puts
 /// what it builds, or in PATH.
-fn worker_program(chosen: Option<&Path>) -> Result<PathBuf, BossManError> {
+pub(crate) fn worker_program(chosen: Option<&Path>) -> Result<PathBuf, BossManError> {
     let name = format!("worker{}", std::env::consts::EXE_SUFFIX);
     if let Some(path) = std::env::var_os(WORKER_PROGRAM) {
         return Ok(path.into());

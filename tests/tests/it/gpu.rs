@@ -220,6 +220,28 @@ async fn a_self_check_without_a_gpu_that_works_fails_unless_it_is_for_the_cpu() 
 }
 
 #[tokio::test]
+async fn whole_runs_are_right_on_a_gpu() {
+    let Some(machine) = Machine::new(&[]) else { return };
+    let arguments = ["self-check", "--preset", "tiny", "--device", "cuda:0", "--json"];
+    let ended = machine.start("bossman", &arguments).end_within(PATIENCE).await.expect_success();
+    let lines: Vec<serde_json::Value> =
+        ended.output.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of_worker = SECTIONS.map(|section| format!("device.{section}"));
+    let of_runs = ["cuts", "replicas", "resume", "errors", "prediction", "speed"];
+    let expected: Vec<String> = of_worker.into_iter().chain(of_runs.map(String::from)).collect();
+    let sections: Vec<&str> = lines.iter().map(|line| line["section"].as_str().unwrap()).collect();
+    assert_eq!(sections, expected);
+    for line in &lines {
+        assert!(line["ok"] == true && line["problem"].is_null(), "{line}");
+    }
+    let figures = |index: usize| &lines[SECTIONS.len() + index]["figures"];
+    assert_eq!(figures(0)["largest_difference"], 0.0);
+    assert!(figures(0)["difference_from_cpu"].as_f64().unwrap() < 1e-5, "{}", figures(0));
+    assert_eq!(figures(1)["collective"], "quic");
+    assert!(figures(3)["too_large"].as_str().unwrap().contains("out of memory"));
+}
+
+#[tokio::test]
 async fn local_workers_take_the_gpus_in_turn_or_those_that_are_named() {
     let golden: [(&[&str], [&str; 3]); 3] = [
         (&[], ["cuda:0", "cuda:1", "cuda:0"]),

@@ -32,6 +32,7 @@ mod recovery_by_hand;
 mod replicas;
 mod replicas_in_use;
 mod run_folders;
+mod self_check;
 mod sharding;
 mod slow;
 mod strangers;

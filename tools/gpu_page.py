@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""Runs `bossman self-check` on a device of this machine, and writes a page of what it found.
+
+    tools/gpu_page.py                         the programs of target/release, target/gpu/gpu.md
+    tools/gpu_page.py --preset tiny           for any device; its times say nothing
+    tools/gpu_page.py --programs FOLDER       those of an unpacked archive of `make dist`
+    tools/gpu_page.py --device cuda:0,cuda:1 --to gpu.md
+
+The exit code is that of the self-check. If the Python that runs this has torch, the page has
+PyTorch's speed on the same device beside ours.
+"""
+
+import argparse
+import datetime
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytorch
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PEER = CHECKOUT / "tools" / "gpu_peer.py"
+PEER_LIMIT = 300
+# The beginnings of the names of NVIDIA's GPUs. Old drivers leave the maker out.
+NVIDIA = re.compile(r"\b(NVIDIA|Tesla|GeForce|Quadro|TITAN)\b")
+
+
+def program_in(folder):
+    """The program `bossman` in a folder of programs, or in an unpacked archive."""
+    for path in (folder / "bossman", folder / "bin" / "bossman"):
+        if path.is_file():
+            return path
+    sys.exit(f"{folder}: holds neither bossman nor bin/bossman; run `make build`, or name a folder")
+
+
+def check(program, preset, device):
+    """Runs the self-check and shows its lines. Returns them, and the exit code."""
+    command = [program, "self-check", "--json", "--preset", preset]
+    if device:
+        command += ["--device", device]
+    lines = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        for text in running.stdout:
+            print(text, end="", flush=True)
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict) and "section" in line:
+                lines.append(line)
+    return lines, running.returncode
+
+
+def figures_of(lines, section):
+    """The figures of a section; none if it is not there."""
+    return next((line["figures"] for line in lines if line["section"] == section), {})
+
+
+def peer(lines, preset):
+    """What PyTorch does on the same device, or why that is not known."""
+    device = figures_of(lines, "device.driver").get("device")
+    if preset != "small" or not figures_of(lines, "speed").get("tokens_per_s_1_worker"):
+        return {"problem": "speed was not measured, so PyTorch was not either"}
+    if pytorch.version() is None:
+        return {"problem": "PyTorch was not there"}
+    try:
+        done = subprocess.run(
+            [sys.executable, PEER, "--device", device],
+            capture_output=True,
+            text=True,
+            timeout=PEER_LIMIT,
+            check=True,
+        )
+        return json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        return {"problem": f"PyTorch took longer than {PEER_LIMIT} s"}
+    except subprocess.CalledProcessError as failed:
+        reason = failed.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        return {"problem": f"PyTorch failed: {reason[0]}"}
+    except ValueError:
+        return {"problem": "PyTorch's figures cannot be read"}
+
+
+def cell(value):
+    """A value in a table."""
+    if isinstance(value, bool):
+        text = "yes" if value else "no"
+    elif isinstance(value, float):
+        text = f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    elif isinstance(value, int):
+        text = f"{value:,}"
+    elif isinstance(value, list):
+        text = ", ".join(cell(item) for item in value)
+    else:
+        text = str(value)
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def table(head, rows):
+    """The lines of a table."""
+    return [
+        f"| {' | '.join(row)} |"
+        for row in [head, ["---"] * len(head), *([cell(value) for value in row] for row in rows)]
+    ]
+
+
+def name_of(driver):
+    """The device's name, such as `NVIDIA H100 80GB HBM3`."""
+    return driver.get("processor", "unknown device").removeprefix("cuda ")
+
+
+def first_sentence(driver, preset, lines):
+    """What the reader must know before the figures."""
+    failed = [line["section"] for line in lines if not line["ok"]]
+    doubts = []
+    if preset == "tiny":
+        doubts.append("preset tiny, whose times say nothing")
+    if not NVIDIA.search(name_of(driver)):
+        doubts.append("not a real GPU")
+    doubt = f" ({'; '.join(doubts)})" if doubts else ""
+    if not lines:
+        return f"The self-check{doubt} gave no results."
+    if failed:
+        named = ", ".join(failed)
+        return f"Of {len(lines)} sections of the self-check{doubt}, these failed: {named}."
+    return f"All {len(lines)} sections of the self-check{doubt} are right."
+
+
+def result_of(line):
+    """The result of a section, and its text."""
+    if not line["ok"]:
+        return "failed", line["problem"]
+    if "skipped" in line["figures"]:
+        return "skipped", line["figures"]["skipped"]
+    return "ok", ""
+
+
+def beside_pytorch(lines, found):
+    """The section about PyTorch."""
+    if "problem" in found:
+        return [f"{found['problem'][:1].upper()}{found['problem'][1:]}."]
+    speed = figures_of(lines, "speed")
+    rows = [
+        [name, speed[f"tokens_per_s_{key}"], speed[f"step_ms_{key}"]]
+        for name, key in [
+            ("BossMan, one worker", "1_worker"),
+            ("BossMan, one worker, `determinism: fast`", "1_worker_fast"),
+            ("BossMan, two workers", "2_workers"),
+        ]
+        if f"tokens_per_s_{key}" in speed
+    ]
+    rows.append([f"PyTorch {found['version']}, eager", found["tokens_per_s"], found["step_ms"]])
+    return table(["bf16, one device", "tokens/s", "step, ms"], rows)
+
+
+def page(lines, preset, date, found):
+    """The text of the page."""
+    driver = figures_of(lines, "device.driver")
+    facts = [["device", f"{driver.get('device', 'none')}: {name_of(driver)}"]]
+    known = [("driver", "cuda"), ("libtorch", "libtorch")]
+    facts += [[name, driver[key]] for name, key in known if driver.get(key)]
+    if driver.get("memory_total"):
+        facts.append(["memory", f"{driver['memory_total'] / 2**30:.1f} GiB"])
+    facts += [["date", date], ["preset", preset]]
+    sections = [[line["section"], *result_of(line)] for line in lines]
+    seconds = [line["seconds"] for line in lines]
+    rows = [
+        [section, result, f"{time:.1f}", text or ""]
+        for (section, result, text), time in zip(sections, seconds)
+    ]
+    figures = [
+        [line["section"], name, value]
+        for line in lines
+        for name, value in line["figures"].items()
+        if value is not None and name != "skipped"
+    ]
+    text = [
+        f"# Self-check of {name_of(driver)}",
+        "",
+        first_sentence(driver, preset, lines),
+        "",
+        *table(["fact", "value"], facts),
+        "",
+        "## Sections",
+        "",
+        *table(["section", "result", "seconds", "text"], rows),
+        "",
+        "## Beside PyTorch",
+        "",
+        *beside_pytorch(lines, found),
+        "",
+        "## Figures",
+        "",
+        *table(["section", "figure", "value"], figures),
+    ]
+    return "\n".join(text) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", choices=["tiny", "small"], default="small")
+    parser.add_argument("--device", metavar="LIST", help="as of `bossman self-check`")
+    parser.add_argument(
+        "--programs", type=Path, metavar="FOLDER", default=CHECKOUT / "target" / "release"
+    )
+    parser.add_argument(
+        "--to", type=Path, metavar="FILE", default=CHECKOUT / "target" / "gpu" / "gpu.md"
+    )
+    options = parser.parse_args()
+    program = program_in(options.programs)
+    lines, code = check(program, options.preset, options.device)
+    date = datetime.date.today().isoformat()
+    found = peer(lines, options.preset)
+    options.to.parent.mkdir(parents=True, exist_ok=True)
+    options.to.write_text(page(lines, options.preset, date, found), encoding="utf-8")
+    print(f"written to {options.to}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""gpu_page.py, on a program made here."""
+
+import contextlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import gpu_page
+import gpu_peer
+
+DRIVER = {
+    "device": "cuda:0",
+    "processor": "cuda NVIDIA H100 80GB HBM3",
+    "cuda": "CUDA 13.0 driver, cuda:0 NVIDIA H100 80GB HBM3",
+    "libtorch": "2.11.0",
+    "memory_total": 80 * 2**30,
+    "memory_free": None,
+}
+SPEED = {
+    "tokens_per_s_1_worker": 120000.0,
+    "step_ms_1_worker": 34.1,
+    "tokens_per_s_2_workers": 90000.0,
+    "step_ms_2_workers": 45.5,
+}
+
+
+def line(section, figures, problem=None):
+    return {
+        "section": section,
+        "ok": problem is None,
+        "seconds": 1.25,
+        "figures": figures,
+        "problem": problem,
+    }
+
+
+def of(lines, preset="small", found=None):
+    return gpu_page.page(lines, preset, "2026-01-02", found or {"problem": "it was not there"})
+
+
+class Page(unittest.TestCase):
+    def test_a_page_has_the_device_the_sections_and_the_figures(self):
+        lines = [line("device.driver", DRIVER), line("speed", SPEED)]
+        text = of(lines, found={"version": "2.11.0", "tokens_per_s": 1e5, "step_ms": 41.0})
+        for part in [
+            "# Self-check of NVIDIA H100 80GB HBM3\n\nAll 2 sections of the self-check are",
+            "| driver | CUDA 13.0 driver, cuda:0 NVIDIA H100 80GB HBM3 |\n",
+            "| memory | 80.0 GiB |\n| date | 2026-01-02 |\n| preset | small |\n",
+            "| device.driver | ok | 1.2 |  |\n",
+            "| BossMan, one worker | 120,000 | 34.1 |\n",
+            "| PyTorch 2.11.0, eager | 100,000 | 41 |\n",
+            "| speed | step_ms_2_workers | 45.5 |\n",
+        ]:
+            self.assertIn(part, text)
+        self.assertNotIn("memory_free", text)
+        self.assertNotIn("not a real GPU", text)
+
+    def test_a_page_of_no_real_gpu_says_so_first(self):
+        driver = {**DRIVER, "processor": "cuda fake GPU"}
+        text = of([line("device.driver", driver)], "tiny")
+        first = text.split("\n\n")[1]
+        self.assertIn("preset tiny", first)
+        self.assertIn("not a real GPU", first)
+        text = of([line("device.driver", {"device": "cpu", "processor": "x86_64"})])
+        self.assertIn("not a real GPU", text.split("\n\n")[1])
+
+    def test_what_failed_and_what_was_skipped_is_named(self):
+        lines = [
+            line("cuts", {}, "the losses | differ\nfrom step 2 on"),
+            line("speed", {"skipped": "preset tiny"}),
+        ]
+        text = of(lines)
+        self.assertIn("these failed: cuts.", text)
+        self.assertIn("| cuts | failed | 1.2 | the losses \\| differ from step 2 on |\n", text)
+        self.assertIn("| speed | skipped | 1.2 | preset tiny |\n", text)
+        self.assertIn("\nIt was not there.\n", text)
+        self.assertIn("gave no results", of([]))
+
+    def test_pytorch_is_only_asked_where_it_is_there_and_speed_is_known(self):
+        measured = [line("device.driver", DRIVER), line("speed", SPEED)]
+        with mock.patch("pytorch.version", return_value=None):
+            self.assertEqual(gpu_page.peer(measured, "small"), {"problem": "PyTorch was not there"})
+        self.assertIn("not measured", gpu_page.peer(measured, "tiny")["problem"])
+        self.assertIn("not measured", gpu_page.peer(measured[:1], "small")["problem"])
+
+
+class Run(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def program(self, lines, code):
+        """A program that prints these lines, as in an unpacked archive."""
+        path = self.folder / "bin" / "bossman"
+        path.parent.mkdir()
+        said = "\n".join(lines)
+        path.write_text(f'#!/bin/sh\ncat <<"END"\n$ {said}\nEND\necho "$@" >&2\nexit {code}\n')
+        path.chmod(0o755)
+
+    def test_lines_are_shown_and_the_page_is_written_even_if_something_failed(self):
+        lines = [json.dumps(line("device.driver", DRIVER)), json.dumps(line("cuts", {}, "broken"))]
+        self.program(["no JSON", *lines], 1)
+        to = self.folder / "new" / "gpu.md"
+        command = [sys.executable, gpu_page.__file__, "--programs", self.folder, "--to", to]
+        done = subprocess.run(
+            [*command, "--preset", "tiny", "--device", "cuda:0"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertEqual(done.stderr, "self-check --json --preset tiny --device cuda:0\n")
+        self.assertEqual(done.stdout, "\n".join(["$ no JSON", *lines, f"written to {to}", ""]))
+        self.assertIn("| cuts | failed | 1.2 | broken |", to.read_text(encoding="utf-8"))
+
+    def test_a_folder_without_programs_is_an_error(self):
+        with self.assertRaises(SystemExit) as ended, contextlib.redirect_stderr(io.StringIO()):
+            gpu_page.program_in(self.folder)
+        self.assertIn("holds neither bossman nor bin/bossman", str(ended.exception.code))
+
+
+class Peer(unittest.TestCase):
+    def test_pytorch_has_the_sizes_of_the_preset(self):
+        preset = gpu_page.CHECKOUT / "bossman/src/self_check/preset.rs"
+        small = preset.read_text(encoding="utf-8").split("Preset::Small => Sizes {")[1]
+        sizes = dict(re.findall(r"(\w+): (\d+),", small.split("}")[0]))
+        for name, size in gpu_peer.SMALL.items():
+            self.assertEqual(int(sizes[name]), size, name)
+
+
+if __name__ == "__main__":
+    unittest.main()
