@@ -134,7 +134,7 @@ def result_of(line):
         return "failed", line["problem"]
     if "skipped" in line["figures"]:
         return "skipped", line["figures"]["skipped"]
-    return "ok", ""
+    return "ok", line["text"]
 
 
 def beside_pytorch(lines, found):

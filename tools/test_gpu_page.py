@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -35,6 +36,7 @@ def line(section, figures, problem=None):
         "section": section,
         "ok": problem is None,
         "seconds": 1.25,
+        "text": None if problem else "as it should be",
         "figures": figures,
         "problem": problem,
     }
@@ -52,7 +54,7 @@ class Page(unittest.TestCase):
             "# Self-check of NVIDIA H100 80GB HBM3\n\nAll 2 sections of the self-check are",
             "| driver | CUDA 13.0 driver, cuda:0 NVIDIA H100 80GB HBM3 |\n",
             "| memory | 80.0 GiB |\n| date | 2026-01-02 |\n| preset | small |\n",
-            "| device.driver | ok | 1.2 |  |\n",
+            "| device.driver | ok | 1.2 | as it should be |\n",
             "| BossMan, one worker | 120,000 | 34.1 |\n",
             "| PyTorch 2.11.0, eager | 100,000 | 41 |\n",
             "| speed | step_ms_2_workers | 45.5 |\n",
@@ -84,7 +86,9 @@ class Page(unittest.TestCase):
 
     def test_pytorch_is_only_asked_where_it_is_there_and_speed_is_known(self):
         measured = [line("device.driver", DRIVER), line("speed", SPEED)]
-        with mock.patch("pytorch.version", return_value=None):
+        # Another folder has a module of that name, too.
+        without = types.SimpleNamespace(version=lambda: None)
+        with mock.patch.object(gpu_page, "pytorch", without):
             self.assertEqual(gpu_page.peer(measured, "small"), {"problem": "PyTorch was not there"})
         self.assertIn("not measured", gpu_page.peer(measured, "tiny")["problem"])
         self.assertIn("not measured", gpu_page.peer(measured[:1], "small")["problem"])

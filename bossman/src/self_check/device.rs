@@ -128,13 +128,14 @@ struct Line {
     section: String,
     ok: bool,
     seconds: f64,
+    text: Option<String>,
     figures: Figures,
     problem: Option<String>,
 }
 
 impl Line {
     fn result(self) -> Result<Findings, Problem> {
-        let findings = Findings::of_figures(self.figures);
+        let findings = Findings::of_worker(self.text.unwrap_or_default(), self.figures);
         match self.ok {
             true => Ok(findings),
             false => Err(Problem::new(self.problem.unwrap_or_default()).with(findings)),
@@ -216,7 +217,7 @@ mod tests {
     fn a_line_of_the_worker_becomes_a_result() {
         let line = |ok: bool, problem: &str| {
             let text = format!(
-                r#"{{"section": "memory", "ok": {ok}, "seconds": 0.5, "figures": {{}},
+                r#"{{"section": "memory", "ok": {ok}, "seconds": 0.5, "text": null, "figures": {{}},
                 "problem": {problem}}}"#
             );
             serde_json::from_str::<Line>(&text).unwrap().result()

@@ -29,19 +29,10 @@ impl Findings {
         Findings { text, skipped: true, ..skipped }
     }
 
-    /// Findings with these figures, which make the end of the line, too.
-    pub(super) fn of_figures(figures: Figures) -> Self {
-        if let Some(Json::String(reason)) = figures.get("skipped") {
-            return Findings { text: reason.clone(), figures, skipped: true };
-        }
-        let known = figures.iter().filter(|(_, value)| !value.is_null());
-        let parts: Vec<String> = known
-            .map(|(name, value)| match value {
-                Json::String(text) => format!("{name} {text}"),
-                other => format!("{name} {other}"),
-            })
-            .collect();
-        Findings { text: parts.join(", "), figures, skipped: false }
+    /// Findings of the worker program: the end of the line, and the figures.
+    pub(super) fn of_worker(text: String, figures: Figures) -> Self {
+        let skipped = figures.contains_key("skipped");
+        Findings { text, figures, skipped }
     }
 
     /// Adds a fact.
@@ -107,14 +98,15 @@ impl SectionResult {
 
     /// The line for programs: a JSON object.
     pub fn json(&self) -> String {
-        let (figures, problem) = match &self.result {
-            Ok(findings) => (&findings.figures, None),
-            Err(problem) => (&problem.figures, Some(&problem.text)),
+        let (text, figures, problem) = match &self.result {
+            Ok(Findings { text, figures, .. }) => (Some(text), figures, None),
+            Err(Problem { text, figures }) => (None, figures, Some(text)),
         };
         let line = json!({
             "section": self.section,
             "ok": problem.is_none(),
             "seconds": self.seconds,
+            "text": text,
             "figures": figures,
             "problem": problem,
         });
@@ -220,7 +212,7 @@ mod tests {
         let (text, json) = lines(Ok(Findings::default().figure("largest", 0).text("equal")));
         assert_eq!(text, "cuts ... ok (0.5 s): equal");
         let expected = json!({"section": "cuts", "ok": true, "seconds": 0.5,
-            "figures": {"largest": 0}, "problem": null});
+            "text": "equal", "figures": {"largest": 0}, "problem": null});
         assert_eq!(json, expected);
         let (text, json) = lines(Ok(Findings::skipped("one GPU")));
         assert_eq!(text, "cuts ... skipped: one GPU");
@@ -232,14 +224,13 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_another_program_make_a_text() {
-        let figures = json!({"device": "cpu", "free": null, "gpus": ["a"], "wrong": 0});
-        let Json::Object(figures) = figures else { panic!() };
-        let (text, _) = lines(Ok(Findings::of_figures(figures)));
-        assert_eq!(text, r#"cuts ... ok (0.5 s): device cpu, gpus ["a"], wrong 0"#);
-        let Json::Object(figures) = json!({"skipped": "a CPU"}) else { panic!() };
-        let (text, _) = lines(Ok(Findings::of_figures(figures)));
-        assert_eq!(text, "cuts ... skipped: a CPU");
+    fn a_result_of_the_worker_program_keeps_its_text() {
+        let text = |figures: Json| {
+            let Json::Object(figures) = figures else { panic!() };
+            lines(Ok(Findings::of_worker("a CPU".into(), figures))).0
+        };
+        assert_eq!(text(json!({"wrong": 0})), "cuts ... ok (0.5 s): a CPU");
+        assert_eq!(text(json!({"skipped": "a CPU"})), "cuts ... skipped: a CPU");
     }
 
     #[tokio::test]

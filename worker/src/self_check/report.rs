@@ -177,14 +177,15 @@ fn text_line(name: &str, result: &Result<Findings, Problem>, seconds: f64) -> St
 }
 
 fn json_line(name: &str, result: &Result<Findings, Problem>, seconds: f64) -> String {
-    let (figures, problem) = match result {
-        Ok(findings) => (&findings.figures, None),
-        Err(problem) => (&problem.figures, Some(&problem.text)),
+    let (text, figures, problem) = match result {
+        Ok(Findings { text, figures, .. }) => (Some(text), figures, None),
+        Err(Problem { text, figures, .. }) => (None, figures, Some(text)),
     };
     let line = json!({
         "section": name,
         "ok": problem.is_none(),
         "seconds": seconds,
+        "text": text,
         "figures": figures,
         "problem": problem,
     });
@@ -205,7 +206,7 @@ mod tests {
         let (text, json) = lines(&Ok(Findings::new("all of it").figure("bytes", 64)));
         assert_eq!(text, "memory ... ok (0.5 s): all of it");
         let expected = json!({"section": "memory", "ok": true, "seconds": 0.5,
-            "figures": {"bytes": 64}, "problem": null});
+            "text": "all of it", "figures": {"bytes": 64}, "problem": null});
         assert_eq!(json, expected);
         let (text, json) = lines(&Ok(Findings::skipped("not needed")));
         assert_eq!(text, "memory ... skipped: not needed");
