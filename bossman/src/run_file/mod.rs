@@ -21,7 +21,7 @@ mod recovery;
 mod string_map;
 mod text;
 mod write;
-mod yaml_text;
+pub(crate) mod yaml_text;
 
 use crate::checkpoint::Policy;
 use crate::file_kind::FileKind;
