@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  bossman import SmolLM2-135M --to smol --data text.txt   a model file, and a run file for the text
-  bossman import SmolLM2-135M --to smol                   the model file alone
+  bossman import SmolLM2-135M --to smol --data text.txt   to train on a text
+  bossman import SmolLM2-135M --to smol                   to generate text; data can be added later
 
 The weights stay where they are; only their names and shapes are read. Code in the folder is never \
                         executed.")]
@@ -18,7 +18,7 @@ pub(crate) struct Import {
     /// The folder to write to. It must be empty, or absent.
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
-    /// A text file to train on [default: no run file is written]
+    /// A text file to train on [default: the run file has no data]
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
     /// The model's inputs, as input_ids,key_padding_mask [default: the first]
@@ -38,6 +38,7 @@ fn head(text: &str) -> Result<Head, String> {
 
 impl Import {
     pub(crate) fn run(self) -> Result<()> {
+        let has_data = self.data.is_some();
         let options = ImportOptions {
             data: self.data,
             inputs: self.inputs,
@@ -47,17 +48,17 @@ impl Import {
         for warning in &imported.warnings {
             output::warn(&format!("warning: {warning}"));
         }
-        let written = [Some(&imported.model), imported.run.as_ref(), Some(&imported.summary)];
-        for path in written.into_iter().flatten() {
+        for path in [&imported.model, &imported.run, &imported.summary] {
             output::print_line(&format!("{} written", path.display()))?;
         }
         output::print_line(&format!(
             "{}: {} parameters",
             imported.architecture, imported.parameters
         ))?;
-        output::print_line(&match &imported.run {
-            Some(run) => format!("bossman train {} --local 2", run.display()),
-            None => format!("bossman check {}", imported.model.display()),
+        let run = imported.run.display();
+        output::print_line(&match has_data {
+            true => format!("bossman train {run} --local 2"),
+            false => format!("bossman check {run} --local 2"),
         })?;
         Ok(())
     }

@@ -37,7 +37,7 @@ use family::{FamilyModel, Output, Request};
 use fit::compare;
 use hf_config::HfConfig;
 use model_text::{model_text, ModelFile};
-use run_text::{run_text, RunText, TextData};
+use run_text::{run_text, RunText};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use summary::Summary;
@@ -47,7 +47,7 @@ use tokenizer_file::TokenizerFile;
 /// What to import, beside the folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImportOptions {
-    /// A text file to train on. The run file then trains on it.
+    /// A text file to train on. Without one the run file has no data.
     pub data: Option<PathBuf>,
     /// The model's inputs by name. None are those that the family always has.
     pub inputs: Vec<String>,
@@ -60,8 +60,8 @@ pub struct ImportOptions {
 pub struct Imported {
     /// The model file.
     pub model: PathBuf,
-    /// The run file, if there is data to train on.
-    pub run: Option<PathBuf>,
+    /// The run file.
+    pub run: PathBuf,
     /// The page about the model.
     pub summary: PathBuf,
     /// The class of the model in transformers.
@@ -72,7 +72,7 @@ pub struct Imported {
     pub warnings: Vec<String>,
 }
 
-/// Writes a model file, a page about it, and with [`ImportOptions::data`] a run file, for a folder
+/// Writes a model file, a run file that begins with its weights, and a page about it, for a folder
 /// of Hugging Face's transformers. Of the weights it reads the headers alone. The run file names
 /// the folder, so the folder must stay.
 ///
@@ -121,21 +121,24 @@ pub fn import(folder: &Path, to: &Path, options: &ImportOptions) -> Result<Impor
     })?;
     let leftovers = compare(model.graph(), &headers, &leftovers)?;
     let tokenizer = TokenizerFile::read(&folder, &config, vocab_size)?;
-    let run = match &options.data {
+    let data = match &options.data {
         None => None,
         Some(_) if output == Output::HiddenStates || input_count > 1 => {
             let problem = "--data is text to predict the next token of: the model needs its head, \
                            and tokens as its only input; leave out --data, or --head and --inputs";
             return Err(BossManError::Usage(problem.into()));
         }
-        Some(data) => {
-            let data = existing(data)?;
-            let tokenizer = tokenizer.as_ref().ok_or_else(|| no_tokenizer(&folder))?;
-            let text = TextData { path: &data, tokenizer };
-            let ignored = &leftovers.patterns;
-            Some(run_text(&RunText { weights: &folder, ignored, text, max_positions })?)
-        }
+        Some(_) if tokenizer.is_none() => return Err(no_tokenizer(&folder)),
+        Some(data) => Some(existing(data)?),
     };
+    let run = run_text(&RunText {
+        weights: &folder,
+        ignored: &leftovers.patterns,
+        tokenizer: tokenizer.as_ref(),
+        data: data.as_deref(),
+        max_positions,
+        output,
+    })?;
     let summary = Summary {
         folder: &folder,
         architecture,
@@ -154,7 +157,7 @@ pub fn import(folder: &Path, to: &Path, options: &ImportOptions) -> Result<Impor
         model: write("model.yaml", &text)?,
         summary: write("MODEL.md", &page)?,
         // The last one, which uses the others.
-        run: run.map(|text| write("run.yaml", &text)).transpose()?,
+        run: write("run.yaml", &run)?,
         architecture: architecture.into(),
         parameters: model.graph().param_count(),
         warnings: match tokenizer {

@@ -178,11 +178,11 @@ fn a_tied_llama_shares_and_ignores_what_is_left() {
         .with_tokenizer();
     let data = folder.place.path().join("text.txt");
     std::fs::write(&data, "some text").unwrap();
-    let options = ImportOptions { data: Some(data.clone()), ..ImportOptions::default() };
+    let options = ImportOptions { data: Some(data), ..ImportOptions::default() };
     let imported = folder.import(&options).unwrap();
     assert_eq!(folder.model_text(), format!("{UNTIED}    share: model.embed_tokens\n"));
     assert!(imported.warnings.is_empty(), "{:?}", imported.warnings);
-    let run = RunFile::from_file(imported.run.unwrap()).unwrap();
+    let run = RunFile::from_file(imported.run).unwrap();
     let model = Model::from_file(&run.model).unwrap();
     let weights = run.weights.unwrap();
     let files = StateDict::load(&weights.path).unwrap();
@@ -251,8 +251,8 @@ fn layers_that_differ_are_written_one_by_one() {
     let more = json!({"no_rope_layers": [1, 0], "tie_word_embeddings": false});
     let text = text_of(&config("SmolLM3ForCausalLM", &more)).unwrap();
     for part in [
-        "      - name: layers.0\n        layers:\n          - Identity:\n            out_variables: \
-         [residual_0]\n",
+        "      - name: layers.0\n        layers:\n          - Identity:\n",
+        "            out_variables: [residual_0]\n",
         "      - name: layers.1\n",
         "rope_theta: 10000.0\n",
         "rope_theta: null\n",
