@@ -20,8 +20,8 @@ const BATCH_SIZE: usize = 32;
 #[command(after_help = "Example: bossman generate run.yaml --local 2 --weights w.safetensors \
                         --prompt \"My fellow citizens\" --temperature 0.8 --top-k 40")]
 pub(crate) struct Generate {
-    /// The run file, or the folder of a run; its training data, or `tokenizer`, says how text becomes
-    /// tokens.
+    /// The run file, or the folder of a run; its training data, or `tokenizer`, says how
+    /// text becomes tokens.
     run: PathBuf,
     #[command(flatten)]
     trust: Trust,
