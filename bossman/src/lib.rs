@@ -30,6 +30,7 @@
 //!
 //! ```text
 //! cli -> run_file -> check -> train (epochs, metrics) -> checkpoint, recovery, pool
+//!     -> import -> run_file, weights
 //!                      |                          inference, weights
 //!                      v
 //!                    session (the BossMan object) -> data, tuning (measure and choose)
@@ -45,6 +46,7 @@ pub mod data;
 mod error;
 pub mod events;
 mod file_kind;
+mod import;
 mod inference;
 pub mod output;
 mod pool;
@@ -71,6 +73,7 @@ pub use boss::boss_man::BossMan;
 pub use boss::builder::Builder;
 pub use error::BossManError;
 pub use file_kind::FileKind;
+pub use import::{import, Head, ImportOptions, Imported};
 pub use inference::bleu::bleu;
 pub use inference::generate::{Generated, Generation, Generator};
 pub use inference::predict::{Meaning, Predicted, Predictions};

@@ -1,6 +1,6 @@
 //! A dry run: the first samples as the model sees them, and the layers of each worker.
 
-use crate::data::{Dataset, LoadedTokenizer, Source};
+use crate::data::{Dataset, LoadedTokenizer, Part, Source};
 use crate::run_file::RunFile;
 use crate::{BossManError, Model};
 use pipeline::ids::WorkerId;
@@ -38,7 +38,7 @@ impl RunFile {
             let input = if place == 0 { Some(&first) } else { others.get(name) };
             let Some(input) = input else { continue };
             parts.push(format!("{name} {}", show(input)?));
-            if let (0, Source::Text(text)) = (place, &self.data.train) {
+            if let (0, Some(Source::Text(text))) = (place, self.source(Part::Train)) {
                 let tokens: Vec<i64> = numbers(input, i64::MAX)?;
                 let tokens: Vec<u32> =
                     tokens.into_iter().filter_map(|token| token.try_into().ok()).collect();

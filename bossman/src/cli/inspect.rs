@@ -92,7 +92,8 @@ impl Check {
         let graph = model.graph();
         let bindings = bindings(graph, &self.dims)?;
         let samples = if self.all { Samples::All } else { Samples::FirstAndLast };
-        let sizes = run.as_ref().map(|run| run.check_data(&model, samples)).transpose()?;
+        let with_data = run.as_ref().filter(|run| run.data.is_some());
+        let sizes = with_data.map(|run| run.check_data(&model, samples)).transpose()?;
         if self.json {
             let mut json = layers(graph, &bindings);
             if let Some(sizes) = sizes {
@@ -101,8 +102,11 @@ impl Check {
             output::print_line(&format!("{json:#}"))?;
         } else {
             output::print(&graph.summary(&bindings))?;
-            if let (Some(run), Some(sizes)) = (&run, sizes) {
-                output::print_line(&format!("data: {sizes}"))?;
+            if let Some(run) = &run {
+                match sizes {
+                    Some(sizes) => output::print_line(&format!("data: {sizes}"))?,
+                    None => output::print_line("data: none, so it cannot be trained")?,
+                };
                 dry_run(run, &model, self.local)?;
             }
         }
@@ -131,7 +135,8 @@ fn bindings(graph: &LayerGraph, dims: &[(String, u64)]) -> Result<Bindings> {
 
 /// Prints the first samples as the model sees them, and who gets which layers.
 fn dry_run(run: &RunFile, model: &Model, local: Option<usize>) -> Result<()> {
-    for line in run.show_samples(model, SHOWN_SAMPLES)? {
+    let count = run.data.as_ref().map(|_| SHOWN_SAMPLES);
+    for line in count.map_or(Ok(Vec::new()), |count| run.show_samples(model, count))? {
         output::print_line(&line)?;
     }
     for line in local.map_or(Ok(Vec::new()), |workers| run.show_workers(model, workers))? {

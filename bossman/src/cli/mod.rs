@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Command -> inspect (check, plan)   runs (train, serve, status, eval, predict)
-//!         -> text (generate, translate)   export_and_data   checkpoint
+//!         -> text (generate, translate)   export_and_data   import   checkpoint
 //!         -> run_folders (runs, log)   verify   new_project (new)   self_check
 //! fleet: the flags for workers, run_argument: a run file or a run's folder; both are shared
 //! ```
@@ -10,6 +10,7 @@
 mod checkpoint;
 mod export_and_data;
 mod fleet;
+mod import;
 mod inspect;
 mod new_project;
 mod run_argument;
@@ -73,6 +74,8 @@ enum Command {
     Translate(text::Translate),
     /// Write weights for other programs: in one file or several, as another type.
     Export(export_and_data::Export),
+    /// Make a model file and a run file from a folder of Hugging Face's transformers.
+    Import(import::Import),
     /// List, check or delete the checkpoints of a run.
     #[command(subcommand)]
     Checkpoint(checkpoint::Checkpoint),
@@ -125,6 +128,7 @@ fn execute(command: Command) -> Result<()> {
         Command::Generate(generate) => generate.run(),
         Command::Translate(translate) => translate.run(),
         Command::Export(export) => export.run(),
+        Command::Import(import) => import.run(),
         Command::Checkpoint(checkpoint) => checkpoint.run(),
         Command::Data(data) => data.run(),
         Command::New(new) => new.run(),

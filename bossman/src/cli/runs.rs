@@ -295,7 +295,7 @@ impl Predict {
             Ok(part) => (file.source(part).cloned(), file.part(part, &model)?),
             Err(_) => {
                 let source = file.source_like_train(PathBuf::from(&self.data));
-                let normalize = file.data.normalize.as_ref();
+                let normalize = file.data.as_ref().and_then(|data| data.normalize.as_ref());
                 let graph = model.graph();
                 let data =
                     Dataset::open_with_or_without_targets(&source, graph, &file.loss, normalize)?;
@@ -335,11 +335,13 @@ fn meaning(file: &RunFile, source: Option<&Source>) -> Result<Meaning> {
         Some(Source::Columns(table)) => table.spec.id.clone().zip(table.ids()?),
         _ => None,
     };
+    let data = file.data.as_ref();
+    let columns = data.and_then(|data| data.columns());
     Ok(Meaning {
         // The data to train on may be elsewhere now.
-        class_names: file.data.train.class_names().unwrap_or_default(),
+        class_names: data.and_then(|data| data.train.class_names().ok().flatten()),
         ids,
-        transform: file.data.columns().map(|spec| spec.target.transform).unwrap_or_default(),
+        transform: columns.map(|spec| spec.target.transform).unwrap_or_default(),
     })
 }
 

@@ -3,7 +3,7 @@
 use super::fleet::{until_interrupted, Fleet};
 use super::run_argument::{self, Reads, Trust};
 use anyhow::{Context, Result};
-use bossman::data::{Source, Text, TextPairs};
+use bossman::data::{Part, Source, TextPairs};
 use bossman::output;
 use bossman::{
     BossMan, BossManError, Generated, Generation, Generator, Sampling, Search, Translator,
@@ -20,7 +20,8 @@ const BATCH_SIZE: usize = 32;
 #[command(after_help = "Example: bossman generate run.yaml --local 2 --weights w.safetensors \
                         --prompt \"My fellow citizens\" --temperature 0.8 --top-k 40")]
 pub(crate) struct Generate {
-    /// The run file, or the folder of a run; its training data says how text becomes tokens.
+    /// The run file, or the folder of a run; its training data, or `tokenizer`, says how
+    /// text becomes tokens.
     run: PathBuf,
     #[command(flatten)]
     trust: Trust,
@@ -95,11 +96,11 @@ impl Generate {
         let (file, weights) =
             run_argument::trained(&self.run, self.weights, &self.trust, Reads::Data)?;
         let file = file.with_data_at_boss();
-        let text: &Text = match &file.data.train {
-            Source::Text(text) => text,
-            _ => anyhow::bail!(
-                "generate needs a run file whose `train` is `text`, for its tokenizer"
-            ),
+        let Some(text) = file.text() else {
+            anyhow::bail!(
+                "generate needs a run file whose `train` is `text`, for its tokenizer, or with the \
+                 key `tokenizer`"
+            );
         };
         let sampling = Sampling {
             temperature: self.temperature,
@@ -112,7 +113,7 @@ impl Generate {
         let fleet = self.fleet.settings();
         until_interrupted("the text ends here", async {
             let mut boss = file.load_model(&fleet, weights.as_deref()).await?;
-            let generator = Generator::new(boss.model(), text)?;
+            let generator = Generator::new(boss.model(), &text)?;
             if let Some(why) = generator.why_not_incremental() {
                 output::warn(&format!(
                     "every token takes the whole text through the model again: {why}"
@@ -161,8 +162,8 @@ impl Translate {
         let (file, weights) =
             run_argument::trained(&self.run, self.weights, &self.trust, Reads::Data)?;
         let file = file.with_data_at_boss();
-        let texts: &TextPairs = match &file.data.train {
-            Source::Pairs(texts) => texts,
+        let texts: &TextPairs = match file.source(Part::Train) {
+            Some(Source::Pairs(texts)) => texts,
             _ => anyhow::bail!(
                 "translate needs a run file whose `train` is `pairs`, for its tokenizer"
             ),

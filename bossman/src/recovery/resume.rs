@@ -236,7 +236,8 @@ pub(crate) async fn open_checkpoints(
             None => Ok((None, None)),
         };
     };
-    if policy.keep_best.is_some() && file.data.validation.is_none() {
+    let validation = file.data.as_ref().and_then(|data| data.validation.as_ref());
+    if policy.keep_best.is_some() && validation.is_none() {
         return Err(BossManError::Usage(
             "`keep_best`: the run's `data` has no `validation` to tell the best by".into(),
         ));

@@ -35,8 +35,9 @@ impl RunFile {
     pub(crate) fn parts(&self, model: &Model) -> Result<Parts, BossManError> {
         let learned = self.learned()?;
         let open = |source: &Source| learned.open(source, model);
-        let whole = open(&learned.data.train)?;
-        let (train, validation) = match &learned.data.validation {
+        let data = learned.data()?;
+        let whole = open(&data.train)?;
+        let (train, validation) = match &data.validation {
             None => (whole, None),
             Some(Validation::Source(source)) => (whole, Some(open(source)?)),
             Some(Validation::Split(share)) => {
@@ -44,19 +45,18 @@ impl RunFile {
                 (train, Some(validation))
             }
         };
-        let test = learned.data.test.as_ref().map(open).transpose()?;
+        let test = data.test.as_ref().map(open).transpose()?;
         Ok(Parts { train, validation, test })
     }
 
     /// The source of a part. That of a share of the samples to train on is theirs.
     pub fn source(&self, part: Part) -> Option<&Source> {
-        match (part, &self.data.validation) {
-            (Part::Test, _) => self.data.test.as_ref(),
+        let data = self.data.as_ref()?;
+        match (part, &data.validation) {
+            (Part::Test, _) => data.test.as_ref(),
             (Part::Validation, None) => None,
             (Part::Validation, Some(Validation::Source(source))) => Some(source),
-            (Part::Train, _) | (Part::Validation, Some(Validation::Split(_))) => {
-                Some(&self.data.train)
-            }
+            (Part::Train, _) | (Part::Validation, Some(Validation::Split(_))) => Some(&data.train),
         }
     }
 
@@ -74,7 +74,7 @@ impl RunFile {
         let missing =
             |what: &str| BossManError::Usage(format!("the run file's `data` has no `{what}`"));
         let learned = self.learned()?;
-        let (data, open) = (&learned.data, |source: &Source| learned.open(source, model));
+        let (data, open) = (learned.data()?, |source: &Source| learned.open(source, model));
         match (part, &data.validation) {
             (Part::Test, _) => open(data.test.as_ref().ok_or_else(|| missing("test"))?),
             (Part::Validation, None) => Err(missing("validation")),
@@ -98,10 +98,11 @@ impl RunFile {
     }
 
     fn open(&self, source: &Source, model: &Model) -> Result<Dataset, BossManError> {
-        let data = Dataset::open(source, model.graph(), &self.loss, self.data.normalize.as_ref())?;
-        match &self.data.on_workers {
-            Some(folder) => Ok(data.for_workers(folder)?),
-            None => Ok(data),
+        let data = self.data()?;
+        let opened = Dataset::open(source, model.graph(), &self.loss, data.normalize.as_ref())?;
+        match &data.on_workers {
+            Some(folder) => Ok(opened.for_workers(folder)?),
+            None => Ok(opened),
         }
     }
 

@@ -39,7 +39,7 @@ impl RunFile {
     /// The same run, with what an earlier run in this folder learned from its table, if it did.
     pub(super) fn with_table_of(self, folder: &Path) -> Result<Self, BossManError> {
         let path = folder.join(TABLE);
-        if self.data.columns().is_none() || !path.is_file() {
+        if self.data.as_ref().and_then(Data::columns).is_none() || !path.is_file() {
             return Ok(self);
         }
         let mut text = Vec::new();
@@ -55,8 +55,8 @@ impl RunFile {
     /// # Errors
     /// The table cannot be read.
     pub fn learned_table(&self) -> Result<Option<LearnedTable>, BossManError> {
-        match &self.data.train {
-            Source::Columns(of) => Ok(Some(of.learn()?)),
+        match self.data.as_ref().map(|data| &data.train) {
+            Some(Source::Columns(of)) => Ok(Some(of.learn()?)),
             _ => Ok(None),
         }
     }
@@ -64,8 +64,8 @@ impl RunFile {
     /// A file of samples for predictions. It is read as the data to train on is, if that is a
     /// table.
     pub fn source_like_train(&self, path: PathBuf) -> Source {
-        match &self.data.train {
-            Source::Columns(of) if ColumnsSource::is_table(&path) => {
+        match self.data.as_ref().map(|data| &data.train) {
+            Some(Source::Columns(of)) if ColumnsSource::is_table(&path) => {
                 Source::Columns(Box::new(ColumnsSource { path, ..of.as_ref().clone() }))
             }
             _ => Source::File(path),
@@ -75,7 +75,9 @@ impl RunFile {
     /// The same run, whose tables are read by what was learned before.
     #[must_use]
     pub fn with_learned_table(mut self, learned: &LearnedTable) -> Self {
-        self.data.tables().for_each(|table| table.learned = Some(learned.clone()));
+        if let Some(data) = &mut self.data {
+            data.tables().for_each(|table| table.learned = Some(learned.clone()));
+        }
         self
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! RunFile -> learning (loss, optimizer, lr_schedule)      data -> columns, text (pairs, translate)
-//!         -> checkpoint, recovery (redundancy), guards    parallel
+//!         -> checkpoint, recovery (redundancy), guards    parallel    needed (data, length)
 //!         <- write (the run as a run file again) -> yaml_text
 //! ```
 
@@ -15,15 +15,17 @@ mod fuzz_tests;
 mod guards;
 mod learned_table;
 mod learning;
+mod needed;
 mod parallel;
 mod place;
 mod recovery;
 mod string_map;
 mod text;
 mod write;
-mod yaml_text;
+pub(crate) mod yaml_text;
 
 use crate::checkpoint::Policy;
+use crate::data::Tokenizer;
 use crate::file_kind::FileKind;
 use crate::runs::RunName;
 use crate::settings::conflicts::{self, Facts, ReductionOrder, RunFacts};
@@ -48,7 +50,7 @@ use std::path::{Path, PathBuf};
 /// use bossman::run_file::{Length, RunFile};
 /// let run = RunFile::from_file("../examples/digits/run.yaml")?;
 /// assert_eq!(run.batch_size, 32);
-/// assert_eq!(run.length, Length::Epochs(20));
+/// assert_eq!(run.length()?, Length::Epochs(20));
 /// # Ok::<(), bossman::BossManError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -57,8 +59,10 @@ pub struct RunFile {
     pub name: Option<String>,
     /// The model file.
     pub model: PathBuf,
-    /// Samples to train on and to test on.
-    pub data: Data,
+    /// Samples to train on and to test on. A run without them cannot be trained.
+    pub data: Option<Data>,
+    /// How text becomes tokens, if the samples to train on are no text.
+    pub tokenizer: Option<Tokenizer>,
     /// The loss.
     pub loss: LossSpec,
     /// The place of the loss in the file.
@@ -69,8 +73,8 @@ pub struct RunFile {
     pub batch_size: u64,
     /// The number of microbatches of a batch. 0 is one for each worker.
     pub microbatches: u32,
-    /// The length of training.
-    pub length: Length,
+    /// The length of training. `None` only if there is no data.
+    pub length: Option<Length>,
     /// The seed of weights, dropout and the order of samples.
     pub seed: u64,
     /// The schedule. `None` measures and takes the fastest.
@@ -137,10 +141,11 @@ pub enum Length {
     Steps(u64),
 }
 
-const KEYS: [&str; 32] = [
+const KEYS: [&str; 33] = [
     "name",
     "model",
     "data",
+    "tokenizer",
     "loss",
     "optimizer",
     "lr_schedule",
@@ -176,7 +181,9 @@ impl RunFile {
     /// The same run, but the boss reads all data. Predictions and texts need this.
     #[must_use]
     pub fn with_data_at_boss(mut self) -> Self {
-        self.data.on_workers = None;
+        if let Some(data) = &mut self.data {
+            data.on_workers = None;
+        }
         self
     }
 
@@ -242,7 +249,8 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Diagnostic> {
     Ok(RunFile {
         name: run.optional("name", &NAME)?,
         model: folder.join(run.required("model", &TEXT)?),
-        data: data::data(run.need("data")?, folder)?,
+        data: run.get("data").map(|node| data::data(node, folder)).transpose()?,
+        tokenizer: text::tokenizer(&run, "tokenizer", folder)?,
         loss: loss(&loss_node.choice("`loss`", "a loss")?)?,
         loss_place: Place::new(loss_node.location),
         optimizer,
@@ -312,13 +320,14 @@ fn recompute(run: &Mapping<'_>) -> Result<Recompute, Diagnostic> {
     }
 }
 
-fn length(run: &Mapping<'_>, root: &Node) -> Result<Length, Diagnostic> {
+fn length(run: &Mapping<'_>, root: &Node) -> Result<Option<Length>, Diagnostic> {
     match (run.optional("epochs", &SIZE)?, run.optional("steps", &SIZE)?) {
-        (Some(epochs), None) => Ok(Length::Epochs(epochs)),
-        (None, Some(steps)) => Ok(Length::Steps(steps)),
+        (Some(epochs), None) => Ok(Some(Length::Epochs(epochs))),
+        (None, Some(steps)) => Ok(Some(Length::Steps(steps))),
         (Some(_), Some(_)) => {
             Err(Diagnostic::new(run.need("steps")?.location, "give `epochs` or `steps`, not both"))
         }
+        (None, None) if run.get("data").is_none() => Ok(None),
         (None, None) => Err(Diagnostic::new(
             root.location,
             "`epochs` or `steps` is missing: when does training end?",

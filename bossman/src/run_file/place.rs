@@ -28,6 +28,11 @@ impl Place {
         self.file = file.to_path_buf();
     }
 
+    /// The file.
+    pub(crate) fn file(&self) -> &Path {
+        &self.file
+    }
+
     /// An error about the key, with file, line and column.
     pub(crate) fn error(&self, problem: String) -> BossManError {
         Diagnostic::new(self.location, problem).in_file(&self.file.display().to_string()).into()

@@ -107,7 +107,7 @@ fn keys(arguments: &Mapping<'_>) -> Result<Option<[String; 2]>, Diagnostic> {
 /// The name of the tokenizer without a file.
 const BYTES: &str = "bytes";
 
-fn tokenizer(
+pub(super) fn tokenizer(
     arguments: &Mapping<'_>,
     key: &str,
     folder: &Path,

@@ -23,7 +23,12 @@ impl RunFile {
             put("name", name.as_str().into());
         }
         put("model", path(&self.model));
-        put("data", data(&self.data));
+        if let Some(of) = &self.data {
+            put("data", data(of));
+        }
+        if let Some(of) = &self.tokenizer {
+            put("tokenizer", tokenizer(of));
+        }
         put("loss", loss(&self.loss));
         put("optimizer", optimizer(&self.optimizer));
         put("lr_schedule", lr_schedule(&self.lr_schedule));
@@ -36,8 +41,9 @@ impl RunFile {
         }
         put("accumulate", u64::from(self.accumulate).into());
         match self.length {
-            Length::Epochs(epochs) => put("epochs", epochs.into()),
-            Length::Steps(steps) => put("steps", steps.into()),
+            Some(Length::Epochs(epochs)) => put("epochs", epochs.into()),
+            Some(Length::Steps(steps)) => put("steps", steps.into()),
+            None => {}
         }
         put("seed", self.seed.into());
         put("schedule", self.schedule.map_or("auto".into(), word));
@@ -95,11 +101,16 @@ impl RunFile {
             Some(name) => Ok(folder.join(name)),
             None => Err(DataError::file(path, "has no name to look for".to_string())),
         };
-        self.data.train = self.data.train.with_paths(&there)?;
-        if let Some(Validation::Source(of)) = &mut self.data.validation {
-            **of = of.with_paths(&there)?;
+        if let Some(data) = &mut self.data {
+            data.train = data.train.with_paths(&there)?;
+            if let Some(Validation::Source(of)) = &mut data.validation {
+                **of = of.with_paths(&there)?;
+            }
+            data.test = data.test.as_ref().map(|of| of.with_paths(&there)).transpose()?;
         }
-        self.data.test = self.data.test.as_ref().map(|of| of.with_paths(&there)).transpose()?;
+        if let Some(Tokenizer::File(path)) = &mut self.tokenizer {
+            *path = there(path.as_path())?;
+        }
         Ok(self.with_data_at_boss())
     }
 
@@ -116,12 +127,17 @@ impl RunFile {
             })
         };
         self.model = absolute(&self.model)?;
-        self.data.train = source(&self.data.train)?;
-        if let Some(Validation::Source(of)) = &mut self.data.validation {
-            **of = source(of)?;
+        if let Some(data) = &mut self.data {
+            data.train = source(&data.train)?;
+            if let Some(Validation::Source(of)) = &mut data.validation {
+                **of = source(of)?;
+            }
+            data.test = data.test.as_ref().map(source).transpose()?;
+            data.on_workers = data.on_workers.as_deref().map(absolute).transpose()?;
         }
-        self.data.test = self.data.test.as_ref().map(source).transpose()?;
-        self.data.on_workers = self.data.on_workers.as_deref().map(absolute).transpose()?;
+        if let Some(Tokenizer::File(path)) = &mut self.tokenizer {
+            *path = absolute(path.as_path())?;
+        }
         if let Some(weights) = &mut self.weights {
             weights.path = absolute(&weights.path)?;
         }

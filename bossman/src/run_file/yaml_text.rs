@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 const FLOW_DEPTH: usize = 2;
 
 /// A value to write.
-pub(super) enum Yaml {
+#[derive(Clone, Debug)]
+pub(crate) enum Yaml {
     Text(String),
     /// A number or a flag, as it is written.
     Plain(String),
@@ -45,19 +46,26 @@ impl From<f64> for Yaml {
 }
 
 /// A mapping of these entries.
-pub(super) fn map<const N: usize>(entries: [(&str, Yaml); N]) -> Yaml {
+pub(crate) fn map<const N: usize>(entries: [(&str, Yaml); N]) -> Yaml {
     Yaml::Map(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
 }
 
 /// A list of such values.
-pub(super) fn list<T: Into<Yaml>>(values: impl IntoIterator<Item = T>) -> Yaml {
+pub(crate) fn list<T: Into<Yaml>>(values: impl IntoIterator<Item = T>) -> Yaml {
     Yaml::List(values.into_iter().map(Into::into).collect())
 }
 
 /// Writes the entries of a document.
-pub(super) fn document(entries: &[(String, Yaml)]) -> String {
+pub(crate) fn document(entries: &[(String, Yaml)]) -> String {
     let mut text = String::new();
     block(&mut text, entries, 0);
+    text
+}
+
+/// Writes a value in a line.
+pub(crate) fn flow_text(value: &Yaml) -> String {
+    let mut text = String::new();
+    flow(&mut text, value);
     text
 }
 
@@ -105,7 +113,7 @@ fn flow(text: &mut String, value: &Yaml) {
 }
 
 /// A text that YAML reads as text, in quotes if it needs some.
-fn scalar(text: &str) -> String {
+pub(crate) fn scalar(text: &str) -> String {
     let is_plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/')
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c));
     let is_word = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"]

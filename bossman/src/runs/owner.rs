@@ -1,7 +1,7 @@
 //! Whose run a folder holds. A folder from somebody else is input: a command reads nothing outside
 //! it that only its run file names.
 
-use crate::data::{DataError, Source};
+use crate::data::{DataError, Source, Tokenizer};
 use crate::run_file::{RunFile, Validation};
 use crate::BossManError;
 
@@ -74,15 +74,20 @@ pub fn check_stays_inside(folder: &Path, file: &RunFile, reads: Reads) -> Result
         // A URL is in no folder.
         inside.check("checkpoint", Path::new(dir))?;
     }
-    let validation = match &file.data.validation {
+    let data = file.data.as_ref();
+    let validation = match data.and_then(|data| data.validation.as_ref()) {
         Some(Validation::Source(source)) => Some(source.as_ref()),
         _ => None,
     };
-    let sources = [Some(&file.data.train), validation, file.data.test.as_ref()];
+    let (train, test) = (data.map(|data| &data.train), data.and_then(|data| data.test.as_ref()));
+    let sources = [train, validation, test];
     for source in sources.into_iter().flatten().filter(|_| reads == Reads::Data) {
         inside.check_source(source)?;
     }
-    Ok(())
+    match &file.tokenizer {
+        Some(Tokenizer::File(path)) if reads == Reads::Data => inside.check("tokenizer", path),
+        _ => Ok(()),
+    }
 }
 
 /// A folder, and its path without links.
@@ -175,7 +180,7 @@ mod tests {
         let outside = RunFile { model: "../examples/digits/digits.yaml".into(), ..file.clone() };
         assert!(refused(&outside, Reads::Model).contains("`model` is ../examples"));
         let mut outside = file.clone();
-        outside.data.train = Source::File(folder.join("../x.csv"));
+        outside.data.as_mut().unwrap().train = Source::File(folder.join("../x.csv"));
         assert!(refused(&outside, Reads::Data).contains("`data` is "));
         check_stays_inside(folder, &outside, Reads::Model).unwrap();
         std::os::unix::fs::symlink("/etc/hostname", folder.join("metrics.jsonl")).unwrap();

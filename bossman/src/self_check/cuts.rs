@@ -70,7 +70,7 @@ async fn from_cpu(scene: &Scene, alone: &[StepReport]) -> Result<f64, Problem> {
     let mut file = scene.run_file();
     let steps = alone.len().min(CPU_STEPS);
     file.schedule = Some(ScheduleKind::OneFOneB);
-    file.length = Length::Steps(steps as u64);
+    file.length = Some(Length::Steps(steps as u64));
     let fleet = FleetSettings { threads: None, ..scene.fleet_on(vec!["cpu".into()], 1) };
     let expected = train(&file, fleet).await;
     let expected = expected.map_err(|error| Problem::of("one worker on the CPU", &error))?;

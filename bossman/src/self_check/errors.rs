@@ -1,7 +1,7 @@
 //! Checks that runs which must fail say why, and that the device works afterwards.
 
 use crate::data::Source;
-use crate::run_file::{Length, RunFile};
+use crate::run_file::{Data, Length, RunFile};
 use crate::self_check::report::{Findings, Problem};
 use crate::self_check::scene::{save, Scene};
 use crate::self_check::trial::train;
@@ -46,7 +46,7 @@ async fn wrong_token(scene: &Scene) -> Result<String, Problem> {
     let path = scene.file("wrong-token.safetensors");
     save(&path, &tokens, &targets)?;
     let mut file = one_step(scene.run_file());
-    file.data.train = Source::File(path);
+    file.data = file.data.map(|data| Data { train: Source::File(path), ..data });
     let error = error_of(scene, &file, "a token that is not in the vocabulary").await?;
     match error.contains(LOOKUP) && error.contains(&wrong.to_string()) {
         true => Ok(error),
@@ -86,7 +86,7 @@ async fn too_large(scene: &Scene, memory: u64) -> Result<String, Problem> {
 }
 
 fn one_step(file: RunFile) -> RunFile {
-    RunFile { schedule: Some(ScheduleKind::OneFOneB), length: Length::Steps(1), ..file }
+    RunFile { schedule: Some(ScheduleKind::OneFOneB), length: Some(Length::Steps(1)), ..file }
 }
 
 /// The error of a run that must fail.

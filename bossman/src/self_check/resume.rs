@@ -43,7 +43,7 @@ pub(super) async fn check(scene: &Scene) -> Result<Findings, Problem> {
 fn run_of(scene: &Scene, steps: u64) -> RunFile {
     RunFile {
         schedule: Some(ScheduleKind::OneFOneB),
-        length: Length::Steps(steps),
+        length: Some(Length::Steps(steps)),
         ..scene.run_file()
     }
 }

@@ -33,7 +33,7 @@ pub(super) async fn check(scene: &Scene) -> Result<Findings, Problem> {
         let file = RunFile {
             precision: Precision::Bf16,
             determinism,
-            length: Length::Steps((FIRST + MEASURED) as u64),
+            length: Some(Length::Steps((FIRST + MEASURED) as u64)),
             ..scene.run_file()
         };
         let steps = train(&file, scene.fleet(workers)).await;

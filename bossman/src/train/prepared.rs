@@ -60,7 +60,7 @@ pub(super) async fn prepare<'a>(
         options.events.warn(format!("{}: {warning}", file.model.display()));
     }
     let data = file.checked_parts(&model)?;
-    let steps = steps(file, data.train.samples());
+    let steps = steps(file, data.train.samples())?;
     let fixed_batch = FixedBatch::of(model.graph());
     if let Some(fixed) = &fixed_batch {
         check_fixed_batch(fixed, file, options, &data)?;
@@ -182,7 +182,7 @@ fn check_fixed_batch(
     data: &Parts,
 ) -> Result<(), BossManError> {
     let samples = data.train.samples();
-    fixed.check_run(file, samples, steps(file, samples))?;
+    fixed.check_run(file, samples, steps(file, samples)?)?;
     if options.pool {
         fixed.check_pool()?;
     }
@@ -207,9 +207,9 @@ fn record(file: &RunFile, data: &Parts) -> RunRecord {
     }
 }
 
-fn steps(file: &RunFile, samples: u64) -> u64 {
-    match file.length {
+fn steps(file: &RunFile, samples: u64) -> Result<u64, BossManError> {
+    Ok(match file.length()? {
         Length::Steps(steps) => steps,
         Length::Epochs(epochs) => epochs.saturating_mul(samples.div_ceil(file.batch_size)),
-    }
+    })
 }

@@ -23,7 +23,8 @@ impl ReceiptWriter {
     /// Begins to hash the inputs of a run. A thread of its own reads the files, so that the end of
     /// the process never waits for it.
     pub(super) fn start(folder: Arc<RunFolder>, prepared: &Prepared<'_>, events: Events) -> Self {
-        let is_split = matches!(prepared.file.data.validation, Some(Validation::Split(_)));
+        let validation = prepared.file.data.as_ref().and_then(|data| data.validation.as_ref());
+        let is_split = matches!(validation, Some(Validation::Split(_)));
         let data = parts_with_files(&prepared.data, is_split);
         let weights = prepared.weights.as_ref().map(|of| of.weights());
         let (done, hashed) = oneshot::channel();

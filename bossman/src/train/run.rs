@@ -42,6 +42,7 @@ pub async fn run_with(
     settings: &TrainOptions,
     mut on_step: impl FnMut(&StepReport),
 ) -> Result<Outcome, BossManError> {
+    file.data()?;
     let (mut file, mut settings) = (file.clone(), settings.clone());
     file.shuffle &= !settings.no_shuffle;
     if let Some(learned) = file.learned_table()? {

@@ -65,10 +65,10 @@ pub async fn validate(
 
 /// The samples of a batch in evaluation, which saves nothing for backward.
 pub(crate) fn batch_size(boss: &BossMan, file: &RunFile) -> u64 {
-    match (FixedBatch::of(boss.model().graph()), &file.data.train) {
+    match (FixedBatch::of(boss.model().graph()), file.source(Part::Train)) {
         (Some(fixed), _) => fixed.samples,
         // Texts are long.
-        (None, Source::Text(_) | Source::Pairs(_)) => file.batch_size,
+        (None, Some(Source::Text(_) | Source::Pairs(_))) => file.batch_size,
         (None, _) => EVALUATION_BATCH.max(file.batch_size),
     }
 }

@@ -105,7 +105,8 @@ impl Verification {
 
     fn compare_inputs(&self, model: &Model) -> Result<Vec<Difference>, BossManError> {
         let Some(expected) = &self.receipt.inputs else { return Ok(Vec::new()) };
-        let is_split = matches!(self.file.data.validation, Some(Validation::Split(_)));
+        let validation = self.file.data.as_ref().and_then(|data| data.validation.as_ref());
+        let is_split = matches!(validation, Some(Validation::Split(_)));
         let mut found = Vec::new();
         for (part, data) in parts_with_files(&self.file.parts(model)?, is_split) {
             let there = data.hash()?;

@@ -121,10 +121,8 @@ impl RenameRules {
             }
             used.extend(sources);
         }
-        let ignored =
-            |name: &str| self.ignored.iter().any(|pattern| pattern.captures(name).is_some());
         for (name, tensor) in
-            file.iter().filter(|(name, _)| !used.contains(*name) && !ignored(name))
+            file.iter().filter(|(name, _)| !used.contains(*name) && !self.ignores(name))
         {
             if named.get(name).is_some() {
                 let sources = self.sources(name).join("`, `");
@@ -137,6 +135,11 @@ impl RenameRules {
             named.insert(name, tensor);
         }
         Ok(named)
+    }
+
+    /// Whether the file's tensor of this name is not used.
+    pub(crate) fn ignores(&self, name: &str) -> bool {
+        self.ignored.iter().any(|pattern| pattern.captures(name).is_some())
     }
 
     fn sources(&self, name: &str) -> Vec<String> {

@@ -19,17 +19,44 @@ use std::path::{Path, PathBuf};
 use tch::Tensor;
 
 /// The name of an index beside its files, and its ending.
-const INDEX_FILE: &str = "model.safetensors.index.json";
+pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 const INDEX_ENDING: &str = ".safetensors.index.json";
 /// The file of weights that are in one.
-const SINGLE_FILE: &str = "model.safetensors";
+pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 
 /// The index: the file of each tensor.
 #[derive(Serialize, Deserialize)]
-struct Index {
+pub(crate) struct Index {
     #[serde(default)]
     metadata: BTreeMap<String, serde_json::Value>,
     weight_map: BTreeMap<String, String>,
+}
+
+impl Index {
+    /// Reads an index from the text of the file at `path`.
+    pub(crate) fn parse(text: &[u8], path: &Path) -> Result<Self, BossManError> {
+        let index: Index = serde_json::from_slice(text)
+            .map_err(|e| BossManError::file(path, format!("not an index of weights: {e}")))?;
+        // An index names its neighbours, and nothing elsewhere.
+        for file in index.weight_map.values() {
+            if Path::new(file).file_name() != Some(file.as_ref()) {
+                let problem = format!("names `{file}`, which is not a file beside it");
+                return Err(BossManError::file(path, problem));
+            }
+        }
+        Ok(index)
+    }
+
+    /// The files that it names.
+    pub(crate) fn shards(&self) -> BTreeSet<&str> {
+        self.weight_map.values().map(String::as_str).collect()
+    }
+
+    /// The tensors that it looks for in a file.
+    pub(crate) fn tensors_of<'a>(&'a self, shard: &'a str) -> impl Iterator<Item = &'a str> {
+        let of_shard = self.weight_map.iter().filter(move |(_, of)| *of == shard);
+        of_shard.map(|(name, _)| name.as_str())
+    }
 }
 
 impl StateDict {
@@ -163,21 +190,13 @@ pub(crate) fn decode(bytes: &Bytes, path: &Path) -> Result<StateDict, BossManErr
 
 fn load_sharded(path: &Path) -> Result<StateDict, BossManError> {
     let text = std::fs::read(path).map_err(|e| BossManError::io(path, &e))?;
-    let index: Index = serde_json::from_slice(&text)
-        .map_err(|e| BossManError::file(path, format!("not an index of weights: {e}")))?;
+    let index = Index::parse(&text, path)?;
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
     let mut state = StateDict::default();
-    for file in index.weight_map.values().collect::<BTreeSet<_>>() {
-        // An index names its neighbours, and nothing elsewhere.
-        if Path::new(file).file_name() != Some(file.as_ref()) {
-            return Err(BossManError::file(
-                path,
-                format!("names `{file}`, which is not a file beside it"),
-            ));
-        }
+    for file in index.shards() {
         let shard: PathBuf = folder.join(file);
         let found = load_file(&shard)?;
-        for (name, _) in index.weight_map.iter().filter(|(_, of)| *of == file) {
+        for name in index.tensors_of(file) {
             let missing = || {
                 BossManError::file(
                     &shard,
@@ -251,7 +270,8 @@ impl View for TensorView {
     }
 }
 
-fn dtype(stored: Dtype) -> Option<DType> {
+/// The element type here. `None` if there is none.
+pub(crate) fn dtype(stored: Dtype) -> Option<DType> {
     Some(match stored {
         Dtype::F32 => DType::Float32,
         Dtype::F64 => DType::Float64,

@@ -112,7 +112,7 @@ impl ExpectedTensor {
 
 impl Expected {
     /// The other names of a tied parameter.
-    fn names_of<'a>(&'a self, owner: &'a str) -> impl Iterator<Item = &'a String> {
+    pub(crate) fn names_of<'a>(&'a self, owner: &'a str) -> impl Iterator<Item = &'a String> {
         self.tied.iter().filter(move |(_, of)| *of == owner).map(|(name, _)| name)
     }
 }
@@ -121,14 +121,14 @@ impl Expected {
 pub(crate) struct Expected {
     pub(crate) owned: BTreeMap<String, ExpectedTensor>,
     /// Other names of tied parameters, with the owner's.
-    tied: BTreeMap<String, String>,
+    pub(crate) tied: BTreeMap<String, String>,
 }
 
 pub(crate) struct ExpectedTensor {
     pub(crate) layer: layerspec::LayerId,
     /// Its name within the layer, which may have dots.
     pub(crate) parameter: &'static str,
-    meta: TensorMeta,
+    pub(crate) meta: TensorMeta,
 }
 
 pub(crate) fn expected(graph: &LayerGraph) -> Expected {

@@ -72,7 +72,7 @@ impl FleetSettings {
 
     /// The host that waits for them, if they may read the run's data from their own files.
     pub(crate) fn host_with_data(&self, workers: usize, file: &RunFile) -> Host {
-        match &file.data.on_workers {
+        match file.data.as_ref().and_then(|data| data.on_workers.as_ref()) {
             Some(folder) => self.host(workers).data(folder),
             None => self.host(workers),
         }

@@ -281,7 +281,7 @@ fn a_head_that_the_file_has_not_is_drawn() {
             error.contains("`0.weight`: in the weights, but `fresh` in the run file"),
             "{error}"
         );
-        assert!(matches!(RunFile::from_file(&run).unwrap().data.train, Source::Text(_)));
+        assert!(matches!(RunFile::from_file(&run).unwrap().data.unwrap().train, Source::Text(_)));
     });
 }
 

@@ -1,0 +1,190 @@
+//! The keys of `config.json`, read by type. Each error names the key and the file.
+
+use super::bounded_file;
+use crate::output::printable;
+use crate::BossManError;
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+/// The largest `config.json`. A usual one has a kilobyte.
+const MAX_BYTES: u64 = 1 << 20;
+/// The letters of a value that a message shows.
+const SHOWN: usize = 80;
+
+/// A configuration, or a mapping in it. `null` is as absent.
+#[derive(Debug)]
+pub(super) struct HfConfig {
+    path: PathBuf,
+    /// The beginning of a key in messages: `rope_scaling.` for a mapping of that name.
+    prefix: String,
+    keys: Map<String, Value>,
+}
+
+impl HfConfig {
+    /// Reads the configuration of a folder.
+    pub(super) fn read(folder: &Path) -> Result<Self, BossManError> {
+        let path = folder.join("config.json");
+        let Some(text) = bounded_file::read(&path, MAX_BYTES)? else {
+            let problem = "is missing; name a folder as `save_pretrained` of Hugging Face's \
+                           transformers writes it";
+            return Err(BossManError::file(&path, problem));
+        };
+        match serde_json::from_slice(&text) {
+            Ok(Value::Object(keys)) => Ok(HfConfig { path, prefix: String::new(), keys }),
+            Ok(_) => Err(BossManError::file(&path, "is no mapping of keys to values")),
+            Err(e) => Err(BossManError::file(&path, format!("is not JSON: {e}"))),
+        }
+    }
+
+    /// Its file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A value as it is written.
+    pub(super) fn value(&self, key: &str) -> Option<&Value> {
+        self.keys.get(key).filter(|value| !value.is_null())
+    }
+
+    /// A whole number, 1 or more.
+    pub(super) fn size(&self, key: &str) -> Result<Option<u64>, BossManError> {
+        let size = |value: &Value| value.as_u64().filter(|size| *size > 0);
+        self.read_as(key, "a whole number, 1 or more", size)
+    }
+
+    /// A whole number, 1 or more, or the default.
+    pub(super) fn size_or(&self, key: &str, default: u64) -> Result<u64, BossManError> {
+        Ok(self.size(key)?.unwrap_or(default))
+    }
+
+    /// A number.
+    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, BossManError> {
+        self.read_as(key, "a number", Value::as_f64)
+    }
+
+    /// A number, or the default.
+    pub(super) fn number_or(&self, key: &str, default: f64) -> Result<f64, BossManError> {
+        Ok(self.number(key)?.unwrap_or(default))
+    }
+
+    /// `true` or `false`, or the default.
+    pub(super) fn flag_or(&self, key: &str, default: bool) -> Result<bool, BossManError> {
+        Ok(self.read_as(key, "`true` or `false`", Value::as_bool)?.unwrap_or(default))
+    }
+
+    /// A text.
+    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, BossManError> {
+        self.read_as(key, "a text", Value::as_str)
+    }
+
+    /// A list.
+    pub(super) fn list(&self, key: &str) -> Result<Option<&[Value]>, BossManError> {
+        self.read_as(key, "a list", |value| value.as_array().map(Vec::as_slice))
+    }
+
+    /// A mapping of further keys. An empty one is as absent.
+    pub(super) fn mapping(&self, key: &str) -> Result<Option<HfConfig>, BossManError> {
+        let keys = self.read_as(key, "a mapping", Value::as_object)?;
+        Ok(keys.filter(|keys| !keys.is_empty()).map(|keys| HfConfig {
+            path: self.path.clone(),
+            prefix: format!("{}{key}.", self.prefix),
+            keys: keys.clone(),
+        }))
+    }
+
+    /// Refuses a value that BossMan has no layer for. A key that is absent has an allowed value.
+    pub(super) fn expect(
+        &self,
+        key: &str,
+        allowed: &[Value],
+        why: &str,
+    ) -> Result<(), BossManError> {
+        match self.value(key).filter(|value| !allowed.contains(value)) {
+            Some(_) => Err(self.refused(key, why)),
+            None => Ok(()),
+        }
+    }
+
+    /// An error about the value of a key.
+    pub(super) fn refused(&self, key: &str, why: &str) -> BossManError {
+        let value = self.keys.get(key).unwrap_or(&Value::Null).to_string();
+        let value = printable(&value, SHOWN);
+        BossManError::file(&self.path, format!("`{}{key}` is {value}: {why}", self.prefix))
+    }
+
+    /// The value of a key, if it has the type. Any other value is an error.
+    fn read_as<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, BossManError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| self.refused(key, &format!("expected {expected}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(text: &str) -> Result<HfConfig, BossManError> {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::write(place.path().join("config.json"), text).unwrap();
+        HfConfig::read(place.path())
+    }
+
+    #[test]
+    fn keys_are_read_by_type_and_null_is_as_absent() {
+        let config = read(
+            r#"{"hidden_size": 64, "eps": 1e-5, "tied": true, "act": "silu", "none": null,
+                "list": [1, 0], "rope": {"factor": 8.0}, "empty": {}}"#,
+        )
+        .unwrap();
+        assert_eq!(config.size("hidden_size").unwrap(), Some(64));
+        assert_eq!(config.size_or("none", 7).unwrap(), 7);
+        assert_eq!(config.number_or("eps", 1.0).unwrap(), 1e-5);
+        assert!(config.flag_or("tied", false).unwrap());
+        assert_eq!(config.text("act").unwrap(), Some("silu"));
+        assert_eq!(config.list("list").unwrap().unwrap().len(), 2);
+        assert!(config.mapping("empty").unwrap().is_none());
+        let rope = config.mapping("rope").unwrap().unwrap();
+        assert_eq!(rope.number("factor").unwrap(), Some(8.0));
+        config.expect("act", &[json!("silu")], "it is the only one").unwrap();
+        config.expect("none", &[], "it cannot be read").unwrap();
+    }
+
+    #[test]
+    fn every_error_names_the_key_and_the_file() {
+        let config = read(r#"{"hidden_size": "64", "rope": {"factor": true}}"#).unwrap();
+        let error = config.size("hidden_size").unwrap_err().to_string();
+        assert!(
+            error.ends_with(
+                "config.json: `hidden_size` is \"64\": expected a whole number, 1 or more"
+            ),
+            "{error}"
+        );
+        let rope = config.mapping("rope").unwrap().unwrap();
+        let error = rope.number("factor").unwrap_err().to_string();
+        assert!(
+            error.ends_with("config.json: `rope.factor` is true: expected a number"),
+            "{error}"
+        );
+        let error = config.expect("hidden_size", &[json!(64)], "why").unwrap_err().to_string();
+        assert!(error.ends_with("`hidden_size` is \"64\": why"), "{error}");
+        for (text, expected) in [("[1]", "is no mapping"), ("{", "is not JSON")] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(&format!("config.json: {expected}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_large_or_missing_file_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let error = HfConfig::read(place.path()).unwrap_err().to_string();
+        assert!(error.contains("config.json: is missing; name a folder"), "{error}");
+        let error = read(&" ".repeat((MAX_BYTES + 1) as usize)).unwrap_err().to_string();
+        assert!(error.contains("has 1048577 bytes"), "{error}");
+    }
+}

@@ -1,0 +1,201 @@
+//! `bossman import`: a folder of Hugging Face's transformers becomes a model file and a run file.
+//!
+//! ```text
+//! import -> hf_config (config.json) -> families -> llama -> rope
+//!        -> tensor_headers (no weight is read)        |
+//!        -> tokenizer_file                            v
+//!        -> fit (model against headers)          family, model_text
+//!        -> model_text, run_text, summary: the files that it writes
+//! ```
+//!
+//! A family is a table from keys of `config.json` to layers, in a file of its own. Blocks of the
+//! model file have the names of transformers' modules, so its parameters have the names of the
+//! files. The parts share `bounded_file`. Nothing is written before everything is checked.
+
+mod bounded_file;
+mod families;
+mod family;
+mod fit;
+mod hf_config;
+mod llama;
+mod model_text;
+mod rope;
+mod run_text;
+mod summary;
+mod tensor_headers;
+#[cfg(test)]
+mod tests;
+mod tokenizer_file;
+
+pub use family::Head;
+
+use crate::data::{atomic_file, disk};
+use crate::output::printable;
+use crate::{BossManError, Model};
+use families::family_of;
+use family::{FamilyModel, Output, Request};
+use fit::compare;
+use hf_config::HfConfig;
+use model_text::{model_text, ModelFile};
+use run_text::{run_text, RunText};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use summary::Summary;
+use tensor_headers::TensorHeaders;
+use tokenizer_file::TokenizerFile;
+
+/// What to import, beside the folder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImportOptions {
+    /// A text file to train on. Without one the run file has no data.
+    pub data: Option<PathBuf>,
+    /// The model's inputs by name. None are those that the family always has.
+    pub inputs: Vec<String>,
+    /// Whether the model has its head.
+    pub head: Head,
+}
+
+/// What an import has written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Imported {
+    /// The model file.
+    pub model: PathBuf,
+    /// The run file.
+    pub run: PathBuf,
+    /// The page about the model.
+    pub summary: PathBuf,
+    /// The class of the model in transformers.
+    pub architecture: String,
+    /// The elements of all parameters. Tied ones count once.
+    pub parameters: u64,
+    /// What the user may not expect.
+    pub warnings: Vec<String>,
+}
+
+/// Writes a model file, a run file that begins with its weights, and a page about it, for a folder
+/// of Hugging Face's transformers. Of the weights it reads the headers alone. The run file names
+/// the folder, so the folder must stay.
+///
+/// ```no_run
+/// use bossman::{import, ImportOptions, Model};
+/// use std::path::Path;
+///
+/// let imported = import(Path::new("llama"), Path::new("mine"), &ImportOptions::default())?;
+/// let model = Model::from_file(&imported.model)?;
+/// # Ok::<(), bossman::BossManError>(())
+/// ```
+///
+/// # Errors
+/// The architecture is not known, a key of its `config.json` asks for something that BossMan does
+/// not have, the tensors are not those of the model, or the folder to write to is not empty.
+pub fn import(folder: &Path, to: &Path, options: &ImportOptions) -> Result<Imported, BossManError> {
+    check_is_empty(to)?;
+    if !folder.is_dir() {
+        return Err(BossManError::file(folder, "is no folder; name one with a config.json"));
+    }
+    let folder = std::path::absolute(folder).map_err(|e| BossManError::io(folder, &e))?;
+    let config = HfConfig::read(&folder)?;
+    let (family, architecture) = family_of(&config)?;
+    let headers = TensorHeaders::read(&folder)?;
+    let request = Request {
+        architecture,
+        config: &config,
+        headers: &headers,
+        head: options.head,
+        inputs: &options.inputs,
+    };
+    let FamilyModel { vars, inputs, entries, vocab_size, max_positions, leftovers, output } =
+        (family.model)(&request)?;
+    let name = folder.file_name().map_or("model".into(), |name| name.to_string_lossy());
+    let shown = printable(&folder.to_string_lossy(), 1000);
+    let comments = vec![
+        format!("Written by `bossman import` from {shown}."),
+        format!("{architecture}: parameters have the names of transformers."),
+    ];
+    let input_count = inputs.len();
+    let file = ModelFile { comments, name: name.into_owned(), vars, inputs, entries };
+    let text = model_text(&file);
+    let model = Model::from_yaml(&text).map_err(|e| {
+        let problem = format!("makes a model that BossMan refuses: {e}");
+        BossManError::file(config.path(), problem)
+    })?;
+    let leftovers = compare(model.graph(), &headers, &leftovers)?;
+    let tokenizer = TokenizerFile::read(&folder, &config, vocab_size)?;
+    let data = match &options.data {
+        None => None,
+        Some(_) if output == Output::HiddenStates || input_count > 1 => {
+            let problem = "--data is text to predict the next token of: the model needs its head, \
+                           and tokens as its only input; leave out --data, or --head and --inputs";
+            return Err(BossManError::Usage(problem.into()));
+        }
+        Some(_) if tokenizer.is_none() => return Err(no_tokenizer(&folder)),
+        Some(data) => Some(existing(data)?),
+    };
+    let run = run_text(&RunText {
+        weights: &folder,
+        ignored: &leftovers.patterns,
+        tokenizer: tokenizer.as_ref(),
+        data: data.as_deref(),
+        max_positions,
+        output,
+    })?;
+    let summary = Summary {
+        folder: &folder,
+        architecture,
+        graph: model.graph(),
+        headers: &headers,
+        leftovers: &leftovers,
+        output,
+    };
+    let page = summary.page();
+    std::fs::create_dir_all(to).map_err(|e| BossManError::io(to, &e))?;
+    let write = |name: &str, text: &str| {
+        let path = to.join(name);
+        write(&path, text).map(|()| path)
+    };
+    Ok(Imported {
+        model: write("model.yaml", &text)?,
+        summary: write("MODEL.md", &page)?,
+        // The last one, which uses the others.
+        run: write("run.yaml", &run)?,
+        architecture: architecture.into(),
+        parameters: model.graph().param_count(),
+        warnings: match tokenizer {
+            Some(_) => Vec::new(),
+            None => vec![no_tokenizer(&folder).to_string()],
+        },
+    })
+}
+
+/// Refuses a folder with something in it, so that nothing is overwritten.
+fn check_is_empty(folder: &Path) -> Result<(), BossManError> {
+    match std::fs::read_dir(folder) {
+        Ok(mut entries) => match entries.next() {
+            None => Ok(()),
+            Some(_) => Err(BossManError::file(folder, "is not empty; name a new folder")),
+        },
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(BossManError::io(folder, &e)),
+    }
+}
+
+/// The absolute path of a file that is there.
+fn existing(path: &Path) -> Result<PathBuf, BossManError> {
+    let io = |e: std::io::Error| BossManError::io(path, &e);
+    match disk::is_file(path).map_err(io)? {
+        true => std::path::absolute(path).map_err(io),
+        false => Err(BossManError::file(path, "is no file; name a text file with --data")),
+    }
+}
+
+fn no_tokenizer(folder: &Path) -> BossManError {
+    let problem = "has no tokenizer.json, so text cannot become its tokens; with transformers, \
+                   `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` writes one";
+    BossManError::file(folder, problem)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), BossManError> {
+    let mut file = atomic_file::create(path)?;
+    file.write_all(text.as_bytes()).map_err(|e| BossManError::io(path, &e))?;
+    atomic_file::commit(path, file)
+}

@@ -1,0 +1,147 @@
+//! The keys of rotary position embeddings, of transformers 4 (`rope_theta`, `rope_scaling`) and 5
+//! (`rope_parameters`).
+
+use super::hf_config::HfConfig;
+use crate::run_file::yaml_text::Yaml;
+use crate::BossManError;
+use serde_json::Value;
+
+/// The kinds of scaling, by transformers' names.
+const TYPES: [&str; 6] = ["default", "linear", "dynamic", "yarn", "longrope", "llama3"];
+
+/// The further keys of a scaling.
+const KEYS: [&str; 12] = [
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "short_factor",
+    "long_factor",
+];
+
+/// The angles of a model's positions.
+#[derive(Debug)]
+pub(super) struct Rope {
+    pub(super) theta: f64,
+    /// The argument `rope_scaling`, if angles are scaled.
+    pub(super) scaling: Option<Yaml>,
+}
+
+impl Rope {
+    /// Reads the keys.
+    pub(super) fn of(config: &HfConfig, default_theta: f64) -> Result<Self, BossManError> {
+        let parameters = match config.mapping("rope_scaling")? {
+            Some(scaling) => Some(scaling),
+            None => config.mapping("rope_parameters")?,
+        };
+        let theta = config.number_or("rope_theta", default_theta)?;
+        for keys in [Some(config), parameters.as_ref()].into_iter().flatten() {
+            if keys.number_or("partial_rotary_factor", 1.0)? != 1.0 {
+                let why = "BossMan's LlamaAttention turns whole heads, which is 1.0";
+                return Err(keys.refused("partial_rotary_factor", why));
+            }
+        }
+        let Some(parameters) = parameters else { return Ok(Rope { theta, scaling: None }) };
+        let theta = parameters.number_or("rope_theta", theta)?;
+        Ok(Rope { theta, scaling: scaling(config, &parameters)? })
+    }
+}
+
+/// The argument `rope_scaling`, with the numbers as the configuration has them.
+fn scaling(config: &HfConfig, parameters: &HfConfig) -> Result<Option<Yaml>, BossManError> {
+    let key = if parameters.value("rope_type").is_some() { "rope_type" } else { "type" };
+    let kind = match parameters.text(key)?.unwrap_or("default") {
+        // Its name in early configurations.
+        "su" => "longrope",
+        kind => kind,
+    };
+    if kind == "default" {
+        return Ok(None);
+    }
+    if !TYPES.contains(&kind) {
+        return Err(parameters.refused(key, &format!("expected one of {}", TYPES.join(", "))));
+    }
+    let mut entries = vec![("rope_type".to_string(), kind.into())];
+    for key in KEYS {
+        let own = parameters.value(key).map(|value| (parameters, value));
+        // Some configurations have this one outside.
+        let outside = || config.value(key).map(|value| (config, value));
+        let found = match key {
+            "original_max_position_embeddings" => own.or_else(outside),
+            _ => own,
+        };
+        if let Some((keys, value)) = found {
+            let value = yaml(value).ok_or_else(|| {
+                keys.refused(key, "expected a number, `true`, `false` or a list of numbers")
+            })?;
+            entries.push((key.into(), value));
+        }
+    }
+    Ok(Some(Yaml::Map(entries)))
+}
+
+/// Numbers and flags as JSON writes them, which YAML reads as the same.
+fn yaml(value: &Value) -> Option<Yaml> {
+    match value {
+        Value::Number(_) | Value::Bool(_) => Some(Yaml::Plain(value.to_string())),
+        Value::Array(items) if items.iter().all(Value::is_number) => {
+            Some(Yaml::List(items.iter().filter_map(yaml).collect()))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run_file::yaml_text::flow_text;
+
+    fn rope(text: &str) -> Result<(f64, Option<String>), String> {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::write(place.path().join("config.json"), text).unwrap();
+        let config = HfConfig::read(place.path()).unwrap();
+        let rope = Rope::of(&config, 10000.0).map_err(|e| e.to_string())?;
+        Ok((rope.theta, rope.scaling.as_ref().map(flow_text)))
+    }
+
+    #[test]
+    fn both_forms_of_the_keys_are_read() {
+        assert_eq!(rope("{}"), Ok((10000.0, None)));
+        assert_eq!(rope(r#"{"rope_theta": 5e5, "rope_scaling": null}"#), Ok((5e5, None)));
+        let five = r#"{"rope_parameters": {"rope_theta": 2.0, "rope_type": "default"}}"#;
+        assert_eq!(rope(five), Ok((2.0, None)));
+        let llama3 = r#"{"rope_theta": 500000.0, "rope_scaling": {"factor": 32.0,
+            "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"}}"#;
+        let expected = "{rope_type: llama3, factor: 32.0, low_freq_factor: 1.0, \
+                        high_freq_factor: 4.0, original_max_position_embeddings: 8192}";
+        assert_eq!(rope(llama3), Ok((5e5, Some(expected.into()))));
+        let su = r#"{"original_max_position_embeddings": 4096, "rope_scaling": {"type": "su",
+            "short_factor": [1.0, 2], "long_factor": [3.5]}}"#;
+        let expected = "{rope_type: longrope, original_max_position_embeddings: 4096, \
+                        short_factor: [1.0, 2], long_factor: [3.5]}";
+        assert_eq!(rope(su), Ok((10000.0, Some(expected.into()))));
+    }
+
+    #[test]
+    fn what_is_not_known_is_named() {
+        let cases = [
+            (r#"{"rope_scaling": {"type": "x"}}"#, "`rope_scaling.type` is \"x\": expected one of"),
+            (
+                r#"{"rope_scaling": {"type": "yarn", "factor": "2"}}"#,
+                "`rope_scaling.factor` is \"2\": expected a number",
+            ),
+            (r#"{"partial_rotary_factor": 0.5}"#, "`partial_rotary_factor` is 0.5"),
+        ];
+        for (text, expected) in cases {
+            let error = rope(text).unwrap_err();
+            assert!(error.contains(expected) && error.contains("config.json"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The run file of an imported model, which begins with its weights.
+
+use super::family::Output;
+use super::tokenizer_file::TokenizerFile;
+use crate::output::printable;
+use crate::run_file::yaml_text::scalar;
+use crate::BossManError;
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// The most tokens of a sample. Longer ones are for the user to choose.
+const SEQUENCE_LENGTH: u64 = 512;
+
+/// What a run file says.
+pub(super) struct RunText<'a> {
+    /// The folder with the weights, by its absolute path.
+    pub(super) weights: &'a Path,
+    /// Names of tensors in it that the model does not use.
+    pub(super) ignored: &'a [String],
+    pub(super) tokenizer: Option<&'a TokenizerFile>,
+    /// The text to train on.
+    pub(super) data: Option<&'a Path>,
+    /// The most positions of a sequence.
+    pub(super) max_positions: u64,
+    pub(super) output: Output,
+}
+
+/// Writes the run file.
+pub(super) fn run_text(run: &RunText<'_>) -> Result<String, BossManError> {
+    let weights = path(run.weights)?;
+    let mut lines = String::from("# Written by `bossman import`. Every line is yours to change.\n");
+    lines.push_str("model: model.yaml\n");
+    match run.ignored {
+        [] => writeln!(lines, "weights: {weights}").ok(),
+        names => {
+            let names: Vec<String> = names.iter().map(|name| scalar(name)).collect();
+            writeln!(lines, "weights:\n  path: {weights}").ok();
+            lines.push_str("  # Tensors in the files that the model does not use.\n");
+            writeln!(lines, "  ignore: [{}]", names.join(", ")).ok()
+        }
+    };
+    write_data(&mut lines, run)?;
+    lines.push_str(match run.output {
+        Output::Logits | Output::TiedLogits => LOSS_OF_LOGITS,
+        Output::HiddenStates => LOSS_OF_STATES,
+    });
+    lines.push_str(LEARNING);
+    if run.data.is_some() {
+        lines.push_str("steps: 100\n");
+    }
+    Ok(lines)
+}
+
+/// Writes the text to train on, or the tokenizer and how to add such text.
+fn write_data(lines: &mut String, run: &RunText<'_>) -> Result<(), BossManError> {
+    let length = run.max_positions.min(SEQUENCE_LENGTH);
+    let tokenizer = run.tokenizer.map(|tokenizer| path(&tokenizer.path)).transpose()?;
+    let eos = run.tokenizer.and_then(|tokenizer| tokenizer.eos.as_ref());
+    let (Some(data), Some(tokenizer)) = (run.data, &tokenizer) else {
+        if let Some(tokenizer) = &tokenizer {
+            lines.push_str("# How text becomes tokens, for `bossman generate`.\n");
+            writeln!(lines, "tokenizer: {tokenizer}").ok();
+        }
+        lines.push_str("# To train, add samples and the length of training, for example:\n");
+        let tokenizer = tokenizer.as_deref().unwrap_or("tokenizer.json");
+        writeln!(
+            lines,
+            "# data: {{train: {{text: {{path: text.txt, tokenizer: {tokenizer}, sequence_length: \
+             {length}}}}}}}\n# steps: 100"
+        )
+        .ok();
+        return Ok(());
+    };
+    writeln!(lines, "data:\n  train:\n    text:\n      path: {}", path(data)?).ok();
+    writeln!(lines, "      tokenizer: {tokenizer}").ok();
+    writeln!(
+        lines,
+        "      # Memory grows with it, and attention with its square. At most {}.",
+        run.max_positions
+    )
+    .ok();
+    writeln!(lines, "      sequence_length: {length}").ok();
+    if let Some(eos) = eos {
+        writeln!(lines, "      eos: {}", scalar(eos)).ok();
+    }
+    lines.push_str("  validation: {split: 0.02}       # this share is not trained on\n");
+    Ok(())
+}
+
+const LOSS_OF_LOGITS: &str = "\
+# Logits have the tokens in their last dimension.
+loss: {CrossEntropyLoss: {class_dim: -1}}
+";
+
+const LOSS_OF_STATES: &str = "\
+# The output is hidden states. Take the loss that your targets need.
+loss: MSELoss
+";
+
+/// What does not depend on the model.
+const LEARNING: &str = "\
+# It keeps two numbers beside each parameter and its gradient: 16 bytes a parameter in all.
+optimizer: {AdamW: {lr: 2.0e-5}}
+# Samples of a step, and its parts. A worker's memory grows with the samples of a part.
+batch_size: 8
+microbatches: 4
+";
+
+/// A path as the run file has it.
+fn path(path: &Path) -> Result<String, BossManError> {
+    path.to_str().map(scalar).ok_or_else(|| {
+        let shown = printable(&path.to_string_lossy(), 200);
+        BossManError::Usage(format!("{shown}: a run file has paths in UTF-8; rename it"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Tokenizer;
+    use crate::run_file::{Length, RunFile};
+
+    fn read(folder: &Path, text: &str) -> RunFile {
+        let file = folder.join("run.yaml");
+        std::fs::write(&file, text).unwrap();
+        RunFile::from_file(&file).unwrap()
+    }
+
+    #[test]
+    fn the_run_file_is_read_back() {
+        let place = tempfile::tempdir().unwrap();
+        let tokenizer = TokenizerFile {
+            path: place.path().join("tokenizer.json"),
+            eos: Some("<|end|>".into()),
+        };
+        std::fs::write(&tokenizer.path, "{}").unwrap();
+        let data = place.path().join("my text.txt");
+        let ignored = ["lm_head.weight".to_string(), "layers.{i}.angles".to_string()];
+        for ignored in [&ignored[..], &[]] {
+            let run = RunText {
+                weights: place.path(),
+                ignored,
+                tokenizer: Some(&tokenizer),
+                data: Some(&data),
+                max_positions: 64,
+                output: Output::Logits,
+            };
+            let text = run_text(&run).unwrap();
+            let run_file = read(place.path(), &text);
+            assert_eq!(run_file.length, Some(Length::Steps(100)));
+            let weights = run_file.weights.unwrap();
+            assert_eq!(weights.path, place.path());
+            assert_eq!(weights.rename.texts().ignored, ignored);
+            assert!(text.contains("sequence_length: 64\n"), "{text}");
+            assert!(text.contains("eos: \"<|end|>\"\n"), "{text}");
+            let without = RunText { data: None, output: Output::HiddenStates, ..run };
+            let text = run_text(&without).unwrap();
+            let bare = read(place.path(), &text);
+            assert_eq!((bare.data, bare.length), (None, None));
+            assert_eq!(bare.tokenizer, Some(Tokenizer::File(tokenizer.path.clone())));
+            // The lines to add are right as they stand.
+            let more = read(place.path(), &text.replace("# data", "data").replace("# st", "st"));
+            assert!(more.data().is_ok() && more.length().is_ok());
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Names, types and shapes of the tensors of a folder, from the headers of its safetensors files.
+//! No weight is read.
+
+use super::bounded_file;
+use crate::data::disk;
+use crate::weights::safetensors_files::{dtype, Index, INDEX_FILE, SINGLE_FILE};
+use crate::BossManError;
+use layerspec::DType;
+use safetensors::tensor::Metadata;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The largest header in bytes. It is the limit of the safetensors library.
+const MAX_HEADER: u64 = 100_000_000;
+/// The largest index in bytes.
+const MAX_INDEX: u64 = 64 << 20;
+/// The bytes before the header, which tell its size.
+const SIZE_BYTES: u64 = 8;
+
+/// Converts all `pytorch_model*.bin` of the working folder.
+const CONVERT: &str = "python3 -c \"import glob, torch; from safetensors.torch import save_file; \
+                       save_file({name: tensor.clone().contiguous() for file in \
+                       glob.glob('pytorch_model*.bin') for name, tensor in torch.load(file, \
+                       weights_only=True).items()}, 'model.safetensors')\"";
+
+/// A tensor of a file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct TensorHeader {
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<u64>,
+}
+
+/// All tensors of a folder, by name.
+#[derive(Debug)]
+pub(super) struct TensorHeaders {
+    source: PathBuf,
+    tensors: BTreeMap<String, TensorHeader>,
+}
+
+impl TensorHeaders {
+    /// Reads the headers of a folder, of the files that [`crate::StateDict::load`] takes.
+    pub(super) fn read(folder: &Path) -> Result<Self, BossManError> {
+        let (index, single) = (folder.join(INDEX_FILE), folder.join(SINGLE_FILE));
+        if let Some(text) = bounded_file::read(&index, MAX_INDEX)? {
+            return Self::sharded(index, &text, folder);
+        }
+        if is_file(&single)? {
+            let tensors = header(&single)?;
+            return Ok(TensorHeaders { source: single, tensors });
+        }
+        for other in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
+            if is_file(&folder.join(other))? {
+                let problem = format!(
+                    "holds weights in PyTorch's own format only, which can run code when it is \
+                     read. This line, in that folder, converts them to safetensors:\n  {CONVERT}"
+                );
+                return Err(BossManError::file(folder, problem));
+            }
+        }
+        let problem = format!(
+            "holds neither {SINGLE_FILE} nor {INDEX_FILE}; download the weights in safetensors"
+        );
+        Err(BossManError::file(folder, problem))
+    }
+
+    fn sharded(path: PathBuf, text: &[u8], folder: &Path) -> Result<Self, BossManError> {
+        let index = Index::parse(text, &path)?;
+        let mut tensors = BTreeMap::new();
+        for file in index.shards() {
+            let shard = folder.join(file);
+            if !is_file(&shard)? {
+                let problem =
+                    format!("is missing, but {} names it; download it, too", path.display());
+                return Err(BossManError::file(&shard, problem));
+            }
+            let mut found = header(&shard)?;
+            for name in index.tensors_of(file) {
+                let tensor = found.remove(name).ok_or_else(|| {
+                    let problem =
+                        format!("lacks `{name}`, which {} looks for in it", path.display());
+                    BossManError::file(&shard, problem)
+                })?;
+                tensors.insert(name.to_string(), tensor);
+            }
+        }
+        Ok(TensorHeaders { source: path, tensors })
+    }
+
+    /// The file, or the index of several.
+    pub(super) fn source(&self) -> &Path {
+        &self.source
+    }
+
+    /// The tensor of this name.
+    pub(super) fn get(&self, name: &str) -> Option<&TensorHeader> {
+        self.tensors.get(name)
+    }
+
+    /// Whether there is a tensor of this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Every tensor, by name.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &TensorHeader)> {
+        self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+}
+
+fn is_file(path: &Path) -> Result<bool, BossManError> {
+    disk::is_file(path).map_err(|e| BossManError::io(path, &e))
+}
+
+/// The tensors of a file, whose length must be the one that its header tells of.
+fn header(path: &Path) -> Result<BTreeMap<String, TensorHeader>, BossManError> {
+    let io = |e: std::io::Error| BossManError::io(path, &e);
+    let wrong = |problem: String| BossManError::file(path, problem);
+    let mut file = File::open(path).map_err(io)?;
+    let length = file.metadata().map_err(io)?.len();
+    let mut size = [0; SIZE_BYTES as usize];
+    if length < SIZE_BYTES {
+        return Err(wrong(format!("has {length} bytes, which is no safetensors file")));
+    }
+    file.read_exact(&mut size).map_err(io)?;
+    if &size == b"version " {
+        return Err(wrong("is a pointer of Git LFS, not the weights; run `git lfs pull`".into()));
+    }
+    let header = u64::from_le_bytes(size);
+    // Checked before memory is taken for it.
+    if header > MAX_HEADER || header > length - SIZE_BYTES {
+        return Err(wrong(format!(
+            "is not a whole safetensors file: its header would have {header} bytes, the file has \
+             {length}"
+        )));
+    }
+    let mut text = Vec::new();
+    file.take(header).read_to_end(&mut text).map_err(io)?;
+    let metadata: Metadata = serde_json::from_slice(&text)
+        .map_err(|e| wrong(format!("is not a safetensors file: {e}")))?;
+    let data = metadata.data_len() as u64;
+    let described = SIZE_BYTES.saturating_add(header).saturating_add(data);
+    if described != length {
+        return Err(wrong(format!(
+            "has {length} bytes, but its header describes {described}; it is not complete or \
+             damaged: download it again"
+        )));
+    }
+    let tensors = metadata.tensors().into_iter().map(|(name, info)| {
+        let shape = info.shape.iter().map(|size| *size as u64).collect();
+        match dtype(info.dtype) {
+            Some(dtype) => Ok((name, TensorHeader { dtype, shape })),
+            None => Err(wrong(format!(
+                "tensor `{name}` has dtype {}, which BossMan cannot use; take weights in float32, \
+                 bfloat16 or float16",
+                info.dtype
+            ))),
+        }
+    });
+    tensors.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::StateDict;
+    use tch::{Device, Kind, Tensor};
+
+    fn state() -> StateDict {
+        let mut state = StateDict::default();
+        state.insert("a.weight", &Tensor::zeros([4, 3], (Kind::BFloat16, Device::Cpu)));
+        state.insert("b.bias", &Tensor::zeros([5], (Kind::Float, Device::Cpu)));
+        state
+    }
+
+    fn expect_tensors(headers: &TensorHeaders) {
+        let names: Vec<&str> = headers.iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["a.weight", "b.bias"]);
+        let expected = TensorHeader { dtype: DType::BFloat16, shape: vec![4, 3] };
+        assert_eq!(headers.get("a.weight"), Some(&expected));
+        assert!(headers.has("b.bias") && !headers.has("c"));
+    }
+
+    fn refused(folder: &Path) -> String {
+        TensorHeaders::read(folder).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn one_file_or_an_index_of_several_is_read() {
+        let place = tempfile::tempdir().unwrap();
+        state().save(place.path().join("model.safetensors")).unwrap();
+        expect_tensors(&TensorHeaders::read(place.path()).unwrap());
+        let place = tempfile::tempdir().unwrap();
+        state().save_sharded(place.path(), 1).unwrap();
+        expect_tensors(&TensorHeaders::read(place.path()).unwrap());
+        std::fs::remove_file(place.path().join("model-00002-of-00002.safetensors")).unwrap();
+        let error = refused(place.path());
+        assert!(error.contains("model-00002-of-00002.safetensors: is missing, but"), "{error}");
+        assert!(error.contains("model.safetensors.index.json names it"), "{error}");
+    }
+
+    #[test]
+    fn a_truncated_or_hostile_file_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.safetensors");
+        state().save(&path).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+        let error = refused(place.path());
+        let numbers = format!(
+            "model.safetensors: has {} bytes, but its header describes {}",
+            whole.len() - 1,
+            whole.len()
+        );
+        assert!(error.contains(&numbers), "{error}");
+        let cases: [(&[u8], &str); 5] = [
+            (b"abc", "has 3 bytes, which is no safetensors file"),
+            (&[255; 16], "its header would have 18446744073709551615 bytes"),
+            (b"\xff\0\0\0\0\0\0\0{}", "its header would have 255 bytes, the file has 10"),
+            (b"\x02\0\0\0\0\0\0\0{]", "is not a safetensors file"),
+            (b"version https://git-lfs", "is a pointer of Git LFS"),
+        ];
+        for (bytes, expected) in cases {
+            std::fs::write(&path, bytes).unwrap();
+            let error = refused(place.path());
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_index_names_its_neighbours_alone() {
+        let place = tempfile::tempdir().unwrap();
+        for file in ["../a.safetensors", "b/a.safetensors", "/a.safetensors", ".."] {
+            let index = format!(r#"{{"weight_map": {{"a.weight": "{file}"}}}}"#);
+            std::fs::write(place.path().join(INDEX_FILE), index).unwrap();
+            let error = refused(place.path());
+            assert!(error.contains("which is not a file beside it"), "{error}");
+        }
+    }
+
+    #[test]
+    fn other_formats_have_a_remedy() {
+        let place = tempfile::tempdir().unwrap();
+        let error = refused(place.path());
+        assert!(error.contains("holds neither model.safetensors nor"), "{error}");
+        std::fs::write(place.path().join("pytorch_model.bin"), "x").unwrap();
+        let error = refused(place.path());
+        assert!(error.contains("save_file(") && error.contains("weights_only=True"), "{error}");
+    }
+}
