@@ -13,7 +13,7 @@ use std::path::PathBuf;
 The weights stay where they are; only their names and shapes are read. Code in the folder is never \
                         executed.")]
 pub(crate) struct Import {
-    /// The folder with config.json, tokenizer.json and the weights in safetensors.
+    /// The folder with config.json, tokenizer.json and the weights in safetensors; or a GGUF file.
     folder: PathBuf,
     /// The folder to write to. It must be empty, or absent.
     #[arg(long, value_name = "DIR")]

@@ -18,7 +18,8 @@ pub(crate) struct SelfCheck {
     /// that a worker takes]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = device)]
     device: Vec<String>,
-    /// The size of the runs: `tiny` for every device, `small` for the speed of a GPU.
+    /// The size of the runs: `tiny` for every device, `small` for the speed of a GPU, `large` for
+    /// that of models that people train, too.
     #[arg(long, value_name = "SIZE", default_value = "tiny")]
     preset: Preset,
     /// Print the sections as lines of JSON.

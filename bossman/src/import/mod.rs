@@ -1,7 +1,8 @@
 //! `bossman import`: a folder of Hugging Face's transformers becomes a model file and a run file.
 //!
 //! ```text
-//! import -> hf_config (config.json) -> families -> llama -> rope
+//! import -> gguf (a GGUF file becomes such a folder)
+//!        -> hf_config (config.json) -> families -> llama -> rope
 //!        -> tensor_headers (no weight is read)        |
 //!        -> tokenizer_file                            v
 //!        -> fit (model against headers)          family, model_text
@@ -16,6 +17,7 @@ mod bounded_file;
 mod families;
 mod family;
 mod fit;
+pub(crate) mod gguf;
 mod hf_config;
 mod llama;
 mod model_text;
@@ -74,7 +76,8 @@ pub struct Imported {
 
 /// Writes a model file, a run file that begins with its weights, and a page about it, for a folder
 /// of Hugging Face's transformers. Of the weights it reads the headers alone. The run file names
-/// the folder, so the folder must stay.
+/// the folder, so the folder must stay. A GGUF file in place of the folder is first converted to
+/// one, `source` in the folder to write to.
 ///
 /// ```no_run
 /// use bossman::{import, ImportOptions, Model};
@@ -90,6 +93,26 @@ pub struct Imported {
 /// not have, the tensors are not those of the model, or the folder to write to is not empty.
 pub fn import(folder: &Path, to: &Path, options: &ImportOptions) -> Result<Imported, BossManError> {
     check_is_empty(to)?;
+    if !gguf::is_named(folder) {
+        return import_folder(folder, to, options);
+    }
+    let source = to.join("source");
+    std::fs::create_dir_all(&source).map_err(|e| BossManError::io(&source, &e))?;
+    let imported =
+        gguf::to_huggingface(folder, &source).and_then(|()| import_folder(&source, to, options));
+    if imported.is_err() {
+        // The error counts; that nothing stays is a courtesy.
+        std::fs::remove_dir_all(&source).ok();
+    }
+    imported
+}
+
+/// As [`import`], into a folder that may have other files.
+fn import_folder(
+    folder: &Path,
+    to: &Path,
+    options: &ImportOptions,
+) -> Result<Imported, BossManError> {
     if !folder.is_dir() {
         return Err(BossManError::file(folder, "is no folder; name one with a config.json"));
     }

@@ -59,7 +59,11 @@ fn write_data(lines: &mut String, run: &RunText<'_>) -> Result<(), BossManError>
     let (Some(data), Some(tokenizer)) = (run.data, &tokenizer) else {
         if let Some(tokenizer) = &tokenizer {
             lines.push_str("# How text becomes tokens, for `bossman generate`.\n");
-            writeln!(lines, "tokenizer: {tokenizer}").ok();
+            writeln!(lines, "tokenizer:\n  path: {tokenizer}").ok();
+            writeln!(lines, "  sequence_length: {}", run.max_positions).ok();
+            if let Some(eos) = eos {
+                writeln!(lines, "  eos: {}", scalar(eos)).ok();
+            }
         }
         lines.push_str("# To train, add samples and the length of training, for example:\n");
         let tokenizer = tokenizer.as_deref().unwrap_or("tokenizer.json");
@@ -154,12 +158,14 @@ mod tests {
             assert!(text.contains("sequence_length: 64\n"), "{text}");
             assert!(text.contains("eos: \"<|end|>\"\n"), "{text}");
             let without = RunText { data: None, output: Output::HiddenStates, ..run };
-            let text = run_text(&without).unwrap();
-            let bare = read(place.path(), &text);
-            assert_eq!((bare.data, bare.length), (None, None));
-            assert_eq!(bare.tokenizer, Some(Tokenizer::File(tokenizer.path.clone())));
+            let lines = run_text(&without).unwrap();
+            let bare = read(place.path(), &lines);
+            assert_eq!((&bare.data, bare.length), (&None, None));
+            let text = bare.text().unwrap();
+            assert_eq!(text.tokenizer, Tokenizer::File(tokenizer.path.clone()));
+            assert_eq!((text.sequence_length, text.eos.as_deref()), (64, Some("<|end|>")));
             // The lines to add are right as they stand.
-            let more = read(place.path(), &text.replace("# data", "data").replace("# st", "st"));
+            let more = read(place.path(), &lines.replace("# data", "data").replace("# st", "st"));
             assert!(more.data().is_ok() && more.length().is_ok());
         }
     }

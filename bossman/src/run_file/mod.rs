@@ -25,7 +25,7 @@ mod write;
 pub(crate) mod yaml_text;
 
 use crate::checkpoint::Policy;
-use crate::data::Tokenizer;
+use crate::data::Text;
 use crate::file_kind::FileKind;
 use crate::runs::RunName;
 use crate::settings::conflicts::{self, Facts, ReductionOrder, RunFacts};
@@ -62,7 +62,7 @@ pub struct RunFile {
     /// Samples to train on and to test on. A run without them cannot be trained.
     pub data: Option<Data>,
     /// How text becomes tokens, if the samples to train on are no text.
-    pub tokenizer: Option<Tokenizer>,
+    pub tokenizer: Option<Text>,
     /// The loss.
     pub loss: LossSpec,
     /// The place of the loss in the file.
@@ -250,7 +250,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Diagnostic> {
         name: run.optional("name", &NAME)?,
         model: folder.join(run.required("model", &TEXT)?),
         data: run.get("data").map(|node| data::data(node, folder)).transpose()?,
-        tokenizer: text::tokenizer(&run, "tokenizer", folder)?,
+        tokenizer: text::without_files(&run, folder)?,
         loss: loss(&loss_node.choice("`loss`", "a loss")?)?,
         loss_place: Place::new(loss_node.location),
         optimizer,

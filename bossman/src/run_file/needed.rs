@@ -22,22 +22,16 @@ impl RunFile {
     }
 
     /// The texts to train on, for their tokenizer. Without such data, that of the key `tokenizer`,
-    /// for as many positions as there are. `None` if there is neither.
+    /// without files. `None` if there is neither.
     pub fn text(&self) -> Option<Text> {
         match (&self.data, &self.tokenizer) {
             (Some(Data { train: Source::Text(text), .. }), _) => Some(text.clone()),
-            (_, Some(tokenizer)) => Some(Text {
-                paths: Vec::new(),
-                tokenizer: tokenizer.clone(),
-                sequence_length: u64::MAX,
-                eos: None,
-            }),
-            _ => None,
+            (_, text) => text.clone(),
         }
     }
 
     fn lacks_data(&self) -> BossManError {
-        let tokenizer = match &self.tokenizer {
+        let tokenizer = match self.tokenizer.as_ref().map(|text| &text.tokenizer) {
             Some(Tokenizer::File(path)) => path.display().to_string(),
             _ => "bytes".into(),
         };
@@ -78,7 +72,13 @@ mod tests {
 
     #[test]
     fn it_is_written_and_read_back() {
-        for text in [RUN.to_string(), format!("{RUN}tokenizer: t.json\nepochs: 2\n")] {
+        let more = "tokenizer: {path: t.json, sequence_length: 64, eos: <end>}\n";
+        let texts = [
+            RUN.to_string(),
+            format!("{RUN}tokenizer: t.json\nepochs: 2\n"),
+            RUN.to_string() + more,
+        ];
+        for text in texts {
             let run = read(&text).with_absolute_paths().unwrap();
             assert_eq!(read(&run.to_yaml()), run);
         }

@@ -30,6 +30,25 @@ pub(super) fn text(choice: &Choice<'_>, folder: &Path) -> Result<Text, Diagnosti
     })
 }
 
+/// How text becomes tokens without text to train on: a tokenizer alone, or with some keys of
+/// [`text`].
+pub(super) fn without_files(run: &Mapping<'_>, folder: &Path) -> Result<Option<Text>, Diagnostic> {
+    let Some(node) = run.get("tokenizer") else { return Ok(None) };
+    let paths = Vec::new();
+    if !matches!(node.kind, Kind::Map(_)) {
+        let tokenizer = tokenizer(run, "tokenizer", folder)?.unwrap_or(Tokenizer::Bytes);
+        return Ok(Some(Text { paths, tokenizer, sequence_length: u64::MAX, eos: None }));
+    }
+    let keys = node.mapping("`tokenizer`", "key", &["path", "sequence_length", "eos"])?;
+    keys.need("path")?;
+    Ok(Some(Text {
+        paths,
+        tokenizer: tokenizer(&keys, "path", folder)?.unwrap_or(Tokenizer::Bytes),
+        sequence_length: keys.optional("sequence_length", &SIZE)?.unwrap_or(u64::MAX),
+        eos: keys.optional("eos", &TEXT)?,
+    }))
+}
+
 pub(super) fn pairs(choice: &Choice<'_>, folder: &Path) -> Result<TextPairs, Diagnostic> {
     let arguments = choice.arguments(&[
         "path",

@@ -27,7 +27,7 @@ impl RunFile {
             put("data", data(of));
         }
         if let Some(of) = &self.tokenizer {
-            put("tokenizer", tokenizer(of));
+            put("tokenizer", without_files(of));
         }
         put("loss", loss(&self.loss));
         put("optimizer", optimizer(&self.optimizer));
@@ -108,7 +108,7 @@ impl RunFile {
             }
             data.test = data.test.as_ref().map(|of| of.with_paths(&there)).transpose()?;
         }
-        if let Some(Tokenizer::File(path)) = &mut self.tokenizer {
+        if let Some(Text { tokenizer: Tokenizer::File(path), .. }) = &mut self.tokenizer {
             *path = there(path.as_path())?;
         }
         Ok(self.with_data_at_boss())
@@ -135,7 +135,7 @@ impl RunFile {
             data.test = data.test.as_ref().map(source).transpose()?;
             data.on_workers = data.on_workers.as_deref().map(absolute).transpose()?;
         }
-        if let Some(Tokenizer::File(path)) = &mut self.tokenizer {
+        if let Some(Text { tokenizer: Tokenizer::File(path), .. }) = &mut self.tokenizer {
             *path = absolute(path.as_path())?;
         }
         if let Some(weights) = &mut self.weights {
@@ -224,6 +224,16 @@ fn tokenizer(tokenizer: &Tokenizer) -> Yaml {
         Tokenizer::Bytes => "bytes".into(),
         Tokenizer::File(file) => path(file),
     }
+}
+
+/// How text becomes tokens without text to train on.
+fn without_files(text: &Text) -> Yaml {
+    let mut entries = vec![("path".to_string(), tokenizer(&text.tokenizer))];
+    if text.sequence_length < u64::MAX {
+        entries.push(("sequence_length".into(), text.sequence_length.into()));
+    }
+    entries.extend(text.eos.as_ref().map(|eos| ("eos".into(), eos.as_str().into())));
+    Yaml::Map(entries)
 }
 
 fn text(text: &Text) -> Yaml {

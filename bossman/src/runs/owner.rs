@@ -84,7 +84,7 @@ pub fn check_stays_inside(folder: &Path, file: &RunFile, reads: Reads) -> Result
     for source in sources.into_iter().flatten().filter(|_| reads == Reads::Data) {
         inside.check_source(source)?;
     }
-    match &file.tokenizer {
+    match file.tokenizer.as_ref().map(|text| &text.tokenizer) {
         Some(Tokenizer::File(path)) if reads == Reads::Data => inside.check("tokenizer", path),
         _ => Ok(()),
     }

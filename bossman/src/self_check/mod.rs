@@ -5,6 +5,7 @@
 //!                           |-> device.rs            the worker program's own self-check
 //!                           |     |-> settings.rs    what to check; section.rs, preset.rs
 //!                           |-> cuts.rs  replicas.rs  resume.rs  errors.rs  speed.rs
+//!                           |     |-> timed.rs       models whose speed is measured
 //!                           |     |-> trial.rs       a run, and its steps
 //!                           |     |-> compare.rs     the losses of two runs
 //!                           |-> prediction.rs        the step that `schedule: auto` predicts
@@ -27,6 +28,7 @@ mod scene;
 mod section;
 mod settings;
 mod speed;
+mod timed;
 mod trial;
 
 use crate::self_check::report::Report;
@@ -56,6 +58,6 @@ pub async fn run(
     report.section(Section::Resume, resume::check(&scene)).await;
     report.section(Section::Errors, errors::check(&scene)).await;
     report.section(Section::Prediction, prediction::check(&scene)).await;
-    report.section(Section::Speed, speed::check(&scene)).await;
+    speed::check(&scene, &mut report).await;
     Ok(report.ended())
 }

@@ -10,6 +10,8 @@ pub enum Preset {
     Tiny,
     /// A model that keeps a GPU busy.
     Small,
+    /// The same, and the speed of models that people train.
+    Large,
 }
 
 impl FromStr for Preset {
@@ -19,7 +21,8 @@ impl FromStr for Preset {
         match text {
             "tiny" => Ok(Preset::Tiny),
             "small" => Ok(Preset::Small),
-            _ => Err(format!("unknown preset `{text}`; expected tiny or small")),
+            "large" => Ok(Preset::Large),
+            _ => Err(format!("unknown preset `{text}`; expected tiny, small or large")),
         }
     }
 }
@@ -52,7 +55,7 @@ impl Preset {
                 microbatches: 4,
                 steps: 6,
             },
-            Preset::Small => Sizes {
+            Preset::Small | Preset::Large => Sizes {
                 width: 512,
                 heads: 8,
                 blocks: 8,
@@ -62,6 +65,25 @@ impl Preset {
                 microbatches: 4,
                 steps: 10,
             },
+        }
+    }
+
+    /// The sizes of the GPT whose speed is measured, if it says something of the device. That of
+    /// the large one has the 350 million parameters of GPT-2 medium.
+    pub(super) fn timed_sizes(self) -> Option<Sizes> {
+        match self {
+            Preset::Tiny => None,
+            Preset::Small => Some(self.sizes()),
+            Preset::Large => Some(Sizes {
+                width: 1024,
+                heads: 16,
+                blocks: 24,
+                length: 1024,
+                vocabulary: 50304,
+                batch: 8,
+                microbatches: 4,
+                steps: 2,
+            }),
         }
     }
 }
@@ -74,7 +96,8 @@ mod tests {
     fn a_preset_has_a_name() {
         assert_eq!("tiny".parse(), Ok(Preset::Tiny));
         assert_eq!("small".parse(), Ok(Preset::Small));
-        let error = "large".parse::<Preset>().unwrap_err();
-        assert_eq!(error, "unknown preset `large`; expected tiny or small");
+        assert_eq!("large".parse(), Ok(Preset::Large));
+        let error = "huge".parse::<Preset>().unwrap_err();
+        assert_eq!(error, "unknown preset `huge`; expected tiny, small or large");
     }
 }

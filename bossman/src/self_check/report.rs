@@ -155,6 +155,22 @@ impl<'a> Report<'a> {
         self.add(section.name(), begin.elapsed(), result);
     }
 
+    /// As [`Report::section`], for a part of a section.
+    pub(super) async fn part(
+        &mut self,
+        section: Section,
+        part: &str,
+        check: impl Future<Output = Result<Findings, Problem>>,
+    ) {
+        if !self.wants(section) {
+            return;
+        }
+        let name = format!("{}.{part}", section.name());
+        let begin = Instant::now();
+        let result = within(LIMIT, &name, check).await;
+        self.add(name, begin.elapsed(), result);
+    }
+
     /// Hands on the result of a part of a section, or of one that was checked elsewhere.
     pub(super) fn add(
         &mut self,

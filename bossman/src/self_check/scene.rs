@@ -37,15 +37,18 @@ impl Scene {
         let temporary = std::env::temp_dir();
         let folder = tempfile::tempdir_in(&temporary)
             .map_err(|error| BossManError::io(&temporary, &error))?;
-        let model = format!("{}{GPT}", variables(&sizes));
-        write(folder.path(), "model.yaml", &model)?;
-        let run = write(folder.path(), "run.yaml", &run_text(&sizes))?;
-        let samples = [i64::from(sizes.batch) * i64::from(sizes.steps), sizes.length.into()];
-        let tokens = |name| random_tokens(name, &samples, sizes.vocabulary);
-        let data = folder.path().join("data.safetensors");
-        save(&data, &tokens("inputs")?, &tokens("targets")?)?;
-        let run = RunFile::from_file(run)?;
+        let run = gpt(folder.path(), &sizes)?;
         Ok(Scene { folder, run, preset, sizes, devices })
+    }
+
+    /// Writes the files of a GPT of other sizes.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub(super) fn other_gpt(&self, sizes: &Sizes) -> Result<RunFile, BossManError> {
+        let folder = self.file("other-gpt");
+        std::fs::create_dir_all(&folder).map_err(|error| BossManError::io(&folder, &error))?;
+        gpt(&folder, sizes)
     }
 
     /// The path of a file in the folder.
@@ -76,6 +79,16 @@ impl Scene {
         let threads = Some(threads());
         FleetSettings { local: workers, threads, devices, ..FleetSettings::default() }
     }
+}
+
+/// Writes the files of a GPT, and reads its run file.
+fn gpt(folder: &Path, sizes: &Sizes) -> Result<RunFile, BossManError> {
+    write(folder, "model.yaml", &format!("{}{GPT}", variables(sizes)))?;
+    let run = write(folder, "run.yaml", &run_text(sizes))?;
+    let samples = [i64::from(sizes.batch) * i64::from(sizes.steps), sizes.length.into()];
+    let tokens = |name| random_tokens(name, &samples, sizes.vocabulary);
+    save(&folder.join("data.safetensors"), &tokens("inputs")?, &tokens("targets")?)?;
+    RunFile::from_file(run)
 }
 
 /// Saves samples for a run.
@@ -130,7 +143,7 @@ mod tests {
 
     #[test]
     fn the_files_of_every_preset_are_right() {
-        for preset in [Preset::Tiny, Preset::Small] {
+        for preset in [Preset::Tiny, Preset::Small, Preset::Large] {
             let scene = Scene::new(preset, Devices::cpu()).unwrap();
             let file = scene.run_file();
             let model = Model::from_file(&file.model).unwrap();

@@ -1,9 +1,11 @@
-//! Measures tokens a second.
+//! Measures the speed of training.
 
 use crate::run_file::{Length, RunFile};
 use crate::self_check::preset::Preset;
-use crate::self_check::report::{Findings, Problem};
+use crate::self_check::report::{Findings, Problem, Report};
 use crate::self_check::scene::Scene;
+use crate::self_check::section::Section;
+use crate::self_check::timed::{Timed, WIDE_BYTES};
 use crate::self_check::trial::{median_seconds, train};
 use crate::{Determinism, Precision};
 
@@ -11,39 +13,62 @@ use crate::{Determinism, Precision};
 const FIRST: usize = 3;
 const MEASURED: usize = 10;
 
-/// The runs: the end of the names of their figures, workers, and kernels.
-const RUNS: [(&str, usize, Determinism); 3] = [
+/// Runs: the end of the names of their figures, workers of the one device, and kernels.
+type Runs = &'static [(&'static str, usize, Determinism)];
+
+const ONE: Runs = &[("1_worker", 1, Determinism::Strict), ("1_worker_fast", 1, Determinism::Fast)];
+const ONE_AND_TWO: Runs = &[
     ("1_worker", 1, Determinism::Strict),
     ("2_workers", 2, Determinism::Strict),
     ("1_worker_fast", 1, Determinism::Fast),
 ];
 
-/// Trains in bfloat16 on one worker and on two of the same device.
-///
-/// # Errors
-/// A run fails.
-pub(super) async fn check(scene: &Scene) -> Result<Findings, Problem> {
-    if scene.preset == Preset::Tiny {
-        return Ok(Findings::skipped("preset tiny gives the device no work worth measuring"));
+/// Trains in bfloat16 on one worker, and a GPT also on two of the same device.
+pub(super) async fn check(scene: &Scene, report: &mut Report<'_>) {
+    let Some(sizes) = scene.preset.timed_sizes() else {
+        let reason = "preset tiny gives the device no work worth measuring";
+        report.section(Section::Speed, async { Ok(Findings::skipped(reason)) }).await;
+        return;
+    };
+    let gpt = async { measure(scene, Timed::gpt(scene, &sizes)?, ONE_AND_TWO).await };
+    report.part(Section::Speed, "gpt", gpt).await;
+    if scene.preset != Preset::Large {
+        return;
     }
-    let tokens = scene.sizes.batch * scene.sizes.length;
-    let mut findings = Findings::default().figure("tokens_a_step", tokens);
+    let resnet50 = async { measure(scene, Timed::resnet50(scene)?, ONE).await };
+    report.part(Section::Speed, "resnet50", resnet50).await;
+    let wide = async {
+        if scene.devices.memory.is_none_or(|bytes| bytes < WIDE_BYTES) {
+            let gib = WIDE_BYTES >> 30;
+            let reason = format!("a billion parameters need a GPU with {gib} GiB");
+            return Ok(Findings::skipped(reason));
+        }
+        measure(scene, Timed::wide(scene)?, ONE).await
+    };
+    report.part(Section::Speed, "wide", wide).await;
+}
+
+/// Trains in several ways.
+async fn measure(scene: &Scene, timed: Timed, runs: Runs) -> Result<Findings, Problem> {
+    let Timed { unit, units, flops, .. } = timed;
+    let mut findings = Findings::default().figure(format!("{unit}_a_step"), units);
     let mut parts = Vec::new();
-    for (name, workers, determinism) in RUNS {
+    for (name, workers, determinism) in runs {
         let file = RunFile {
             precision: Precision::Bf16,
-            determinism,
+            determinism: *determinism,
             length: Some(Length::Steps((FIRST + MEASURED) as u64)),
-            ..scene.run_file()
+            ..timed.run.clone()
         };
-        let steps = train(&file, scene.fleet(workers)).await;
+        let steps = train(&file, scene.fleet(*workers)).await;
         let steps = steps.map_err(|error| Problem::of(name, &error))?;
-        let seconds = median_seconds(&steps, FIRST);
-        let rate = f64::from(tokens) / seconds.max(f64::MIN_POSITIVE);
+        let seconds = median_seconds(&steps, FIRST).max(f64::MIN_POSITIVE);
+        let rate = f64::from(units) / seconds;
         findings = findings
             .figure(format!("step_ms_{name}"), seconds * 1e3)
-            .figure(format!("tokens_per_s_{name}"), rate);
+            .figure(format!("{unit}_per_s_{name}"), rate)
+            .figure(format!("tflop_s_{name}"), flops / seconds / 1e12);
         parts.push(format!("{} {rate:.0}", name.replace('_', " ")));
     }
-    Ok(findings.text(format!("tokens/s in bf16: {}", parts.join(", "))))
+    Ok(findings.text(format!("{unit}/s in bf16: {}", parts.join(", "))))
 }

@@ -2,8 +2,9 @@
 
 use layerspec::Recompute;
 
-/// The most times that a plan uses less of the workers' memory. Then it is about half.
-const MAX_SHORTAGES: u32 = 2;
+/// The most times that a plan uses less of the workers' memory. After that a worker without memory
+/// is one that cannot work.
+const MAX_SHORTAGES: u32 = 1;
 
 /// The means by which the sessions of a run save memory.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -57,8 +58,6 @@ mod tests {
         assert_eq!(full, MemorySaving { recompute: Recompute::Full, shortages: 0 });
         let once = full.next(left(false, true)).unwrap();
         assert_eq!(once, MemorySaving { recompute: Recompute::Full, shortages: 1 });
-        let twice = once.next(left(false, true)).unwrap();
-        assert_eq!(twice.shortages, 2);
-        assert_eq!(twice.next(left(false, true)), None);
+        assert_eq!(once.next(left(false, true)), None);
     }
 }

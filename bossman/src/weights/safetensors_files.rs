@@ -214,13 +214,27 @@ fn write<'a>(
     tensors: impl Iterator<Item = (&'a str, &'a Tensor)>,
 ) -> Result<(), BossManError> {
     let views = tensors.map(|(name, tensor)| Ok((name.to_string(), TensorView::new(tensor)?)));
-    let views: Vec<(String, TensorView)> = views.collect::<Result<_, BossManError>>()?;
+    write_views(path, views.collect::<Result<Vec<_>, BossManError>>()?, None)
+}
+
+/// Writes a safetensors file of tensors that are asked for their bytes one after the other. The
+/// file appears whole or not at all. `format` is the framework that transformers expects to be
+/// named.
+///
+/// # Errors
+/// The file cannot be written.
+pub(crate) fn write_views<V: View>(
+    path: &Path,
+    views: Vec<(String, V)>,
+    format: Option<&str>,
+) -> Result<(), BossManError> {
     atomic_file::check_writable(path)?;
+    let metadata = format.map(|format| [("format".into(), format.into())].into());
     let io = |e: std::io::Error| BossManError::io(path, &e);
     let draft = atomic_file::temporary_file_beside(path).map_err(io)?;
     // The library replaces the draft with a file that only its owner can read, and does not flush
     // it.
-    safetensors::serialize_to_file(views, None, draft.path()).map_err(|e| match e {
+    safetensors::serialize_to_file(views, metadata, draft.path()).map_err(|e| match e {
         SafeTensorError::IoError(e) => io(e),
         e => BossManError::file(path, e),
     })?;

@@ -11,6 +11,8 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -293,6 +295,20 @@ bool bm_keep_freed_memory(size_t largest_block, size_t keep) noexcept {
   (void)keep;
   return false;
 #endif
+}
+
+char* bm_multiply_each(const at::Tensor* const* tensors, size_t count, double factor) {
+  return guarded([&] {
+    c10::NoGradGuard no_grad;
+    at::_foreach_mul_(list(tensors, count), factor);
+  });
+}
+
+char* bm_add_to_each(const at::Tensor* const* tensors, size_t count, double number) {
+  return guarded([&] {
+    c10::NoGradGuard no_grad;
+    at::_foreach_add_(list(tensors, count), number);
+  });
 }
 
 char* bm_fused_sgd(const at::Tensor* const* params, const at::Tensor* const* grads,

