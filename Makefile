@@ -64,6 +64,7 @@ oracle: setup ## Compare with PyTorch, which is fetched once, 0.6 GB (kept in yo
 	cargo build --workspace --bins
 	"$$(python3 tools/pytorch.py)" tools/oracle.py
 	"$$(python3 tools/pytorch.py)" tools/layer_oracle.py
+	"$$(python3 tools/pytorch.py --transformers)" tools/huggingface_oracle.py
 
 bench: setup ## Measure beside PyTorch and write docs/performance.md (half an hour on an idle machine)
 	cargo build --release --workspace --bins
