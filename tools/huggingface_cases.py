@@ -44,8 +44,9 @@ SMALL = {
 
 
 def scaled(kind, **more):
-    """A configuration with scaled angles. 16 positions, so that short texts go beyond them."""
-    parameters = {"rope_type": kind, "rope_theta": 10000.0, **more}
+    """A configuration with scaled angles. It has 16 positions, so that short texts go beyond them,
+    and a small rope_theta, so that angles turn fast, slowly, and between the two."""
+    parameters = {"rope_type": kind, "rope_theta": 100.0, **more}
     return {"max_position_embeddings": 16, "rope_parameters": parameters}
 
 
@@ -53,7 +54,8 @@ CASES = [
     Case("llama", config={"attention_bias": True, "mlp_bias": True}),
     Case("llama-tied", config={"tie_word_embeddings": True}, dtype="bfloat16"),
     Case("llama-sharded", head=False, shard="22KB"),
-    # Of 5 angles some turn fast, some slowly, and some between the two.
+    # The wavelengths of its angles are 6, 16, 40, 100 and 250 positions: shorter than 32 / 4,
+    # between that and 32 / 1, and longer.
     Case(
         "llama3-scaled",
         config={
