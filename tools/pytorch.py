@@ -3,8 +3,13 @@
 against it, not for training.
 
 As a program: makes a virtual environment with torch in the user's cache folder once, and prints the
-path of its Python."""
+path of its Python.
 
+    tools/pytorch.py                   torch
+    tools/pytorch.py --transformers    torch and Hugging Face's transformers
+"""
+
+import argparse
 import ctypes
 import importlib
 import os
@@ -20,12 +25,14 @@ from elf import needed_libraries
 
 # What `import torch` itself imports.
 IMPORTED = ["filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions", "numpy"]
+# The version of transformers that tests/huggingface was recorded with.
+TRANSFORMERS = "5.24.0"
 
 
-def version():
-    """The version of torch that this Python has, without loading it; None without torch."""
+def version(package="torch"):
+    """The version of a package that this Python has, without loading it; None without it."""
     try:
-        return metadata.version("torch").split("+")[0]
+        return metadata.version(package).split("+")[0]
     except metadata.PackageNotFoundError:
         return None
 
@@ -57,6 +64,15 @@ def load():
         return importlib.import_module("torch")
 
 
+def load_transformers():
+    """The transformers module, which needs torch to be loaded. It asks no server for anything."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    transformers = importlib.import_module("transformers")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
 def loads(name):
     try:
         ctypes.CDLL(name)
@@ -80,26 +96,31 @@ def empty_library(folder, name):
     return str(folder / name)
 
 
-def environment(cache):
+def environment(cache, with_transformers=False):
     """The Python of a virtual environment in `cache` that has torch; makes it if it does not exist
-    yet."""
+    yet. Adds transformers to it on request."""
     ready = cache / f"pytorch-{setup.VERSION}-python{sys.version_info[0]}.{sys.version_info[1]}"
+    install = [
+        str(ready / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--no-cache-dir",
+    ]
     with setup.only_one(cache / "lock"):
         if not (ready / "whole").exists():
             shutil.rmtree(ready, ignore_errors=True)
             setup.say(f"making {ready}")
             run(sys.executable, "-m", "venv", str(ready))
-            install = [
-                str(ready / "bin" / "python"),
-                "-m",
-                "pip",
-                "install",
-                "--disable-pip-version-check",
-                "--no-cache-dir",
-            ]
             run(*install, "--quiet", *IMPORTED)
             run(*install, "--no-deps", f"torch=={setup.VERSION}")
             (ready / "whole").touch()
+        added = ready / f"transformers-{TRANSFORMERS}"
+        if with_transformers and not added.exists():
+            setup.say(f"adding transformers to {ready}")
+            run(*install, "--quiet", f"transformers=={TRANSFORMERS}")
+            added.touch()
     return ready / "bin" / "python"
 
 
@@ -109,13 +130,19 @@ def run(*command):
 
 
 def main():
-    if version() == setup.VERSION:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--transformers", action="store_true")
+    with_transformers = parser.parse_args().transformers
+    has_all = not with_transformers or version("transformers") == TRANSFORMERS
+    if version() == setup.VERSION and has_all:
         print(sys.executable)
         return
     try:
         cache = setup.cache_folder(os.environ)
         cache.mkdir(parents=True, exist_ok=True)
-        print(environment(cache))
+        print(environment(cache, with_transformers))
     except (setup.Problem, OSError) as problem:
         sys.exit(f"pytorch: {problem}")
 

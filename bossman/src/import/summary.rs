@@ -46,7 +46,7 @@ impl Summary<'_> {
         writeln!(page, "| all | {total} | 100.0 % |\n").ok();
         page.push_str("## Left out\n\n");
         if self.leftovers.tensors.is_empty() {
-            page.push_str("No tensor of the files.");
+            page.push_str("No tensor of the files.\n");
         } else {
             page.push_str("Tensors of the files that the model does not use:\n\n");
         }

@@ -15,6 +15,7 @@ mod gpu_waits;
 mod guards;
 mod guide;
 mod hostile;
+mod huggingface;
 mod law_1;
 mod law_1_steps;
 mod leaving;

@@ -1,0 +1,119 @@
+"""The models that tools/huggingface_oracle.py makes: the configuration of each, and its file."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Case:
+    """A model of transformers, small enough to keep in the checkout."""
+
+    name: str
+    # Of transformers: `Llama` for LlamaConfig, LlamaForCausalLM and LlamaModel.
+    family: str = "Llama"
+    # The arguments of its configuration that differ from `SMALL`.
+    config: dict = field(default_factory=dict)
+    # Without a head the outputs are hidden states, and the loss is MSE to recorded targets.
+    head: bool = True
+    # The type of the weights in the file.
+    dtype: str = "float32"
+    # The largest file of weights, as `save_pretrained` takes it.
+    shard: str = "50GB"
+    # The tokens of a text whose logits are recorded, and of one to train on.
+    length: int = 9
+    train_length: int = 10
+    # The layers of BossMan have no argument yet for what this case needs.
+    waits: bool = False
+
+
+# One key-value head for three heads, and a head_dim that is not hidden_size / heads.
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 10,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": 63,
+    "pad_token_id": None,
+}
+
+
+def scaled(kind, **more):
+    """A configuration with scaled angles. It has 16 positions, so that short texts go beyond them,
+    and a small rope_theta, so that angles turn fast, slowly, and between the two."""
+    parameters = {"rope_type": kind, "rope_theta": 100.0, **more}
+    return {"max_position_embeddings": 16, "rope_parameters": parameters}
+
+
+CASES = [
+    Case("llama", config={"attention_bias": True, "mlp_bias": True}),
+    Case("llama-tied", config={"tie_word_embeddings": True}, dtype="bfloat16"),
+    Case("llama-sharded", head=False, shard="22KB"),
+    # The wavelengths of its angles are 6, 16, 40, 100 and 250 positions: shorter than 32 / 4,
+    # between that and 32 / 1, and longer.
+    Case(
+        "llama3-scaled",
+        config={
+            **scaled(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            ),
+            "max_position_embeddings": 256,
+        },
+        waits=True,
+    ),
+    Case("llama-linear", config=scaled("linear", factor=4.0), waits=True),
+    # The angles depend on the length of the text, once that is beyond the 16 positions. Greedy
+    # text ends before, because a cache keeps keys that were turned by other angles.
+    Case(
+        "llama-dynamic",
+        config=scaled("dynamic", factor=2.0),
+        length=24,
+        train_length=20,
+        waits=True,
+    ),
+    Case(
+        "llama-yarn",
+        config={
+            **scaled("yarn", factor=4.0, original_max_position_embeddings=16),
+            "max_position_embeddings": 64,
+        },
+        waits=True,
+    ),
+    Case(
+        "llama-longrope",
+        config={
+            **scaled(
+                "longrope",
+                factor=4.0,
+                original_max_position_embeddings=16,
+                short_factor=[1.0, 1.1, 1.2, 1.3, 1.4],
+                long_factor=[1.5, 2.0, 2.5, 3.0, 4.0],
+            ),
+            "max_position_embeddings": 64,
+        },
+        length=24,
+        train_length=20,
+        waits=True,
+    ),
+    Case(
+        "smollm3",
+        family="SmolLM3",
+        config={
+            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 1, 0, 1],
+            "tie_word_embeddings": True,
+            "hidden_size": 20,
+            "intermediate_size": 24,
+        },
+        waits=True,
+    ),
+]

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Compares models that `bossman import` made with Hugging Face's transformers: logits, the losses
+and weights of 20 steps of training, and text.
+
+    tools/huggingface_oracle.py             compute in transformers here and now, then compare
+    tools/huggingface_oracle.py --record    write what transformers computes to tests/huggingface
+
+`cargo test -p tests` compares with what is recorded; it needs neither transformers nor PyTorch.
+"""
+
+import argparse
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+import pytorch
+import setup_libtorch
+import tensor_file
+from huggingface_cases import CASES, SMALL
+
+RECORDED = setup_libtorch.CHECKOUT / "tests" / "huggingface"
+ROWS, BATCH, BATCHES, STEPS, LR = 3, 8, 4, 20, 1e-3
+PROMPT, NEW_TOKENS = 3, 12
+# The prompts to try. The likeliest token must lead by more than rounding can change, and a text
+# that repeats one token would hide mistakes.
+PROMPTS, LEAST_LEAD, DIFFERENT = 100, 1e-3, 4
+# The sets of samples to try, and the most by which rounding may change a weight in training, as a
+# share of its tensor's largest.
+DRAWS, MOST_ROUNDING = 100, 3e-6
+
+
+def make_folder(torch, transformers, case, folder):
+    """Writes a model with random weights as transformers does, and a tokenizer."""
+    torch.manual_seed(zlib.crc32(case.name.encode()))
+    config = getattr(transformers, f"{case.family}Config")(**{**SMALL, **case.config})
+    kind = case.family + ("ForCausalLM" if case.head else "Model")
+    model = getattr(transformers, kind)(config)
+    for name, parameter in model.named_parameters():
+        # Large enough that attention looks at some tokens more than at others, and that the layers
+        # do more than the embedding: with a tied one a text would repeat its last token.
+        small = any(part in name for part in ["norm", "bias", "embed"])
+        parameter.data.normal_(std=0.1 if small else 0.3)
+        if "norm" in name:
+            parameter.data += 1
+    model.to(getattr(torch, case.dtype)).save_pretrained(folder, max_shard_size=case.shard)
+    # How transformers draws text, which is no part of the model.
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer(), separators=(",", ":")) + "\n")
+
+
+def tokenizer():
+    """One word for each token: `w7` is token 7. The last one ends a text."""
+    end = SMALL["vocab_size"] - 1
+    words = {f"w{number}": number for number in range(end)}
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": end, "content": "<end>", **special, "special": True}],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {**words, "<end>": end}, "unk_token": "w0"},
+    }
+
+
+def load(torch, transformers, case, folder):
+    """The model of a folder, as anyone would load it."""
+    kind = transformers.AutoModelForCausalLM if case.head else transformers.AutoModel
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+def record(torch, transformers, case, folder):
+    """Makes a model and computes with it, as tests/huggingface/README.md says."""
+    folder.mkdir(parents=True)
+    make_folder(torch, transformers, case, folder / "model")
+    model = load(torch, transformers, case, folder / "model")
+    ids = torch.randint(SMALL["vocab_size"] - 1, [ROWS, case.length])
+    with torch.no_grad():
+        outputs = model(input_ids=ids, use_cache=False)[0]
+    tensors = {"input_ids": ids, "outputs": outputs}
+    expected = {"transformers": transformers.__version__, "lr": LR, "batch_size": BATCH}
+    if case.head:
+        expected.update(write_text(torch, model))
+    losses, trained = train(torch, load(torch, transformers, case, folder / "model"), case)
+    expected["losses"] = losses
+    tensors.update(trained)
+    tensor_file.write(folder / "expected.safetensors", tensor_file.plain(tensors))
+    (folder / "expected.json").write_text(json.dumps(expected) + "\n")
+
+
+def write_text(torch, model):
+    """A prompt and the likeliest tokens after it."""
+    settings = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": None}
+    for _ in range(PROMPTS):
+        prompt = torch.randint(SMALL["vocab_size"] - 1, [1, PROMPT])
+        whole = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+        with torch.no_grad():
+            logits = model(input_ids=whole, use_cache=False)[0][0, PROMPT - 1 : -1]
+        first, second = logits.topk(2).values.unbind(-1)
+        tokens = whole[0, PROMPT:].tolist()
+        if (first - second).min() >= LEAST_LEAD and len(set(tokens)) >= DIFFERENT:
+            return {"prompt": prompt[0].tolist(), "generated": tokens}
+    sys.exit("huggingface_oracle: no text is sure and has several tokens; change the weights")
+
+
+def train(torch, model, case):
+    """Losses of steps of AdamW, and what goes in and comes out.
+
+    A gradient that is nearly zero is mostly rounding, and Adam's first steps are as large for it as
+    for others. Samples for which that shows are replaced by others: the same steps must end with
+    the same weights if the batch goes in parts."""
+    for _ in range(DRAWS):
+        ids = torch.randint(SMALL["vocab_size"] - 1, [BATCHES * BATCH, case.train_length])
+        targets = None if case.head else torch.randn([*ids.shape, SMALL["hidden_size"]])
+        losses, trained = take_steps(torch, model, ids, targets, 1)
+        _, in_parts = take_steps(torch, model, ids, targets, BATCH // 2)
+        errors = [
+            float((tensor - in_parts[name]).abs().max() / tensor.abs().max())
+            for name, tensor in trained.items()
+        ]
+        if max(errors) <= MOST_ROUNDING:
+            tensors = {"train.input_ids": ids}
+            if targets is not None:
+                tensors["train.targets"] = targets
+            tensors.update({f"trained.{name}": tensor for name, tensor in trained.items()})
+            return losses, tensors
+    sys.exit(f"huggingface_oracle: {case.name}: all samples show rounding; change the weights")
+
+
+def take_steps(torch, model, ids, targets, parts):
+    """Losses, and the parameters after the steps. A tied parameter stands once."""
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    losses = []
+    for step in range(STEPS):
+        begin = step * BATCH % len(ids)
+        total = torch.zeros(())
+        for part in torch.arange(begin, begin + BATCH).chunk(parts):
+            x = ids[part]
+            if targets is None:
+                # It predicts each next token, and nothing at the last position.
+                loss = model(input_ids=x, labels=x, use_cache=False).loss
+            else:
+                states = model(input_ids=x, use_cache=False)[0]
+                loss = torch.nn.functional.mse_loss(states, targets[part])
+            (loss / parts).backward()
+            total += loss.detach() / parts
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(f"{total.item():.9g}"))
+    return losses, {name: value.detach() for name, value in model.named_parameters()}
+
+
+def record_all(torch, transformers, folder):
+    for case in CASES:
+        if not case.waits:
+            shutil.rmtree(folder / case.name, ignore_errors=True)
+            record(torch, transformers, case, folder / case.name)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    if (pytorch.version(), pytorch.version("transformers")) != (
+        setup_libtorch.VERSION,
+        pytorch.TRANSFORMERS,
+    ):
+        sys.exit(
+            f"huggingface_oracle: {sys.executable} has no torch {setup_libtorch.VERSION} with "
+            f"transformers {pytorch.TRANSFORMERS}; `make oracle` fetches them"
+        )
+    torch = pytorch.load()
+    torch.set_num_threads(1)
+    transformers = pytorch.load_transformers()
+    if options.record:
+        record_all(torch, transformers, RECORDED)
+        return
+    with tempfile.TemporaryDirectory() as fresh:
+        record_all(torch, transformers, Path(fresh))
+        command = ["cargo", "test", "--package", "tests", "--test", "it", "huggingface::proof::"]
+        environment = {**os.environ, "BOSSMAN_HUGGINGFACE": fresh}
+        done = subprocess.run(
+            [*command, "--", "--nocapture"],
+            cwd=setup_libtorch.CHECKOUT,
+            env=environment,
+            check=False,
+        )
+        sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    main()
