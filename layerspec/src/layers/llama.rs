@@ -23,7 +23,8 @@ layer! {
         /// Number of heads of keys and values (grouped-query attention); `null` is
         /// `num_attention_heads`.
         num_key_value_heads: Option<u64> = OPTIONAL_SIZE, or None => "null";
-        /// Size of a head, an even number; `null` is `hidden_size` by `num_attention_heads`.
+        /// Size of a head, an even number unless `rope_theta` is null; `null` is `hidden_size` by
+        /// `num_attention_heads`.
         head_dim: Option<u64> = OPTIONAL_SIZE, or None => "null";
         /// The `base` of the rotary embedding; `null` is none, so that queries and keys do not know
         /// their positions.
@@ -115,7 +116,7 @@ impl Rules for LlamaAttention {
                 format!("a divisor of num_attention_heads ({queries})"),
             ));
         }
-        if !self.head_size().is_multiple_of(2) {
+        if self.rope_theta.is_some() && !self.head_size().is_multiple_of(2) {
             return Err(bad(
                 "head_dim",
                 format!("an even number, as elements turn in pairs, and not {}", self.head_size()),
