@@ -97,7 +97,9 @@ const FACTORS: Reader<Vec<f64>> =
 fn read(node: &Node) -> Result<RopeScaling, Diagnostic> {
     let mapping = |known: &[&str]| node.mapping("`rope_scaling`", "key", known);
     // First the keys of all types: the nearest to a wrong one may be `rope_type` itself.
-    let all: Vec<&str> = TYPES.iter().flat_map(|one| one.keys).copied().collect();
+    let mut all: Vec<&str> = TYPES.iter().flat_map(|one| one.keys).copied().collect();
+    all.sort_unstable();
+    all.dedup();
     let chosen = mapping(&all)?.required("rope_type", &TYPE)?;
     (chosen.read)(&mapping(chosen.keys)?)
 }
