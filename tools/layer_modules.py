@@ -5,6 +5,8 @@ the layer's inputs."""
 
 import math
 
+from rope_frequencies import frequencies
+
 
 def later(torch, queries, keys):
     """True if a key comes later than the query."""
@@ -160,12 +162,15 @@ def LearnedPositions(torch, num_positions, d_model, batch_first=False):
     return rows, call
 
 
-def turned(torch, heads, base, interleaved=False):
+def turned(torch, heads, base, interleaved=False, scaling=None, most=None):
     """The rotary embedding of [batch, heads, positions, width], by complex numbers."""
     positions, width = heads.shape[-2:]
-    speeds = base ** (-torch.arange(0, width, 2).double() / width)
-    angles = torch.outer(torch.arange(positions).double(), speeds)
-    turns = torch.polar(torch.ones_like(angles), angles)
+    if scaling is None:
+        speeds, times = base ** (-torch.arange(0, width, 2).double() / width), 1.0
+    else:
+        speeds, times = frequencies(torch, positions, width, base, scaling, most)
+    angles = torch.outer(torch.arange(positions).double(), speeds.double())
+    turns = torch.polar(torch.full_like(angles, times), angles)
     pairs = (
         heads.unflatten(-1, (-1, 2))
         if interleaved
@@ -175,24 +180,36 @@ def turned(torch, heads, base, interleaved=False):
     return (pairs if interleaved else pairs.transpose(-2, -1)).flatten(-2)
 
 
-def RotaryEmbedding(torch, head_dim, base=10000.0, interleaved=False, num_heads=None):
+def RotaryEmbedding(
+    torch,
+    head_dim,
+    base=10000.0,
+    interleaved=False,
+    num_heads=None,
+    rope_scaling=None,
+    max_position_embeddings=None,
+):
+    def turn(heads):
+        return turned(torch, heads, base, interleaved, rope_scaling, max_position_embeddings)
+
     def call(x):
         if num_heads is None:
-            return turned(torch, x, base, interleaved)
+            return turn(x)
         heads = x.unflatten(-1, (num_heads, head_dim)).transpose(1, 2)
-        return turned(torch, heads, base, interleaved).transpose(1, 2).flatten(2)
+        return turn(heads).transpose(1, 2).flatten(2)
 
     return torch.nn.Module(), call
 
 
-def half_turned(torch, heads, base):
+def half_turned(torch, heads, base, scaling=None, most=None):
     """The same without `interleaved`, as in Hugging Face's transformers."""
     positions, width = heads.shape[-2:]
-    speeds = 1.0 / (base ** (torch.arange(0, width, 2).float() / width))
+    speeds, times = frequencies(torch, positions, width, base, scaling, most)
     angles = torch.outer(torch.arange(positions).float(), speeds)
     angles = torch.cat([angles, angles], -1)
     first, second = heads.chunk(2, -1)
-    return heads * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+    turned = torch.cat([-second, first], -1)
+    return heads * (angles.cos() * times) + turned * (angles.sin() * times)
 
 
 def LlamaAttention(
@@ -202,6 +219,8 @@ def LlamaAttention(
     num_key_value_heads=None,
     head_dim=None,
     rope_theta=10000.0,
+    rope_scaling=None,
+    max_position_embeddings=None,
     attention_bias=False,
     attention_dropout=0.0,
     is_causal=True,
@@ -219,7 +238,9 @@ def LlamaAttention(
     def call(x, padding=None):
         projections = [module.q_proj, module.k_proj, module.v_proj]
         q, k, v = [part(x).unflatten(-1, (-1, width)).transpose(1, 2) for part in projections]
-        q, k = half_turned(torch, q, rope_theta), half_turned(torch, k, rope_theta)
+        if rope_theta is not None:
+            scaled = rope_theta, rope_scaling, max_position_embeddings
+            q, k = half_turned(torch, q, *scaled), half_turned(torch, k, *scaled)
         k, v = [part.repeat_interleave(queries // keys, 1) for part in [k, v]]
         attended = attention(torch, q, k, v, is_causal, padding)
         return module.o_proj(attended.transpose(1, 2).flatten(2))

@@ -1,11 +1,13 @@
 //! The two halves of a decoder layer of Llama (Touvron et al. 2023, arXiv:2302.13971), with Hugging
 //! Face's names.
 
-use super::arguments::{bad, expect_float32, OPTIONAL_SIZE};
+use super::arguments::{bad, expect_float32, OPTIONAL_NUMBER, OPTIONAL_SIZE};
 use super::attention::{AttentionDims, Sequence};
+use super::rope_scaling::{RopeScaling, Rotation};
+use super::rope_scaling_reader::ROPE_SCALING;
 use super::rotary::FLOPS_EACH;
 use super::{layer, Arity, BadArgument, Rules};
-use crate::yaml::{FLAG, NUMBER, PROBABILITY, SIZE};
+use crate::yaml::{FLAG, PROBABILITY, SIZE};
 use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
 
 layer! {
@@ -21,10 +23,17 @@ layer! {
         /// Number of heads of keys and values (grouped-query attention); `null` is
         /// `num_attention_heads`.
         num_key_value_heads: Option<u64> = OPTIONAL_SIZE, or None => "null";
-        /// Size of a head, an even number; `null` is `hidden_size` by `num_attention_heads`.
+        /// Size of a head, an even number unless `rope_theta` is null; `null` is `hidden_size` by
+        /// `num_attention_heads`.
         head_dim: Option<u64> = OPTIONAL_SIZE, or None => "null";
-        /// The `base` of the rotary embedding.
-        rope_theta: f64 = NUMBER, or 10000.0;
+        /// The `base` of the rotary embedding; `null` is none, so that queries and keys do not know
+        /// their positions.
+        rope_theta: Option<f64> = OPTIONAL_NUMBER, or Some(10000.0) => "10000.0";
+        /// Other angles, for longer sequences, as Hugging Face's; see [Scaled
+        /// angles](#scaled-angles).
+        rope_scaling: Option<RopeScaling> = ROPE_SCALING, or None => "null";
+        /// Number of positions that `rope_scaling` starts from where it names none itself.
+        max_position_embeddings: Option<u64> = OPTIONAL_SIZE, or None => "null";
         /// Whether projections add a learned bias.
         attention_bias: bool = FLAG, or false;
         /// Probability that an attention weight is set to zero.
@@ -35,7 +44,6 @@ layer! {
         /// position from attention.
         key_padding_mask: bool = FLAG, or false;
     }
-    unsupported { rope_scaling: "angles are those of `rope_theta`; leave it out"; }
 }
 
 layer! {
@@ -108,16 +116,28 @@ impl Rules for LlamaAttention {
                 format!("a divisor of num_attention_heads ({queries})"),
             ));
         }
-        if !self.head_size().is_multiple_of(2) {
+        if self.rope_theta.is_some() && !self.head_size().is_multiple_of(2) {
             return Err(bad(
                 "head_dim",
                 format!("an even number, as elements turn in pairs, and not {}", self.head_size()),
             ));
         }
-        if self.rope_theta <= 0.0 {
-            return Err(bad("rope_theta", "a number above 0"));
-        }
-        Ok(())
+        let (base, scaling) = match (self.rope_theta, &self.rope_scaling) {
+            (Some(base), _) if base <= 0.0 => {
+                return Err(bad("rope_theta", "a number above 0, or null"))
+            }
+            (None, Some(_)) => {
+                return Err(bad("rope_scaling", "null, as `rope_theta: null` turns nothing"))
+            }
+            (Some(base), Some(scaling)) => (base, scaling),
+            (_, None) => return Ok(()),
+        };
+        scaling.check(&Rotation {
+            head_dim: self.head_size(),
+            base,
+            base_name: "rope_theta",
+            max_position_embeddings: self.max_position_embeddings,
+        })
     }
 
     fn params(&self) -> Vec<ParamSpec> {
@@ -145,7 +165,10 @@ impl Rules for LlamaAttention {
         let both = Dim::Fixed(queries).plus(&Dim::Fixed(keys))?;
         // For each position: the four projections, and the turning of queries and keys.
         let projections = both.times_number(self.hidden_size)?.times_number(4)?;
-        let each = projections.plus(&both.times_number(FLOPS_EACH)?)?;
+        let each = match self.rope_theta {
+            Some(_) => projections.plus(&both.times_number(FLOPS_EACH)?)?,
+            None => projections,
+        };
         let Sequence { samples, positions } = dims.queries;
         Dim::product([samples, positions, &each])?.plus(&dims.flops(queries)?)
     }

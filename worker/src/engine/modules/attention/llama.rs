@@ -12,11 +12,16 @@ pub(crate) fn lower_attention(layer: &LlamaAttention, inputs: usize) -> LoweredL
     let k = ops.linear(0, [model, keys], ["k_proj.weight", "k_proj.bias"]);
     let v = ops.linear(0, [model, keys], ["v_proj.weight", "v_proj.bias"]);
     let mut rotate = |slot: usize, heads: u64| {
+        let Some(base) = layer.rope_theta else {
+            return slot;
+        };
         let rotary = RotaryEmbedding {
             head_dim,
-            base: layer.rope_theta,
+            base,
             interleaved: false,
             num_heads: Some(heads),
+            rope_scaling: layer.rope_scaling.clone(),
+            max_position_embeddings: layer.max_position_embeddings,
         };
         ops.add(AutogradOp(rotary), vec![slot], Vec::new())
     };

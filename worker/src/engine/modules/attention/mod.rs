@@ -7,6 +7,8 @@
 //!                                              |
 //!                                           mask.rs
 //!     lower.rs -> positions.rs  rotary.rs                            (encodings of positions)
+//!                                   |
+//!                           rope_frequencies.rs                      (and how fast they turn)
 //! ```
 
 pub(crate) mod heads;
@@ -14,5 +16,6 @@ pub(crate) mod llama;
 pub(crate) mod mask;
 pub(crate) mod multihead_attention;
 pub(crate) mod positions;
+pub(crate) mod rope_frequencies;
 pub(crate) mod rotary;
 pub(crate) mod transformer;
