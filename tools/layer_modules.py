@@ -87,13 +87,16 @@ def grouped(torch, num_key_value_heads, embed_dim, num_heads, bias=True, batch_f
     return Grouped()
 
 
-def attention(torch, queries, keys, values, causal, padding):
+def attention(torch, queries, keys, values, causal, padding, window=None):
     """By heads: [batch, heads, positions, width]."""
-    mask = None
+    mask, sizes = None, (queries.shape[-2], keys.shape[-2])
     if padding is not None:
         mask = ~padding[:, None, None, :]
         if causal:
-            mask = mask & ~later(torch, queries.shape[-2], keys.shape[-2])
+            mask = mask & ~later(torch, *sizes)
+    if window is not None:
+        near = ~later(torch, *sizes) & torch.ones(sizes, dtype=torch.bool).triu(1 - window)
+        mask = near if mask is None else mask & near
     return torch.nn.functional.scaled_dot_product_attention(
         queries, keys, values, mask, is_causal=causal and mask is None
     )
@@ -222,27 +225,36 @@ def LlamaAttention(
     rope_scaling=None,
     max_position_embeddings=None,
     attention_bias=False,
+    qkv_bias=False,
+    qk_norm_eps=None,
     attention_dropout=0.0,
     is_causal=True,
+    sliding_window=None,
     key_padding_mask=False,
 ):
-    """As in Hugging Face's transformers."""
+    """As in Hugging Face's transformers, with what Mistral, Qwen2 and Qwen3 add."""
     queries, keys = num_attention_heads, num_key_value_heads or num_attention_heads
     width = head_dim or hidden_size // queries
     module = torch.nn.Module()
-    module.q_proj = torch.nn.Linear(hidden_size, queries * width, bias=attention_bias)
-    module.k_proj = torch.nn.Linear(hidden_size, keys * width, bias=attention_bias)
-    module.v_proj = torch.nn.Linear(hidden_size, keys * width, bias=attention_bias)
+    bias = attention_bias or qkv_bias
+    module.q_proj = torch.nn.Linear(hidden_size, queries * width, bias=bias)
+    module.k_proj = torch.nn.Linear(hidden_size, keys * width, bias=bias)
+    module.v_proj = torch.nn.Linear(hidden_size, keys * width, bias=bias)
     module.o_proj = torch.nn.Linear(queries * width, hidden_size, bias=attention_bias)
+    if qk_norm_eps is not None:
+        module.q_norm = torch.nn.RMSNorm(width, eps=qk_norm_eps)
+        module.k_norm = torch.nn.RMSNorm(width, eps=qk_norm_eps)
 
     def call(x, padding=None):
         projections = [module.q_proj, module.k_proj, module.v_proj]
         q, k, v = [part(x).unflatten(-1, (-1, width)).transpose(1, 2) for part in projections]
+        if qk_norm_eps is not None:
+            q, k = module.q_norm(q), module.k_norm(k)
         if rope_theta is not None:
             scaled = rope_theta, rope_scaling, max_position_embeddings
             q, k = half_turned(torch, q, *scaled), half_turned(torch, k, *scaled)
         k, v = [part.repeat_interleave(queries // keys, 1) for part in [k, v]]
-        attended = attention(torch, q, k, v, is_causal, padding)
+        attended = attention(torch, q, k, v, is_causal, padding, sliding_window)
         return module.o_proj(attended.transpose(1, 2).flatten(2))
 
     return module, call

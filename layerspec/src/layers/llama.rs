@@ -1,7 +1,9 @@
 //! The two halves of a decoder layer of Llama (Touvron et al. 2023, arXiv:2302.13971), with Hugging
 //! Face's names.
 
-use super::arguments::{bad, expect_float32, OPTIONAL_NUMBER, OPTIONAL_SIZE};
+use super::arguments::{
+    bad, expect_float32, OPTIONAL_NON_NEGATIVE, OPTIONAL_NUMBER, OPTIONAL_SIZE,
+};
 use super::attention::{AttentionDims, Sequence};
 use super::rope_scaling::{RopeScaling, Rotation};
 use super::rope_scaling_reader::ROPE_SCALING;
@@ -36,10 +38,18 @@ layer! {
         max_position_embeddings: Option<u64> = OPTIONAL_SIZE, or None => "null";
         /// Whether projections add a learned bias.
         attention_bias: bool = FLAG, or false;
+        /// Whether the projections to queries, keys and values alone add one, as Qwen2's.
+        qkv_bias: bool = FLAG, or false;
+        /// The `eps` of an `RMSNorm` of each head of queries and of keys, before they turn, as
+        /// Qwen3's; `null` is no norm.
+        qk_norm_eps: Option<f64> = OPTIONAL_NON_NEGATIVE, or None => "null";
         /// Probability that an attention weight is set to zero.
         attention_dropout: f64 = PROBABILITY, or 0.0;
         /// Whether a position attends to no later one.
         is_causal: bool = FLAG, or true;
+        /// Number of positions that a position attends to: itself and those just before it. `null`
+        /// is all before it.
+        sliding_window: Option<u64> = OPTIONAL_SIZE, or None => "null";
         /// Whether there is a further input, a mask `[batch, seq]` of bool. True excludes a
         /// position from attention.
         key_padding_mask: bool = FLAG, or false;
@@ -58,6 +68,9 @@ layer! {
         mlp_bias: bool = FLAG, or false;
     }
 }
+
+/// The norm of an element of queries or keys, as of `RMSNorm`.
+const NORM_FLOPS_EACH: u64 = 5;
 
 /// Weight and perhaps bias of a linear layer.
 fn linear(
@@ -86,6 +99,11 @@ impl LlamaAttention {
     /// elements says so.
     pub fn widths(&self) -> [u64; 2] {
         self.heads().map(|heads| heads.saturating_mul(self.head_size()))
+    }
+
+    /// Whether the projections to queries, keys and values add a bias.
+    pub fn has_qkv_bias(&self) -> bool {
+        self.attention_bias || self.qkv_bias
     }
 
     fn dims<'a>(&self, inputs: &'a [TensorType]) -> Result<AttentionDims<'a>, String> {
@@ -122,6 +140,12 @@ impl Rules for LlamaAttention {
                 format!("an even number, as elements turn in pairs, and not {}", self.head_size()),
             ));
         }
+        if self.attention_bias && self.qkv_bias {
+            return Err(bad("qkv_bias", "false, as `attention_bias: true` is these biases, too"));
+        }
+        if self.sliding_window.is_some() && !self.is_causal {
+            return Err(bad("sliding_window", "null, as `is_causal: false` has no window"));
+        }
         let (base, scaling) = match (self.rope_theta, &self.rope_scaling) {
             (Some(base), _) if base <= 0.0 => {
                 return Err(bad("rope_theta", "a number above 0, or null"))
@@ -141,12 +165,15 @@ impl Rules for LlamaAttention {
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        let (model, [queries, keys], bias) = (self.hidden_size, self.widths(), self.attention_bias);
+        let (model, [queries, keys], bias) = (self.hidden_size, self.widths(), self.has_qkv_bias());
+        let norm = |name| ParamSpec::parameter(name, vec![self.head_size()], Init::Ones);
+        let norms = self.qk_norm_eps.map(|_| vec![norm("q_norm.weight"), norm("k_norm.weight")]);
         [
             linear(["q_proj.weight", "q_proj.bias"], [queries, model], bias),
             linear(["k_proj.weight", "k_proj.bias"], [keys, model], bias),
             linear(["v_proj.weight", "v_proj.bias"], [keys, model], bias),
-            linear(["o_proj.weight", "o_proj.bias"], [model, queries], bias),
+            linear(["o_proj.weight", "o_proj.bias"], [model, queries], self.attention_bias),
+            norms.unwrap_or_default(),
         ]
         .concat()
     }
@@ -163,12 +190,12 @@ impl Rules for LlamaAttention {
         let dims = self.dims(inputs).map_err(|_| OutOfRange)?;
         let [queries, keys] = self.widths();
         let both = Dim::Fixed(queries).plus(&Dim::Fixed(keys))?;
-        // For each position: the four projections, and the turning of queries and keys.
+        // For each position: the four projections, and the norm and turning of queries and keys.
+        let turning = self.rope_theta.map_or(0, |_| FLOPS_EACH);
+        let norm = self.qk_norm_eps.map_or(0, |_| NORM_FLOPS_EACH);
         let projections = both.times_number(self.hidden_size)?.times_number(4)?;
-        let each = match self.rope_theta {
-            Some(_) => projections.plus(&both.times_number(FLOPS_EACH)?)?,
-            None => projections,
-        };
+        let each = projections.plus(&both.times_number(turning + norm)?)?;
+        // A window blocks scores after they are computed, as causality does.
         let Sequence { samples, positions } = dims.queries;
         Dim::product([samples, positions, &each])?.plus(&dims.flops(queries)?)
     }

@@ -13,6 +13,7 @@ mod fuzz;
 mod golden_texts;
 mod graph;
 mod incremental;
+mod llama_attention;
 mod rope_scaling;
 mod shapes;
 mod support;
