@@ -71,10 +71,7 @@ fn arguments_that_contradict_are_refused() {
             ", sliding_window: 0",
             "`sliding_window`: expected a whole number, 1 or more, or null, found `0`",
         ),
-        (
-            ", qk_norm_eps: -1",
-            "`qk_norm_eps`: expected a number, 0 or more, or null, found `-1`",
-        ),
+        (", qk_norm_eps: -1", "`qk_norm_eps`: expected a number, 0 or more, or null, found `-1`"),
     ] {
         let error = refused(&text(arguments));
         assert!(error.contains(expected), "{error}");
