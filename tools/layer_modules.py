@@ -5,6 +5,8 @@ the layer's inputs."""
 
 import math
 
+from rope_frequencies import frequencies
+
 
 def later(torch, queries, keys):
     """True if a key comes later than the query."""
@@ -85,13 +87,16 @@ def grouped(torch, num_key_value_heads, embed_dim, num_heads, bias=True, batch_f
     return Grouped()
 
 
-def attention(torch, queries, keys, values, causal, padding):
+def attention(torch, queries, keys, values, causal, padding, window=None):
     """By heads: [batch, heads, positions, width]."""
-    mask = None
+    mask, sizes = None, (queries.shape[-2], keys.shape[-2])
     if padding is not None:
         mask = ~padding[:, None, None, :]
         if causal:
-            mask = mask & ~later(torch, queries.shape[-2], keys.shape[-2])
+            mask = mask & ~later(torch, *sizes)
+    if window is not None:
+        near = ~later(torch, *sizes) & torch.ones(sizes, dtype=torch.bool).triu(1 - window)
+        mask = near if mask is None else mask & near
     return torch.nn.functional.scaled_dot_product_attention(
         queries, keys, values, mask, is_causal=causal and mask is None
     )
@@ -160,12 +165,15 @@ def LearnedPositions(torch, num_positions, d_model, batch_first=False):
     return rows, call
 
 
-def turned(torch, heads, base, interleaved=False):
+def turned(torch, heads, base, interleaved=False, scaling=None, most=None):
     """The rotary embedding of [batch, heads, positions, width], by complex numbers."""
     positions, width = heads.shape[-2:]
-    speeds = base ** (-torch.arange(0, width, 2).double() / width)
-    angles = torch.outer(torch.arange(positions).double(), speeds)
-    turns = torch.polar(torch.ones_like(angles), angles)
+    if scaling is None:
+        speeds, times = base ** (-torch.arange(0, width, 2).double() / width), 1.0
+    else:
+        speeds, times = frequencies(torch, positions, width, base, scaling, most)
+    angles = torch.outer(torch.arange(positions).double(), speeds.double())
+    turns = torch.polar(torch.full_like(angles, times), angles)
     pairs = (
         heads.unflatten(-1, (-1, 2))
         if interleaved
@@ -175,24 +183,36 @@ def turned(torch, heads, base, interleaved=False):
     return (pairs if interleaved else pairs.transpose(-2, -1)).flatten(-2)
 
 
-def RotaryEmbedding(torch, head_dim, base=10000.0, interleaved=False, num_heads=None):
+def RotaryEmbedding(
+    torch,
+    head_dim,
+    base=10000.0,
+    interleaved=False,
+    num_heads=None,
+    rope_scaling=None,
+    max_position_embeddings=None,
+):
+    def turn(heads):
+        return turned(torch, heads, base, interleaved, rope_scaling, max_position_embeddings)
+
     def call(x):
         if num_heads is None:
-            return turned(torch, x, base, interleaved)
+            return turn(x)
         heads = x.unflatten(-1, (num_heads, head_dim)).transpose(1, 2)
-        return turned(torch, heads, base, interleaved).transpose(1, 2).flatten(2)
+        return turn(heads).transpose(1, 2).flatten(2)
 
     return torch.nn.Module(), call
 
 
-def half_turned(torch, heads, base):
+def half_turned(torch, heads, base, scaling=None, most=None):
     """The same without `interleaved`, as in Hugging Face's transformers."""
     positions, width = heads.shape[-2:]
-    speeds = 1.0 / (base ** (torch.arange(0, width, 2).float() / width))
+    speeds, times = frequencies(torch, positions, width, base, scaling, most)
     angles = torch.outer(torch.arange(positions).float(), speeds)
     angles = torch.cat([angles, angles], -1)
     first, second = heads.chunk(2, -1)
-    return heads * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+    turned = torch.cat([-second, first], -1)
+    return heads * (angles.cos() * times) + turned * (angles.sin() * times)
 
 
 def LlamaAttention(
@@ -202,26 +222,39 @@ def LlamaAttention(
     num_key_value_heads=None,
     head_dim=None,
     rope_theta=10000.0,
+    rope_scaling=None,
+    max_position_embeddings=None,
     attention_bias=False,
+    qkv_bias=False,
+    qk_norm_eps=None,
     attention_dropout=0.0,
     is_causal=True,
+    sliding_window=None,
     key_padding_mask=False,
 ):
-    """As in Hugging Face's transformers."""
+    """As in Hugging Face's transformers, with what Mistral, Qwen2 and Qwen3 add."""
     queries, keys = num_attention_heads, num_key_value_heads or num_attention_heads
     width = head_dim or hidden_size // queries
     module = torch.nn.Module()
-    module.q_proj = torch.nn.Linear(hidden_size, queries * width, bias=attention_bias)
-    module.k_proj = torch.nn.Linear(hidden_size, keys * width, bias=attention_bias)
-    module.v_proj = torch.nn.Linear(hidden_size, keys * width, bias=attention_bias)
+    bias = attention_bias or qkv_bias
+    module.q_proj = torch.nn.Linear(hidden_size, queries * width, bias=bias)
+    module.k_proj = torch.nn.Linear(hidden_size, keys * width, bias=bias)
+    module.v_proj = torch.nn.Linear(hidden_size, keys * width, bias=bias)
     module.o_proj = torch.nn.Linear(queries * width, hidden_size, bias=attention_bias)
+    if qk_norm_eps is not None:
+        module.q_norm = torch.nn.RMSNorm(width, eps=qk_norm_eps)
+        module.k_norm = torch.nn.RMSNorm(width, eps=qk_norm_eps)
 
     def call(x, padding=None):
         projections = [module.q_proj, module.k_proj, module.v_proj]
         q, k, v = [part(x).unflatten(-1, (-1, width)).transpose(1, 2) for part in projections]
-        q, k = half_turned(torch, q, rope_theta), half_turned(torch, k, rope_theta)
+        if qk_norm_eps is not None:
+            q, k = module.q_norm(q), module.k_norm(k)
+        if rope_theta is not None:
+            scaled = rope_theta, rope_scaling, max_position_embeddings
+            q, k = half_turned(torch, q, *scaled), half_turned(torch, k, *scaled)
         k, v = [part.repeat_interleave(queries // keys, 1) for part in [k, v]]
-        attended = attention(torch, q, k, v, is_causal, padding)
+        attended = attention(torch, q, k, v, is_causal, padding, sliding_window)
         return module.o_proj(attended.transpose(1, 2).flatten(2))
 
     return module, call

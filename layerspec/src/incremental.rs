@@ -129,6 +129,9 @@ fn continues(kind: &LayerKind, ports: &[Option<usize>]) -> bool {
     // One input with positions, and at most its padding mask, which has positions too.
     let is_self_attention = matches!(ports, [Some(1)] | [Some(1), Some(1)]);
     match kind {
+        // `rope_scaling` of `dynamic` and `longrope` depends on the length of the whole sequence.
+        // Cached keys stay turned as they were when they were new, so the result is not that of the
+        // whole sequence at once. Transformers does the same.
         LayerKind::LlamaAttention(llama) => is_self_attention && llama.is_causal,
         LayerKind::TransformerEncoderLayer(encoder) => {
             is_self_attention && encoder.is_causal && encoder.batch_first && !encoder.src_mask

@@ -2,11 +2,12 @@
 
 use super::family::Family;
 use super::hf_config::HfConfig;
-use super::llama;
+use super::{llama, mistral, qwen2, qwen3, smollm3};
 use crate::BossManError;
 use serde_json::Value;
 
-const FAMILIES: [&Family; 2] = [&llama::LLAMA, &llama::SMOLLM3];
+const FAMILIES: [&Family; 5] =
+    [&llama::LLAMA, &mistral::MISTRAL, &qwen2::QWEN2, &qwen3::QWEN3, &smollm3::SMOLLM3];
 
 /// The family of a configuration, and the architecture's name.
 pub(super) fn family_of(

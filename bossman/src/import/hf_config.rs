@@ -57,6 +57,24 @@ impl HfConfig {
         Ok(self.size(key)?.unwrap_or(default))
     }
 
+    /// A whole number, 1 or more. Here `null` is not as absent: it is none, and an absent key has
+    /// the default.
+    pub(super) fn size_or_none(
+        &self,
+        key: &str,
+        default: Option<u64>,
+    ) -> Result<Option<u64>, BossManError> {
+        match self.keys.contains_key(key) {
+            true => self.size(key),
+            false => Ok(default),
+        }
+    }
+
+    /// A whole number, 0 or more, or the default.
+    pub(super) fn count_or(&self, key: &str, default: u64) -> Result<u64, BossManError> {
+        Ok(self.read_as(key, "a whole number, 0 or more", Value::as_u64)?.unwrap_or(default))
+    }
+
     /// A number.
     pub(super) fn number(&self, key: &str) -> Result<Option<f64>, BossManError> {
         self.read_as(key, "a number", Value::as_f64)
@@ -139,11 +157,16 @@ mod tests {
     fn keys_are_read_by_type_and_null_is_as_absent() {
         let config = read(
             r#"{"hidden_size": 64, "eps": 1e-5, "tied": true, "act": "silu", "none": null,
-                "list": [1, 0], "rope": {"factor": 8.0}, "empty": {}}"#,
+                "zero": 0, "list": [1, 0], "rope": {"factor": 8.0}, "empty": {}}"#,
         )
         .unwrap();
         assert_eq!(config.size("hidden_size").unwrap(), Some(64));
         assert_eq!(config.size_or("none", 7).unwrap(), 7);
+        assert_eq!(config.size_or_none("none", Some(7)).unwrap(), None);
+        assert_eq!(config.size_or_none("absent", Some(7)).unwrap(), Some(7));
+        assert_eq!(config.size_or_none("hidden_size", None).unwrap(), Some(64));
+        assert_eq!(config.count_or("zero", 7).unwrap(), 0);
+        assert_eq!(config.count_or("absent", 7).unwrap(), 7);
         assert_eq!(config.number_or("eps", 1.0).unwrap(), 1e-5);
         assert!(config.flag_or("tied", false).unwrap());
         assert_eq!(config.text("act").unwrap(), Some("silu"));

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! import -> gguf (a GGUF file becomes such a folder)
-//!        -> hf_config (config.json) -> families -> llama -> rope
-//!        -> tensor_headers (no weight is read)        |
-//!        -> tokenizer_file                            v
-//!        -> fit (model against headers)          family, model_text
+//!        -> hf_config (config.json) -> families -> llama, mistral, qwen2, qwen3, smollm3
+//!        -> tensor_headers (no weight is read)        |                        |
+//!        -> tokenizer_file                         windows     decoder -> decoder_layer -> rope
+//!        -> fit (model against headers)                           |
+//!        |                                               family, model_text
 //!        -> model_text, run_text, summary: the files that it writes
 //! ```
 //!
@@ -14,20 +15,29 @@
 //! files. The parts share `bounded_file`. Nothing is written before everything is checked.
 
 mod bounded_file;
+mod decoder;
+mod decoder_layer;
 mod families;
 mod family;
+#[cfg(test)]
+mod family_tests;
 mod fit;
 pub(crate) mod gguf;
 mod hf_config;
 mod llama;
+mod mistral;
 mod model_text;
+mod qwen2;
+mod qwen3;
 mod rope;
 mod run_text;
+mod smollm3;
 mod summary;
 mod tensor_headers;
 #[cfg(test)]
 mod tests;
 mod tokenizer_file;
+mod windows;
 
 pub use family::Head;
 

@@ -6,23 +6,49 @@ use crate::run_file::yaml_text::Yaml;
 use crate::BossManError;
 use serde_json::Value;
 
-/// The kinds of scaling, by transformers' names.
-const TYPES: [&str; 6] = ["default", "linear", "dynamic", "yarn", "longrope", "llama3"];
+/// A kind of scaling that `LlamaAttention` has.
+struct Type {
+    /// Transformers' name.
+    name: &'static str,
+    /// The further keys that it takes. Transformers reads over others, and warns.
+    keys: &'static [&'static str],
+}
 
-/// The further keys of a scaling.
-const KEYS: [&str; 12] = [
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-    "truncate",
-    "short_factor",
-    "long_factor",
+const TYPES: [Type; 5] = [
+    Type { name: "linear", keys: &["factor"] },
+    Type { name: "dynamic", keys: &["factor"] },
+    Type {
+        name: "llama3",
+        keys: &[
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "original_max_position_embeddings",
+        ],
+    },
+    Type {
+        name: "yarn",
+        keys: &[
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        ],
+    },
+    Type {
+        name: "longrope",
+        keys: &[
+            "short_factor",
+            "long_factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "factor",
+        ],
+    },
 ];
 
 /// The angles of a model's positions.
@@ -34,7 +60,8 @@ pub(super) struct Rope {
 }
 
 impl Rope {
-    /// Reads the keys.
+    /// Reads the keys. As in transformers 5, `rope_scaling` comes before `rope_parameters`, and a
+    /// key in them before the same one outside.
     pub(super) fn of(config: &HfConfig, default_theta: f64) -> Result<Self, BossManError> {
         let parameters = match config.mapping("rope_scaling")? {
             Some(scaling) => Some(scaling),
@@ -48,13 +75,17 @@ impl Rope {
             }
         }
         let Some(parameters) = parameters else { return Ok(Rope { theta, scaling: None }) };
+        for kind in ["full_attention", "sliding_attention"] {
+            let why = "angles of a kind of layer are not known; all layers have the same";
+            parameters.expect(kind, &[], why)?;
+        }
         let theta = parameters.number_or("rope_theta", theta)?;
-        Ok(Rope { theta, scaling: scaling(config, &parameters)? })
+        Ok(Rope { theta, scaling: scaling(&parameters)? })
     }
 }
 
 /// The argument `rope_scaling`, with the numbers as the configuration has them.
-fn scaling(config: &HfConfig, parameters: &HfConfig) -> Result<Option<Yaml>, BossManError> {
+fn scaling(parameters: &HfConfig) -> Result<Option<Yaml>, BossManError> {
     let key = if parameters.value("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = match parameters.text(key)?.unwrap_or("default") {
         // Its name in early configurations.
@@ -64,23 +95,18 @@ fn scaling(config: &HfConfig, parameters: &HfConfig) -> Result<Option<Yaml>, Bos
     if kind == "default" {
         return Ok(None);
     }
-    if !TYPES.contains(&kind) {
-        return Err(parameters.refused(key, &format!("expected one of {}", TYPES.join(", "))));
-    }
+    let Some(found) = TYPES.iter().find(|known| known.name == kind) else {
+        let names: Vec<&str> = TYPES.iter().map(|known| known.name).collect();
+        let why = format!("expected one of default, {}", names.join(", "));
+        return Err(parameters.refused(key, &why));
+    };
     let mut entries = vec![("rope_type".to_string(), kind.into())];
-    for key in KEYS {
-        let own = parameters.value(key).map(|value| (parameters, value));
-        // Some configurations have this one outside.
-        let outside = || config.value(key).map(|value| (config, value));
-        let found = match key {
-            "original_max_position_embeddings" => own.or_else(outside),
-            _ => own,
-        };
-        if let Some((keys, value)) = found {
+    for key in found.keys {
+        if let Some(value) = parameters.value(key) {
             let value = yaml(value).ok_or_else(|| {
-                keys.refused(key, "expected a number, `true`, `false` or a list of numbers")
+                parameters.refused(key, "expected a number, `true`, `false` or a list of numbers")
             })?;
-            entries.push((key.into(), value));
+            entries.push(((*key).to_string(), value));
         }
     }
     Ok(Some(Yaml::Map(entries)))
@@ -122,11 +148,30 @@ mod tests {
         let expected = "{rope_type: llama3, factor: 32.0, low_freq_factor: 1.0, \
                         high_freq_factor: 4.0, original_max_position_embeddings: 8192}";
         assert_eq!(rope(llama3), Ok((5e5, Some(expected.into()))));
-        let su = r#"{"original_max_position_embeddings": 4096, "rope_scaling": {"type": "su",
+        let su = r#"{"rope_scaling": {"type": "su", "original_max_position_embeddings": 4096,
             "short_factor": [1.0, 2], "long_factor": [3.5]}}"#;
-        let expected = "{rope_type: longrope, original_max_position_embeddings: 4096, \
-                        short_factor: [1.0, 2], long_factor: [3.5]}";
+        let expected = "{rope_type: longrope, short_factor: [1.0, 2], long_factor: [3.5], \
+                        original_max_position_embeddings: 4096}";
         assert_eq!(rope(su), Ok((10000.0, Some(expected.into()))));
+    }
+
+    #[test]
+    fn the_inner_key_comes_first_and_rope_scaling_before_rope_parameters() {
+        let both = r#"{"rope_theta": 7.0, "rope_parameters": {"rope_theta": 3.0},
+            "rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}}"#;
+        let expected = "{rope_type: dynamic, factor: 2.0}";
+        assert_eq!(rope(both), Ok((7.0, Some(expected.into()))));
+        let empty = r#"{"rope_scaling": {}, "rope_theta": 7.0,
+            "rope_parameters": {"rope_theta": 3.0, "rope_type": "default", "factor": 2.0}}"#;
+        assert_eq!(rope(empty), Ok((3.0, None)));
+    }
+
+    #[test]
+    fn keys_that_a_type_does_not_take_are_left_out() {
+        let text = r#"{"original_max_position_embeddings": 16, "rope_scaling": {"type": "dynamic",
+            "factor": 2.0, "original_max_position_embeddings": 32, "beta_fast": null}}"#;
+        let expected = "{rope_type: dynamic, factor: 2.0}";
+        assert_eq!(rope(text), Ok((10000.0, Some(expected.into()))));
     }
 
     #[test]
@@ -138,6 +183,14 @@ mod tests {
                 "`rope_scaling.factor` is \"2\": expected a number",
             ),
             (r#"{"partial_rotary_factor": 0.5}"#, "`partial_rotary_factor` is 0.5"),
+            (
+                r#"{"rope_parameters": {"partial_rotary_factor": 0.5}}"#,
+                "`rope_parameters.partial_rotary_factor` is 0.5",
+            ),
+            (
+                r#"{"rope_parameters": {"full_attention": {"rope_theta": 2.0}}}"#,
+                "`rope_parameters.full_attention` is {\"rope_theta\":2.0}",
+            ),
         ];
         for (text, expected) in cases {
             let error = rope(text).unwrap_err();

@@ -2,7 +2,7 @@
 
 use super::rules::BadArgument;
 use crate::spec::MAX_RANK;
-use crate::yaml::{Kind, Reader, INTEGER, SIZE};
+use crate::yaml::{Kind, Reader, INTEGER, NON_NEGATIVE, NUMBER, SIZE};
 use crate::{DType, Dim, TensorType};
 
 /// One size or several.
@@ -19,6 +19,20 @@ pub(super) const OPTIONAL_SIZE: Reader<Option<u64>> =
     Reader::new("a whole number, 1 or more, or null", |node| match node.kind {
         Kind::Null => Some(None),
         _ => (SIZE.read)(node).map(Some),
+    });
+
+/// A number, or none.
+pub(super) const OPTIONAL_NUMBER: Reader<Option<f64>> =
+    Reader::new("a number, or null", |node| match node.kind {
+        Kind::Null => Some(None),
+        _ => (NUMBER.read)(node).map(Some),
+    });
+
+/// A number that is not below 0, or none.
+pub(super) const OPTIONAL_NON_NEGATIVE: Reader<Option<f64>> =
+    Reader::new("a number, 0 or more, or null", |node| match node.kind {
+        Kind::Null => Some(None),
+        _ => (NON_NEGATIVE.read)(node).map(Some),
     });
 
 /// A shape, in which one size may be inferred.

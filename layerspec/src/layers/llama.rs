@@ -1,11 +1,15 @@
 //! The two halves of a decoder layer of Llama (Touvron et al. 2023, arXiv:2302.13971), with Hugging
 //! Face's names.
 
-use super::arguments::{bad, expect_float32, OPTIONAL_SIZE};
+use super::arguments::{
+    bad, expect_float32, OPTIONAL_NON_NEGATIVE, OPTIONAL_NUMBER, OPTIONAL_SIZE,
+};
 use super::attention::{AttentionDims, Sequence};
+use super::rope_scaling::{RopeScaling, Rotation};
+use super::rope_scaling_reader::ROPE_SCALING;
 use super::rotary::FLOPS_EACH;
 use super::{layer, Arity, BadArgument, Rules};
-use crate::yaml::{FLAG, NUMBER, PROBABILITY, SIZE};
+use crate::yaml::{FLAG, PROBABILITY, SIZE};
 use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
 
 layer! {
@@ -21,21 +25,35 @@ layer! {
         /// Number of heads of keys and values (grouped-query attention); `null` is
         /// `num_attention_heads`.
         num_key_value_heads: Option<u64> = OPTIONAL_SIZE, or None => "null";
-        /// Size of a head, an even number; `null` is `hidden_size` by `num_attention_heads`.
+        /// Size of a head, an even number unless `rope_theta` is null; `null` is `hidden_size` by
+        /// `num_attention_heads`.
         head_dim: Option<u64> = OPTIONAL_SIZE, or None => "null";
-        /// The `base` of the rotary embedding.
-        rope_theta: f64 = NUMBER, or 10000.0;
+        /// The `base` of the rotary embedding; `null` is none, so that queries and keys do not know
+        /// their positions.
+        rope_theta: Option<f64> = OPTIONAL_NUMBER, or Some(10000.0) => "10000.0";
+        /// Other angles, for longer sequences, as Hugging Face's; see [Scaled
+        /// angles](#scaled-angles).
+        rope_scaling: Option<RopeScaling> = ROPE_SCALING, or None => "null";
+        /// Number of positions that `rope_scaling` starts from where it names none itself.
+        max_position_embeddings: Option<u64> = OPTIONAL_SIZE, or None => "null";
         /// Whether projections add a learned bias.
         attention_bias: bool = FLAG, or false;
+        /// Whether the projections to queries, keys and values alone add one, as Qwen2's.
+        qkv_bias: bool = FLAG, or false;
+        /// The `eps` of an `RMSNorm` of each head of queries and of keys, before they turn, as
+        /// Qwen3's; `null` is no norm.
+        qk_norm_eps: Option<f64> = OPTIONAL_NON_NEGATIVE, or None => "null";
         /// Probability that an attention weight is set to zero.
         attention_dropout: f64 = PROBABILITY, or 0.0;
         /// Whether a position attends to no later one.
         is_causal: bool = FLAG, or true;
+        /// Number of positions that a position attends to: itself and those just before it. `null`
+        /// is all before it.
+        sliding_window: Option<u64> = OPTIONAL_SIZE, or None => "null";
         /// Whether there is a further input, a mask `[batch, seq]` of bool. True excludes a
         /// position from attention.
         key_padding_mask: bool = FLAG, or false;
     }
-    unsupported { rope_scaling: "angles are those of `rope_theta`; leave it out"; }
 }
 
 layer! {
@@ -50,6 +68,9 @@ layer! {
         mlp_bias: bool = FLAG, or false;
     }
 }
+
+/// The norm of an element of queries or keys, as of `RMSNorm`.
+const NORM_FLOPS_EACH: u64 = 5;
 
 /// Weight and perhaps bias of a linear layer.
 fn linear(
@@ -80,6 +101,11 @@ impl LlamaAttention {
         self.heads().map(|heads| heads.saturating_mul(self.head_size()))
     }
 
+    /// Whether the projections to queries, keys and values add a bias.
+    pub fn has_qkv_bias(&self) -> bool {
+        self.attention_bias || self.qkv_bias
+    }
+
     fn dims<'a>(&self, inputs: &'a [TensorType]) -> Result<AttentionDims<'a>, String> {
         let input = Sequence::expect(&inputs[0], "input", true, "hidden_size", self.hidden_size)?;
         AttentionDims::between(input, input, self.num_attention_heads)
@@ -108,25 +134,46 @@ impl Rules for LlamaAttention {
                 format!("a divisor of num_attention_heads ({queries})"),
             ));
         }
-        if !self.head_size().is_multiple_of(2) {
+        if self.rope_theta.is_some() && !self.head_size().is_multiple_of(2) {
             return Err(bad(
                 "head_dim",
                 format!("an even number, as elements turn in pairs, and not {}", self.head_size()),
             ));
         }
-        if self.rope_theta <= 0.0 {
-            return Err(bad("rope_theta", "a number above 0"));
+        if self.attention_bias && self.qkv_bias {
+            return Err(bad("qkv_bias", "false, as `attention_bias: true` is these biases, too"));
         }
-        Ok(())
+        if self.sliding_window.is_some() && !self.is_causal {
+            return Err(bad("sliding_window", "null, as `is_causal: false` has no window"));
+        }
+        let (base, scaling) = match (self.rope_theta, &self.rope_scaling) {
+            (Some(base), _) if base <= 0.0 => {
+                return Err(bad("rope_theta", "a number above 0, or null"))
+            }
+            (None, Some(_)) => {
+                return Err(bad("rope_scaling", "null, as `rope_theta: null` turns nothing"))
+            }
+            (Some(base), Some(scaling)) => (base, scaling),
+            (_, None) => return Ok(()),
+        };
+        scaling.check(&Rotation {
+            head_dim: self.head_size(),
+            base,
+            base_name: "rope_theta",
+            max_position_embeddings: self.max_position_embeddings,
+        })
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        let (model, [queries, keys], bias) = (self.hidden_size, self.widths(), self.attention_bias);
+        let (model, [queries, keys], bias) = (self.hidden_size, self.widths(), self.has_qkv_bias());
+        let norm = |name| ParamSpec::parameter(name, vec![self.head_size()], Init::Ones);
+        let norms = self.qk_norm_eps.map(|_| vec![norm("q_norm.weight"), norm("k_norm.weight")]);
         [
             linear(["q_proj.weight", "q_proj.bias"], [queries, model], bias),
             linear(["k_proj.weight", "k_proj.bias"], [keys, model], bias),
             linear(["v_proj.weight", "v_proj.bias"], [keys, model], bias),
-            linear(["o_proj.weight", "o_proj.bias"], [model, queries], bias),
+            linear(["o_proj.weight", "o_proj.bias"], [model, queries], self.attention_bias),
+            norms.unwrap_or_default(),
         ]
         .concat()
     }
@@ -143,9 +190,12 @@ impl Rules for LlamaAttention {
         let dims = self.dims(inputs).map_err(|_| OutOfRange)?;
         let [queries, keys] = self.widths();
         let both = Dim::Fixed(queries).plus(&Dim::Fixed(keys))?;
-        // For each position: the four projections, and the turning of queries and keys.
+        // For each position: the four projections, and the norm and turning of queries and keys.
+        let turning = self.rope_theta.map_or(0, |_| FLOPS_EACH);
+        let norm = self.qk_norm_eps.map_or(0, |_| NORM_FLOPS_EACH);
         let projections = both.times_number(self.hidden_size)?.times_number(4)?;
-        let each = projections.plus(&both.times_number(FLOPS_EACH)?)?;
+        let each = projections.plus(&both.times_number(turning + norm)?)?;
+        // A window blocks scores after they are computed, as causality does.
         let Sequence { samples, positions } = dims.queries;
         Dim::product([samples, positions, &each])?.plus(&dims.flops(queries)?)
     }

@@ -1,13 +1,7 @@
-use super::arguments::{expect_float32, expect_normalized, SIZES};
+use super::arguments::{expect_float32, expect_normalized, OPTIONAL_NON_NEGATIVE, SIZES};
 use super::{layer, Rules};
-use crate::yaml::{Kind, Reader, FLAG, NON_NEGATIVE};
+use crate::yaml::FLAG;
 use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
-
-const EPS: Reader<Option<f64>> =
-    Reader::new("a number, 0 or more, or null", |node| match node.kind {
-        Kind::Null => Some(None),
-        _ => (NON_NEGATIVE.read)(node).map(Some),
-    });
 
 layer! {
     /// Divides by the root of the mean square over the last dimensions, then scales (Zhang and
@@ -17,7 +11,7 @@ layer! {
         normalized_shape: Vec<u64> = SIZES;
         /// Added to the mean square, against division by zero; `null` is the smallest step from 1
         /// that float32 has.
-        eps: Option<f64> = EPS, or None => "null";
+        eps: Option<f64> = OPTIONAL_NON_NEGATIVE, or None => "null";
         /// Whether to scale by a learned weight.
         elementwise_affine: bool = FLAG, or true;
     }

@@ -1,4 +1,6 @@
 use super::arguments::{bad, expect_floating, OPTIONAL_SIZE};
+use super::rope_scaling::{RopeScaling, Rotation};
+use super::rope_scaling_reader::ROPE_SCALING;
 use super::{layer, BadArgument, Rules};
 use crate::yaml::{FLAG, NUMBER, SIZE};
 use crate::{Dim, OutOfRange, TensorType};
@@ -19,6 +21,11 @@ layer! {
         /// Number of heads that lie side by side in the last dimension; `null` if they have a
         /// dimension of their own.
         num_heads: Option<u64> = OPTIONAL_SIZE, or None => "null";
+        /// Other angles, for longer sequences, as Hugging Face's; see [Scaled
+        /// angles](#scaled-angles).
+        rope_scaling: Option<RopeScaling> = ROPE_SCALING, or None => "null";
+        /// Number of positions that `rope_scaling` starts from where it names none itself.
+        max_position_embeddings: Option<u64> = OPTIONAL_SIZE, or None => "null";
     }
 }
 
@@ -33,7 +40,13 @@ impl Rules for RotaryEmbedding {
         if self.base <= 0.0 {
             return Err(bad("base", "a number above 0"));
         }
-        Ok(())
+        let rotation = Rotation {
+            head_dim: self.head_dim,
+            base: self.base,
+            base_name: "base",
+            max_position_embeddings: self.max_position_embeddings,
+        };
+        self.rope_scaling.as_ref().map_or(Ok(()), |scaling| scaling.check(&rotation))
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {

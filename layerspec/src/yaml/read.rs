@@ -15,12 +15,15 @@ pub struct Reader<T: 'static> {
     pub read: fn(&Node) -> Option<T>,
     /// The keywords allowed as the value, if it is one of a few; for "did you mean".
     pub choices: &'static [&'static str],
+    /// The mistake inside a node that `read` refuses, if there is more to say than what was
+    /// expected: which key of a mapping is wrong.
+    pub mistake: fn(&Node) -> Option<Diagnostic>,
 }
 
 impl<T> Reader<T> {
     /// A reader of values that are not one of a few keywords.
     pub const fn new(expected: &'static str, read: fn(&Node) -> Option<T>) -> Self {
-        Reader { expected, read, choices: &[] }
+        Reader { expected, read, choices: &[], mistake: |_| None }
     }
 
     /// A reader of one of a few keywords.
@@ -29,7 +32,16 @@ impl<T> Reader<T> {
         choices: &'static [&'static str],
         read: fn(&Node) -> Option<T>,
     ) -> Self {
-        Reader { expected, read, choices }
+        Reader { expected, read, choices, mistake: |_| None }
+    }
+
+    /// A reader of mappings, whose errors name the key at fault.
+    pub const fn nested(
+        expected: &'static str,
+        read: fn(&Node) -> Option<T>,
+        mistake: fn(&Node) -> Option<Diagnostic>,
+    ) -> Self {
+        Reader { expected, read, choices: &[], mistake }
     }
 }
 
@@ -37,9 +49,11 @@ impl Node {
     /// The node as `reader` reads it. `what` names it in the error: "`lr`".
     pub fn read<T>(&self, what: &str, reader: &Reader<T>) -> Result<T, Diagnostic> {
         (reader.read)(self).ok_or_else(|| {
-            let near =
-                self.as_text().and_then(|text| nearest(text, reader.choices.iter().copied()));
-            self.unexpected(what, reader.expected).suggesting(near)
+            (reader.mistake)(self).unwrap_or_else(|| {
+                let near =
+                    self.as_text().and_then(|text| nearest(text, reader.choices.iter().copied()));
+                self.unexpected(what, reader.expected).suggesting(near)
+            })
         })
     }
 

@@ -13,6 +13,8 @@ mod fuzz;
 mod golden_texts;
 mod graph;
 mod incremental;
+mod llama_attention;
+mod rope_scaling;
 mod shapes;
 mod support;
 mod user_defined;

@@ -55,6 +55,11 @@ impl LayerBuilder {
         names
     }
 
+    /// Sets whether ops that are added from now on have a bias, if they can have one.
+    pub(crate) fn set_bias(&mut self, bias: bool) {
+        self.bias = bias;
+    }
+
     pub(crate) fn linear(
         &mut self,
         input: usize,

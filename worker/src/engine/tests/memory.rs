@@ -15,6 +15,7 @@ layers:
   - TransformerEncoderLayer: {d_model: 8, nhead: 2, dim_feedforward: 6, batch_first: true, \
                             is_causal: true}
   - LlamaAttention: {hidden_size: 8, num_attention_heads: 4, num_key_value_heads: 2}
+  - LlamaAttention: {hidden_size: 8, num_attention_heads: 2, sliding_window: 2, qk_norm_eps: 0.01}
   - MultiheadAttention: {embed_dim: 8, num_heads: 2, batch_first: true, is_causal: true}
   - Linear: {in_features: 8, out_features: 13}
 ";

@@ -127,7 +127,8 @@ layers:
   - MultiheadAttention: {embed_dim: 8, num_heads: 4, num_key_value_heads: 2, dropout: 0.1, \
                                     batch_first: true, key_padding_mask: true}
     in_variables: [memory, memory, padding]
-  - LlamaAttention: {hidden_size: 8, num_attention_heads: 2, attention_dropout: 0.1}
+  - LlamaAttention: {hidden_size: 8, num_attention_heads: 2, attention_dropout: 0.1, \
+                                    qkv_bias: true, qk_norm_eps: 0.01, sliding_window: 3}
   - LlamaMLP: {hidden_size: 8, intermediate_size: 11}
   - LSTM: {input_size: 8, hidden_size: 6, num_layers: 2, dropout: 0.2, batch_first: true}
     out_variables: [steps, h, c]

@@ -5,7 +5,7 @@ use crate::engine::layers::kv_cache::OpCache;
 use crate::engine::layers::op::{BackwardOutput, ForwardOutput, Op, SavedForBackward};
 use crate::engine::layers::op_context::OpContext;
 use crate::engine::modules::activation::dropout::dropout_mask;
-use crate::engine::modules::attention::mask::Mask;
+use crate::engine::modules::attention::mask::{Causal, Mask};
 use crate::engine::modules::by_autograd::{AutogradOp, Differentiable};
 use crate::engine::modules::helpers::{single_grad, single_input};
 use tch::{Device, Kind, Tensor};
@@ -24,6 +24,8 @@ pub(crate) struct AttentionHeads {
     pub(crate) purpose: &'static str,
     /// Whether a query attends to no key at a later position.
     pub(crate) causal: bool,
+    /// The number of keys that a query of a causal attention attends to, if not all.
+    pub(crate) window: Option<i64>,
     /// Whether an input is a mask of queries and keys, and whether the one after it is one of keys.
     pub(crate) mask: bool,
     pub(crate) padding_mask: bool,
@@ -48,7 +50,7 @@ impl Attention {
     fn is_blockwise(&self, ctx: &OpContext<'_>) -> bool {
         let heads = &self.core.0;
         let is_plain = ctx.input_count() == 1 && heads.queries == heads.keys && !heads.drops(ctx);
-        let is_plain = is_plain && ctx.kv_cache.is_none();
+        let is_plain = is_plain && ctx.kv_cache.is_none() && heads.window.is_none();
         is_plain && ctx.device() == Device::Cpu
     }
 }
@@ -119,7 +121,8 @@ impl Op for Attention {
     }
 }
 
-/// Keys, values and their padding, with those of earlier positions before them.
+/// Keys, values and their padding, with those of earlier positions before them. All are cached,
+/// even if a window leaves early ones out.
 fn append_to_cache(
     kv_cache: OpCache<'_>,
     [k, v]: [Tensor; 2],
@@ -140,6 +143,13 @@ fn append_to_cache(
 impl AttentionHeads {
     fn drops(&self, ctx: &OpContext<'_>) -> bool {
         self.dropout != 0.0 && ctx.training()
+    }
+
+    /// What is causal about the scores of these keys. A window with room for all of them is none.
+    fn causal_mask(&self, ctx: &OpContext<'_>, keys: &Tensor) -> Option<Causal> {
+        let count = keys.size().get(2).copied().unwrap_or(0);
+        let window = self.window.filter(|window| *window < count);
+        self.causal.then(|| Causal { past: ctx.past(), window })
     }
 
     /// Queries, keys and values, each `[batch, heads, positions, width of a head]`.
@@ -199,33 +209,33 @@ impl Differentiable for AttentionHeads {
             Some(kv_cache) => append_to_cache(kv_cache, [k, v], padding)?,
             None => (k, v, padding),
         };
-        let (padding, past) = (padding.as_ref(), self.causal.then(|| ctx.past()));
+        let (padding, causal) = (padding.as_ref(), self.causal_mask(ctx, &k));
         let (k, v) = (self.for_each_query(k)?, self.for_each_query(v)?);
         if !self.drops(ctx) {
             // Without masks, libtorch finds later positions itself if queries and keys begin
             // together.
-            let (mask, causal) = match (masks, past) {
-                (0, None | Some(0)) => (None, self.causal),
-                _ => (Mask::new([&q, &k], between, padding, past)?.for_libtorch()?, false),
+            let (mask, is_causal) = match (masks, causal) {
+                (0, None | Some(Causal { past: 0, window: None })) => (None, self.causal),
+                _ => (Mask::new([&q, &k], between, padding, causal)?.for_libtorch()?, false),
             };
             // A mask gets its gradient only with single operations. Otherwise libtorch would choose
             // them only if it records a graph, and recomputed values would have other bits.
             let attended = match self.mask && ctx.needs_input_grad(sources) {
                 true => {
                     Tensor::f_internal_scaled_dot_product_attention_math(
-                        &q, &k, &v, mask, 0.0, causal, NO_MASK, None, false,
+                        &q, &k, &v, mask, 0.0, is_causal, NO_MASK, None, false,
                     )?
                     .0
                 }
                 false => Tensor::f_scaled_dot_product_attention(
-                    &q, &k, &v, mask, 0.0, causal, None, false,
+                    &q, &k, &v, mask, 0.0, is_causal, None, false,
                 )?,
             };
             return Ok(vec![self.join(&attended)?]);
         }
         let width = q.size().last().copied().unwrap_or(1) as f64;
         let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_mul_scalar(1.0 / width.sqrt())?;
-        let blocked = Mask::new([&q, &k], between, padding, past)?;
+        let blocked = Mask::new([&q, &k], between, padding, causal)?;
         // In a 16-bit type the sum of the weights would be far from one.
         let full =
             Some(Kind::Float).filter(|_| matches!(v.f_kind(), Ok(Kind::BFloat16 | Kind::Half)));

@@ -1,4 +1,5 @@
 use crate::engine::layers::lowered_layer::LoweredLayer;
+use crate::engine::modules::attention::head_norm::HeadNorm;
 use crate::engine::modules::attention::heads::{Attention, AttentionHeads};
 use crate::engine::modules::builder::LayerBuilder;
 use crate::engine::modules::by_autograd::AutogradOp;
@@ -7,16 +8,29 @@ use layerspec::layers::{LlamaAttention, LlamaMLP, Mul, RotaryEmbedding, SiLU};
 pub(crate) fn lower_attention(layer: &LlamaAttention, inputs: usize) -> LoweredLayer {
     let (model, [queries, keys], head_dim) = (layer.hidden_size, layer.widths(), layer.head_size());
     let [query_heads, key_heads] = layer.heads();
-    let mut ops = LayerBuilder::new(inputs, layer.attention_bias);
+    let mut ops = LayerBuilder::new(inputs, layer.has_qkv_bias());
     let q = ops.linear(0, [model, queries], ["q_proj.weight", "q_proj.bias"]);
     let k = ops.linear(0, [model, keys], ["k_proj.weight", "k_proj.bias"]);
     let v = ops.linear(0, [model, keys], ["v_proj.weight", "v_proj.bias"]);
+    let mut norm = |slot: usize, weight: &'static str| match layer.qk_norm_eps {
+        Some(eps) => {
+            let norm = HeadNorm { head_dim, eps };
+            ops.add(AutogradOp(norm), vec![slot], vec![("weight", weight)])
+        }
+        None => slot,
+    };
+    let (q, k) = (norm(q, "q_norm.weight"), norm(k, "k_norm.weight"));
     let mut rotate = |slot: usize, heads: u64| {
+        let Some(base) = layer.rope_theta else {
+            return slot;
+        };
         let rotary = RotaryEmbedding {
             head_dim,
-            base: layer.rope_theta,
+            base,
             interleaved: false,
             num_heads: Some(heads),
+            rope_scaling: layer.rope_scaling.clone(),
+            max_position_embeddings: layer.max_position_embeddings,
         };
         ops.add(AutogradOp(rotary), vec![slot], Vec::new())
     };
@@ -29,10 +43,12 @@ pub(crate) fn lower_attention(layer: &LlamaAttention, inputs: usize) -> LoweredL
         dropout: layer.attention_dropout,
         purpose: "attention",
         causal: layer.is_causal,
+        window: layer.sliding_window.map(number),
         mask: false,
         padding_mask: layer.key_padding_mask,
     });
     let attended = ops.add(attention, [q, k, v].into_iter().chain(1..inputs).collect(), Vec::new());
+    ops.set_bias(layer.attention_bias);
     let output = ops.linear(attended, [queries, model], ["o_proj.weight", "o_proj.bias"]);
     ops.finish(output)
 }

@@ -4,6 +4,15 @@ use crate::engine::error::layer_error;
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
+/// The mask of later keys, and of those too far back.
+#[derive(Clone, Copy)]
+pub(crate) struct Causal {
+    /// The number of keys before the first query.
+    pub(crate) past: i64,
+    /// The number of keys that a query attends to: its own and those just before it. None is all.
+    pub(crate) window: Option<i64>,
+}
+
 /// All masks of an attention together; each part broadcasts to `[batch, heads, queries, keys]`.
 pub(crate) struct Mask {
     /// True for blocked positions.
@@ -14,12 +23,12 @@ pub(crate) struct Mask {
 
 impl Mask {
     /// Combines the masks of queries and keys: a mask between them, one of keys, and the causal
-    /// mask, which needs the number of keys before the first query.
+    /// mask.
     pub(crate) fn new(
         [queries, keys]: [&Tensor; 2],
         between: Option<&Tensor>,
         padding: Option<&Tensor>,
-        causal: Option<i64>,
+        causal: Option<Causal>,
     ) -> Result<Self, TensorError> {
         let mut mask = Mask { blocked: None, added: None };
         let (queries_size, keys_size) = (queries.size(), keys.size());
@@ -45,9 +54,12 @@ impl Mask {
         if let Some(padding) = padding {
             mask.block(padding.f_view([samples, 1, 1, of_keys])?)?;
         }
-        if let Some(past) = causal {
+        if let Some(Causal { past, window }) = causal {
             let all = Tensor::f_ones([positions, of_keys], (Kind::Bool, queries.device()))?;
             mask.block(all.f_triu(1 + past)?)?;
+            if let Some(window) = window {
+                mask.block(all.f_tril(past - window)?)?;
+            }
         }
         Ok(mask)
     }

@@ -39,6 +39,7 @@ pub(crate) fn lower(layer: &MultiheadAttention, inputs: usize) -> LoweredLayer {
         dropout: layer.dropout,
         purpose: "attention",
         causal: layer.is_causal,
+        window: None,
         mask: layer.attn_mask,
         padding_mask: layer.key_padding_mask,
     });

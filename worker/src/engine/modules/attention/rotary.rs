@@ -1,4 +1,5 @@
 use crate::engine::layers::op_context::OpContext;
+use crate::engine::modules::attention::rope_frequencies::{rope_frequencies, RopeFrequencies};
 use crate::engine::modules::by_autograd::Differentiable;
 use crate::engine::modules::helpers::single_input_ref;
 use crate::engine::sizes::size;
@@ -20,12 +21,17 @@ impl Differentiable for RotaryEmbedding {
         // Positions come before the heads, or after them.
         let positions =
             heads.size().get(if self.num_heads.is_some() { 1 } else { 2 }).copied().unwrap_or(0);
-        let angles = self.angles(input, ctx.past()..ctx.past().saturating_add(positions), head)?;
+        let positions = ctx.past()..ctx.past().saturating_add(positions);
+        let frequencies = rope_frequencies(self, positions.end, input.device())?;
+        let angles = self.angles(&frequencies, positions)?;
         let angles = if self.num_heads.is_some() { angles.f_unsqueeze(1)? } else { angles };
-        let (cos, sin) = (
-            angles.f_cos()?.f_to_kind(input.f_kind()?)?,
-            angles.f_sin()?.f_to_kind(input.f_kind()?)?,
-        );
+        let kind = input.f_kind()?;
+        let [cos, sin] =
+            [angles.f_cos()?, angles.f_sin()?].map(|turned| match frequencies.attention_factor {
+                Some(factor) => turned.f_mul_scalar(factor)?.f_to_kind(kind),
+                None => turned.f_to_kind(kind),
+            });
+        let (cos, sin) = (cos?, sin?);
         let rotated = heads.f_mul(&cos)?.f_add(&self.rotate_half(&heads)?.f_mul(&sin)?)?;
         Ok(vec![if self.num_heads.is_some() { rotated.f_flatten(-2, -1)? } else { rotated }])
     }
@@ -39,9 +45,8 @@ impl Differentiable for RotaryEmbedding {
 trait RotaryPairs {
     fn angles(
         &self,
-        like: &Tensor,
+        frequencies: &RopeFrequencies,
         positions: Range<i64>,
-        head: i64,
     ) -> Result<Tensor, TensorError>;
     fn rotate_half(&self, heads: &Tensor) -> Result<Tensor, TensorError>;
 }
@@ -50,15 +55,12 @@ impl RotaryPairs for RotaryEmbedding {
     /// `[positions, head]`, the same for both elements of a pair.
     fn angles(
         &self,
-        like: &Tensor,
+        frequencies: &RopeFrequencies,
         positions: Range<i64>,
-        head: i64,
     ) -> Result<Tensor, TensorError> {
-        let options = (Kind::Float, like.device());
-        let exponents = Tensor::f_arange_start_step(0, head, 2, options)?.f_div_scalar(head)?;
-        let inverse_frequencies = Tensor::f_pow_scalar(self.base, &exponents)?.f_reciprocal()?;
+        let options = (Kind::Float, frequencies.inverse.device());
         let angles = Tensor::f_arange_start(positions.start, positions.end, options)?
-            .f_outer(&inverse_frequencies)?;
+            .f_outer(&frequencies.inverse)?;
         if self.interleaved {
             return Ok(Tensor::f_stack(&[&angles, &angles], -1)?.f_flatten(1, 2)?);
         }

@@ -152,6 +152,7 @@ impl TransformerBuilder {
             dropout: self.dropout,
             purpose,
             causal: masks.causal,
+            window: None,
             mask: masks.mask.is_some(),
             padding_mask: masks.padding.is_some(),
         });
