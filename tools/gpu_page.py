@@ -2,6 +2,7 @@
 """Runs `bossman self-check` on a device of this machine, and writes a page of what it found.
 
     tools/gpu_page.py                         the programs of target/release, target/gpu/gpu.md
+    tools/gpu_page.py --preset small          without the models that people train
     tools/gpu_page.py --preset tiny           for any device; its times say nothing
     tools/gpu_page.py --programs FOLDER       those of an unpacked archive of `make dist`
     tools/gpu_page.py --device cuda:0,cuda:1 --to gpu.md
@@ -23,6 +24,8 @@ import pytorch
 CHECKOUT = Path(__file__).resolve().parent.parent
 PEER = CHECKOUT / "tools" / "gpu_peer.py"
 PEER_LIMIT = 300
+# The sections of the speed, the models in tools/gpu_peer.py, and what a step has many of.
+TIMED = {"speed.gpt": "tokens", "speed.resnet50": "pictures", "speed.wide": "parameters"}
 # The beginnings of the names of NVIDIA's GPUs. Old drivers leave the maker out.
 NVIDIA = re.compile(r"\b(NVIDIA|Tesla|GeForce|Quadro|TITAN)\b")
 
@@ -61,13 +64,14 @@ def figures_of(lines, section):
 def peer(lines, preset):
     """What PyTorch does on the same device, or why that is not known."""
     device = figures_of(lines, "device.driver").get("device")
-    if preset != "small" or not figures_of(lines, "speed").get("tokens_per_s_1_worker"):
+    timed = [name for name in TIMED if "step_ms_1_worker" in figures_of(lines, name)]
+    if not timed:
         return {"problem": "speed was not measured, so PyTorch was not either"}
     if pytorch.version() is None:
         return {"problem": "PyTorch was not there"}
     try:
         done = subprocess.run(
-            [sys.executable, PEER, "--device", device],
+            [sys.executable, PEER, "--device", device, "--preset", preset, *timed],
             capture_output=True,
             text=True,
             timeout=PEER_LIMIT,
@@ -141,18 +145,35 @@ def beside_pytorch(lines, found):
     """The section about PyTorch."""
     if "problem" in found:
         return [f"{found['problem'][:1].upper()}{found['problem'][1:]}."]
-    speed = figures_of(lines, "speed")
-    rows = [
-        [name, speed[f"tokens_per_s_{key}"], speed[f"step_ms_{key}"]]
-        for name, key in [
-            ("BossMan, one worker", "1_worker"),
-            ("BossMan, one worker, `determinism: fast`", "1_worker_fast"),
-            ("BossMan, two workers", "2_workers"),
+    text = []
+    most = figures_of(lines, "device.products").get("bfloat16_tflop_s")
+
+    def row(name, rate, step, speed):
+        return [name, rate, step, speed, f"{speed / most:.0%}" if most else ""]
+
+    for section, unit in TIMED.items():
+        speed, rate = figures_of(lines, section), f"{unit}_per_s"
+        rows = [
+            row(name, *(speed[f"{figure}_{key}"] for figure in (rate, "step_ms", "tflop_s")))
+            for name, key in [
+                ("BossMan, one worker", "1_worker"),
+                ("BossMan, one worker, `determinism: fast`", "1_worker_fast"),
+                ("BossMan, two workers", "2_workers"),
+            ]
+            if f"step_ms_{key}" in speed
         ]
-        if f"tokens_per_s_{key}" in speed
-    ]
-    rows.append([f"PyTorch {found['version']}, eager", found["tokens_per_s"], found["step_ms"]])
-    return table(["bf16, one device", "tokens/s", "step, ms"], rows)
+        if not rows:
+            continue
+        operations = speed["tflop_s_1_worker"] * speed["step_ms_1_worker"]
+        for way, seconds in found.get(section, {}).items():
+            each = speed[f"{unit}_a_step"] / seconds
+            name = f"PyTorch {found['version']}, {way}"
+            rows.append(row(name, each, seconds * 1e3, operations / seconds / 1e3))
+        model = section.partition(".")[2]
+        head = [f"{model} in bf16, one device", f"{unit}/s", "step, ms", "TFLOP/s", "of products"]
+        text += table(head, rows)
+        text.append("")
+    return text[:-1]
 
 
 def page(lines, preset, date, found):
@@ -200,7 +221,7 @@ def page(lines, preset, date, found):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", choices=["tiny", "small"], default="small")
+    parser.add_argument("--preset", choices=["tiny", "small", "large"], default="large")
     parser.add_argument("--device", metavar="LIST", help="as of `bossman self-check`")
     parser.add_argument(
         "--programs", type=Path, metavar="FOLDER", default=CHECKOUT / "target" / "release"

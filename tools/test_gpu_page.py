@@ -24,10 +24,13 @@ DRIVER = {
     "memory_free": None,
 }
 SPEED = {
+    "tokens_a_step": 4096,
     "tokens_per_s_1_worker": 120000.0,
     "step_ms_1_worker": 34.1,
+    "tflop_s_1_worker": 20.0,
     "tokens_per_s_2_workers": 90000.0,
     "step_ms_2_workers": 45.5,
+    "tflop_s_2_workers": 15.0,
 }
 
 
@@ -48,16 +51,18 @@ def of(lines, preset="small", found=None):
 
 class Page(unittest.TestCase):
     def test_a_page_has_the_device_the_sections_and_the_figures(self):
-        lines = [line("device.driver", DRIVER), line("speed", SPEED)]
-        text = of(lines, found={"version": "2.11.0", "tokens_per_s": 1e5, "step_ms": 41.0})
+        products = line("device.products", {"bfloat16_tflop_s": 40.0})
+        lines = [line("device.driver", DRIVER), products, line("speed.gpt", SPEED)]
+        text = of(lines, found={"version": "2.11.0", "speed.gpt": {"eager": 0.04096}})
         for part in [
-            "# Self-check of NVIDIA H100 80GB HBM3\n\nAll 2 sections of the self-check are",
+            "# Self-check of NVIDIA H100 80GB HBM3\n\nAll 3 sections of the self-check are",
             "| driver | CUDA 13.0 driver, cuda:0 NVIDIA H100 80GB HBM3 |\n",
             "| memory | 80.0 GiB |\n| date | 2026-01-02 |\n| preset | small |\n",
             "| device.driver | ok | 1.2 | as it should be |\n",
-            "| BossMan, one worker | 120,000 | 34.1 |\n",
-            "| PyTorch 2.11.0, eager | 100,000 | 41 |\n",
-            "| speed | step_ms_2_workers | 45.5 |\n",
+            "| gpt in bf16, one device | tokens/s | step, ms | TFLOP/s | of products |\n",
+            "| BossMan, one worker | 120,000 | 34.1 | 20 | 50% |\n",
+            "| PyTorch 2.11.0, eager | 100,000 | 40.96 | 16.65 | 42% |\n",
+            "| speed.gpt | step_ms_2_workers | 45.5 |\n",
         ]:
             self.assertIn(part, text)
         self.assertNotIn("memory_free", text)
@@ -85,12 +90,11 @@ class Page(unittest.TestCase):
         self.assertIn("gave no results", of([]))
 
     def test_pytorch_is_only_asked_where_it_is_there_and_speed_is_known(self):
-        measured = [line("device.driver", DRIVER), line("speed", SPEED)]
+        measured = [line("device.driver", DRIVER), line("speed.gpt", SPEED)]
         # Another folder has a module of that name, too.
         without = types.SimpleNamespace(version=lambda: None)
         with mock.patch.object(gpu_page, "pytorch", without):
             self.assertEqual(gpu_page.peer(measured, "small"), {"problem": "PyTorch was not there"})
-        self.assertIn("not measured", gpu_page.peer(measured, "tiny")["problem"])
         self.assertIn("not measured", gpu_page.peer(measured[:1], "small")["problem"])
 
 
@@ -131,12 +135,19 @@ class Run(unittest.TestCase):
 
 
 class Peer(unittest.TestCase):
-    def test_pytorch_has_the_sizes_of_the_preset(self):
+    def test_pytorch_has_the_sizes_of_the_presets(self):
         preset = gpu_page.CHECKOUT / "bossman/src/self_check/preset.rs"
-        small = preset.read_text(encoding="utf-8").split("Preset::Small => Sizes {")[1]
-        sizes = dict(re.findall(r"(\w+): (\d+),", small.split("}")[0]))
-        for name, size in gpu_peer.SMALL.items():
-            self.assertEqual(int(sizes[name]), size, name)
+        text = preset.read_text(encoding="utf-8")
+        for name, words in [
+            ("small", "Preset::Small | Preset::Large => Sizes {"),
+            ("large", "Preset::Large => Some(Sizes {"),
+        ]:
+            sizes = dict(re.findall(r"(\w+): (\d+),", text.split(words)[1].split("}")[0]))
+            for key, size in gpu_peer.SIZES[name].items():
+                self.assertEqual(int(sizes[key]), size, f"{name} {key}")
+
+    def test_the_models_are_those_of_the_page(self):
+        self.assertEqual(list(gpu_peer.MODELS), list(gpu_page.TIMED))
 
 
 if __name__ == "__main__":

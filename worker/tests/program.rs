@@ -97,6 +97,7 @@ fn a_cpu_is_checked_without_a_boss() {
         "copies ... skipped: not needed on a CPU",
         "memory ... skipped: not needed on a CPU: ",
         "layers ... ok (",
+        "products ... ok (",
     ];
     assert_eq!(text.lines().count(), expected.len(), "{text}");
     for (line, expected) in text.lines().zip(expected) {
@@ -114,7 +115,7 @@ fn a_check_can_be_read_by_programs() {
     let lines: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let sections: Vec<_> = lines.iter().map(|line| line["section"].as_str().unwrap()).collect();
-    assert_eq!(sections, ["driver", "streams", "copies", "memory", "layers"]);
+    assert_eq!(sections, ["driver", "streams", "copies", "memory", "layers", "products"]);
     assert!(lines.iter().all(|line| line["ok"] == true && line["problem"].is_null()), "{text}");
     assert_eq!(lines[0]["figures"]["device"], "cpu");
     assert_eq!(lines[1]["figures"]["skipped"], "not needed on a CPU");
@@ -131,7 +132,8 @@ fn a_device_that_is_not_here_is_not_checked() {
     assert!(text.contains("--self-check cuda:99: not on this machine, which has cpu"), "{text}");
     assert_eq!(
         errors(output, 1),
-        "worker: --self-check: driver failed; not checked: streams, copies, memory, layers\n"
+        "worker: --self-check: driver failed; not checked: streams, copies, memory, layers, \
+         products\n"
     );
 }
 

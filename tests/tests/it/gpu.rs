@@ -141,7 +141,7 @@ async fn a_gpu_that_is_named_but_not_there_is_an_error_with_the_reason() {
 }
 
 /// The sections of a self-check.
-const SECTIONS: [&str; 5] = ["driver", "streams", "copies", "memory", "layers"];
+const SECTIONS: [&str; 6] = ["driver", "streams", "copies", "memory", "layers", "products"];
 
 #[tokio::test]
 async fn a_worker_checks_itself_on_a_gpu() {
@@ -174,13 +174,14 @@ async fn a_worker_checks_itself_on_a_gpu() {
     assert!(figures(2)["to_host_pinned_gb_s"].as_f64().unwrap() > 0.0);
     assert!(figures(3)["refusal"].as_str().unwrap().contains("out of memory"));
     assert_eq!(figures(4)["wrong"], 0);
+    assert!(figures(5)["bfloat16_tflop_s"].as_f64().unwrap() > 0.0);
 }
 
 #[tokio::test]
 async fn a_self_check_names_the_section_in_which_a_gpu_breaks() {
     let golden = [
-        ("0:1:illegal-address", 1, "streams failed; not checked: copies, memory, layers"),
-        ("0:1000:illegal-address", 4, "layers failed"),
+        ("0:1:illegal-address", 1, "streams failed; not checked: copies, memory, layers, products"),
+        ("0:1000:illegal-address", 4, "layers failed; not checked: products"),
     ];
     for (fault, section, expected) in golden {
         let Some(machine) = Machine::new(&[("FAKECUDA_FAIL", fault)]) else { return };
@@ -213,7 +214,8 @@ async fn a_self_check_without_a_gpu_that_works_fails_unless_it_is_for_the_cpu() 
         assert!(line.contains("the NVIDIA driver does not work"), "{line}");
         assert_eq!(
             ended.errors.last().unwrap(),
-            "worker: --self-check: driver failed; not checked: streams, copies, memory, layers"
+            "worker: --self-check: driver failed; not checked: streams, copies, memory, layers, \
+             products"
         );
     }
     check(&["cpu"]).end_within(PATIENCE).await.expect_success();

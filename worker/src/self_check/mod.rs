@@ -5,6 +5,7 @@
 //!                        |-> driver.rs           the driver, libtorch, memory
 //!                        |-> transfers.rs        events, copies and their speed
 //!                        |-> memory.rs           a device that is full
+//!                        |-> products.rs         the speed of products of matrices
 //!                        |-> layers.rs           every kind of layer
 //!                              |-> comparison.rs   a layer on recorded tensors, and its errors
 //!                              |-> records.rs      what PyTorch computes; worker/build.rs packs it
@@ -16,6 +17,7 @@ pub(crate) mod comparison;
 mod driver;
 mod layers;
 mod memory;
+mod products;
 pub(crate) mod records;
 mod report;
 mod transfers;
@@ -45,5 +47,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     report.section("copies", || transfers::check_copies(device));
     report.section("memory", || memory::check(device));
     report.section("layers", || layers::check(device));
+    report.section("products", || products::check(device));
     report.end()
 }
