@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Times the models of `bossman self-check` in PyTorch on one device, in bf16 by autocast: the median
-of 10 steps after 3. Prints a JSON object with the seconds of each, eager and, if the machine has a
-compiler, compiled.
+"""Times the models of `bossman self-check` in PyTorch on one device, in bf16 by autocast: the
+median of 10 steps after 3. Prints a JSON object with the seconds of each, eager and, if the machine
+has a compiler, compiled.
 
     tools/gpu_peer.py --device cuda:0 --preset large speed.gpt speed.resnet50 speed.wide
 """
