@@ -5,13 +5,14 @@
 //!        -> hf_config (config.json) -> families -> llama -> rope
 //!        -> tensor_headers (no weight is read)        |
 //!        -> tokenizer_file                            v
-//!        -> fit (model against headers)          family, model_text
+//!        -> renames -> fit (against headers)     family, model_text
 //!        -> model_text, run_text, summary: the files that it writes
 //! ```
 //!
 //! A family is a table from keys of `config.json` to layers, in a file of its own. Blocks of the
 //! model file have the names of transformers' modules, so its parameters have the names of the
-//! files. The parts share `bounded_file`. Nothing is written before everything is checked.
+//! files, or rules of the run file say what they are made of. The parts share `bounded_file`.
+//! Nothing is written before everything is checked.
 
 mod bounded_file;
 mod families;
@@ -21,6 +22,7 @@ pub(crate) mod gguf;
 mod hf_config;
 mod llama;
 mod model_text;
+mod renames;
 mod rope;
 mod run_text;
 mod summary;
@@ -39,6 +41,7 @@ use family::{FamilyModel, Output, Request};
 use fit::compare;
 use hf_config::HfConfig;
 use model_text::{model_text, ModelFile};
+use renames::renames;
 use run_text::{run_text, RunText};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -131,9 +134,14 @@ fn import_folder(
         (family.model)(&request)?;
     let name = folder.file_name().map_or("model".into(), |name| name.to_string_lossy());
     let shown = printable(&folder.to_string_lossy(), 1000);
+    let rename = renames(&entries)?;
+    let names = match rename.texts().renamed.is_empty() {
+        true => "",
+        false => ", or `rename` in run.yaml says what they are made of",
+    };
     let comments = vec![
         format!("Written by `bossman import` from {shown}."),
-        format!("{architecture}: parameters have the names of transformers."),
+        format!("{architecture}: parameters have the names of transformers{names}."),
     ];
     let input_count = inputs.len();
     let file = ModelFile { comments, name: name.into_owned(), vars, inputs, entries };
@@ -142,7 +150,7 @@ fn import_folder(
         let problem = format!("makes a model that BossMan refuses: {e}");
         BossManError::file(config.path(), problem)
     })?;
-    let leftovers = compare(model.graph(), &headers, &leftovers)?;
+    let leftovers = compare(model.graph(), &headers, &rename, &leftovers)?;
     let tokenizer = TokenizerFile::read(&folder, &config, vocab_size)?;
     let data = match &options.data {
         None => None,
@@ -156,6 +164,7 @@ fn import_folder(
     };
     let run = run_text(&RunText {
         weights: &folder,
+        rename: &rename,
         ignored: &leftovers.patterns,
         tokenizer: tokenizer.as_ref(),
         data: data.as_deref(),

@@ -3,7 +3,9 @@
 use super::family::Output;
 use super::tokenizer_file::TokenizerFile;
 use crate::output::printable;
-use crate::run_file::yaml_text::scalar;
+use crate::run_file::sources;
+use crate::run_file::yaml_text::{flow_text, scalar};
+use crate::weights::rename_rules::RenameRules;
 use crate::BossManError;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,6 +17,8 @@ const SEQUENCE_LENGTH: u64 = 512;
 pub(super) struct RunText<'a> {
     /// The folder with the weights, by its absolute path.
     pub(super) weights: &'a Path,
+    /// The model's parameters that have other names or shapes there.
+    pub(super) rename: &'a RenameRules,
     /// Names of tensors in it that the model does not use.
     pub(super) ignored: &'a [String],
     pub(super) tokenizer: Option<&'a TokenizerFile>,
@@ -30,15 +34,24 @@ pub(super) fn run_text(run: &RunText<'_>) -> Result<String, BossManError> {
     let weights = path(run.weights)?;
     let mut lines = String::from("# Written by `bossman import`. Every line is yours to change.\n");
     lines.push_str("model: model.yaml\n");
-    match run.ignored {
-        [] => writeln!(lines, "weights: {weights}").ok(),
-        names => {
-            let names: Vec<String> = names.iter().map(|name| scalar(name)).collect();
-            writeln!(lines, "weights:\n  path: {weights}").ok();
-            lines.push_str("  # Tensors in the files that the model does not use.\n");
-            writeln!(lines, "  ignore: [{}]", names.join(", ")).ok()
-        }
-    };
+    let renamed = run.rename.texts().renamed;
+    if renamed.is_empty() && run.ignored.is_empty() {
+        writeln!(lines, "weights: {weights}").ok();
+    } else {
+        writeln!(lines, "weights:\n  path: {weights}").ok();
+    }
+    if !renamed.is_empty() {
+        lines.push_str("  # The model's parameters that are made of tensors of other names.\n");
+        lines.push_str("  rename:\n");
+    }
+    for (name, from) in &renamed {
+        writeln!(lines, "    {}: {}", scalar(name), flow_text(&sources::write(from))).ok();
+    }
+    if !run.ignored.is_empty() {
+        let names: Vec<String> = run.ignored.iter().map(|name| scalar(name)).collect();
+        lines.push_str("  # Tensors in the files that the model does not use.\n");
+        writeln!(lines, "  ignore: [{}]", names.join(", ")).ok();
+    }
     write_data(&mut lines, run)?;
     lines.push_str(match run.output {
         Output::Logits | Output::TiedLogits => LOSS_OF_LOGITS,
@@ -122,6 +135,7 @@ fn path(path: &Path) -> Result<String, BossManError> {
 mod tests {
     use super::*;
     use crate::data::Tokenizer;
+    use crate::rename::Source;
     use crate::run_file::{Length, RunFile};
 
     fn read(folder: &Path, text: &str) -> RunFile {
@@ -140,9 +154,14 @@ mod tests {
         std::fs::write(&tokenizer.path, "{}").unwrap();
         let data = place.path().join("my text.txt");
         let ignored = ["lm_head.weight".to_string(), "layers.{i}.angles".to_string()];
-        for ignored in [&ignored[..], &[]] {
+        let mut rules = RenameRules::default();
+        rules.rule("a.{i}.w", &["b.{i}.w".into(), Source::transposed("c.{i}")]).unwrap();
+        let none = RenameRules::default();
+        let nothing: &[String] = &[];
+        for (ignored, rename) in [(&ignored[..], &none), (nothing, &none), (nothing, &rules)] {
             let run = RunText {
                 weights: place.path(),
+                rename,
                 ignored,
                 tokenizer: Some(&tokenizer),
                 data: Some(&data),
@@ -155,6 +174,7 @@ mod tests {
             let weights = run_file.weights.unwrap();
             assert_eq!(weights.path, place.path());
             assert_eq!(weights.rename.texts().ignored, ignored);
+            assert_eq!(weights.rename.texts().renamed, rename.texts().renamed);
             assert!(text.contains("sequence_length: 64\n"), "{text}");
             assert!(text.contains("eos: \"<|end|>\"\n"), "{text}");
             let without = RunText { data: None, output: Output::HiddenStates, ..run };
