@@ -136,10 +136,7 @@ layers:
         found_by(&RenameRules::default(), tensors)
     }
 
-    fn found_by(
-        rename: &RenameRules,
-        tensors: &[(&str, [i64; 2])],
-    ) -> Result<Leftovers, String> {
+    fn found_by(rename: &RenameRules, tensors: &[(&str, [i64; 2])]) -> Result<Leftovers, String> {
         let place = tempfile::tempdir().unwrap();
         let mut state = StateDict::default();
         for (name, sizes) in tensors {
