@@ -2,11 +2,12 @@
 
 use super::family::Family;
 use super::hf_config::HfConfig;
-use super::llama;
+use super::{bert, gpt2, llama, roberta};
 use crate::BossManError;
 use serde_json::Value;
 
-const FAMILIES: [&Family; 2] = [&llama::LLAMA, &llama::SMOLLM3];
+const FAMILIES: [&Family; 5] =
+    [&llama::LLAMA, &llama::SMOLLM3, &gpt2::GPT2, &bert::BERT, &roberta::ROBERTA];
 
 /// The family of a configuration, and the architecture's name.
 pub(super) fn family_of(

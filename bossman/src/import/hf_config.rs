@@ -57,6 +57,16 @@ impl HfConfig {
         Ok(self.size(key)?.unwrap_or(default))
     }
 
+    /// A whole number, 0 or more.
+    pub(super) fn count(&self, key: &str) -> Result<Option<u64>, BossManError> {
+        self.read_as(key, "a whole number, 0 or more", Value::as_u64)
+    }
+
+    /// Whether the value is written as `null`, for keys of which that is not the default.
+    pub(super) fn is_null(&self, key: &str) -> bool {
+        self.keys.get(key).is_some_and(Value::is_null)
+    }
+
     /// A number.
     pub(super) fn number(&self, key: &str) -> Result<Option<f64>, BossManError> {
         self.read_as(key, "a number", Value::as_f64)
@@ -144,6 +154,8 @@ mod tests {
         .unwrap();
         assert_eq!(config.size("hidden_size").unwrap(), Some(64));
         assert_eq!(config.size_or("none", 7).unwrap(), 7);
+        assert_eq!(config.count("hidden_size").unwrap(), Some(64));
+        assert!(config.is_null("none") && !config.is_null("absent") && !config.is_null("act"));
         assert_eq!(config.number_or("eps", 1.0).unwrap(), 1e-5);
         assert!(config.flag_or("tied", false).unwrap());
         assert_eq!(config.text("act").unwrap(), Some("silu"));

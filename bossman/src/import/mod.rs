@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! import -> gguf (a GGUF file becomes such a folder)
-//!        -> hf_config (config.json) -> families -> llama -> rope
+//!        -> hf_config (config.json) -> families -> llama -> rope; gpt2, bert, roberta
 //!        -> tensor_headers (no weight is read)        |
 //!        -> tokenizer_file                            v
 //!        -> renames -> fit (against headers)     family, model_text
@@ -14,15 +14,23 @@
 //! files, or rules of the run file say what they are made of. The parts share `bounded_file`.
 //! Nothing is written before everything is checked.
 
+mod bert;
 mod bounded_file;
+mod encoder;
 mod families;
 mod family;
+#[cfg(test)]
+mod family_tests;
 mod fit;
 pub(crate) mod gguf;
+mod gpt2;
 mod hf_config;
+mod labels;
 mod llama;
 mod model_text;
+mod parts;
 mod renames;
+mod roberta;
 mod rope;
 mod run_text;
 mod summary;
@@ -154,6 +162,11 @@ fn import_folder(
     let tokenizer = TokenizerFile::read(&folder, &config, vocab_size)?;
     let data = match &options.data {
         None => None,
+        Some(_) if output.is_of_sequences() => {
+            let problem = "--data is text to predict the next token of, but the model tells of \
+                           whole sequences; leave it out, and add samples to the run file";
+            return Err(BossManError::Usage(problem.into()));
+        }
         Some(_) if output == Output::HiddenStates || input_count > 1 => {
             let problem = "--data is text to predict the next token of: the model needs its head, \
                            and tokens as its only input; leave out --data, or --head and --inputs";

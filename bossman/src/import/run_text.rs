@@ -14,6 +14,7 @@ use std::path::Path;
 const SEQUENCE_LENGTH: u64 = 512;
 
 /// What a run file says.
+#[derive(Clone, Copy)]
 pub(super) struct RunText<'a> {
     /// The folder with the weights, by its absolute path.
     pub(super) weights: &'a Path,
@@ -56,6 +57,9 @@ pub(super) fn run_text(run: &RunText<'_>) -> Result<String, BossManError> {
     lines.push_str(match run.output {
         Output::Logits | Output::TiedLogits => LOSS_OF_LOGITS,
         Output::HiddenStates => LOSS_OF_STATES,
+        Output::Classes => LOSS_OF_CLASSES,
+        Output::Numbers => LOSS_OF_NUMBERS,
+        Output::Flags => LOSS_OF_FLAGS,
     });
     lines.push_str(LEARNING);
     if run.data.is_some() {
@@ -66,6 +70,10 @@ pub(super) fn run_text(run: &RunText<'_>) -> Result<String, BossManError> {
 
 /// Writes the text to train on, or the tokenizer and how to add such text.
 fn write_data(lines: &mut String, run: &RunText<'_>) -> Result<(), BossManError> {
+    if run.output.is_of_sequences() {
+        lines.push_str(SAMPLES);
+        return Ok(());
+    }
     let length = run.max_positions.min(SEQUENCE_LENGTH);
     let tokenizer = run.tokenizer.map(|tokenizer| path(&tokenizer.path)).transpose()?;
     let eos = run.tokenizer.and_then(|tokenizer| tokenizer.eos.as_ref());
@@ -112,6 +120,28 @@ loss: {CrossEntropyLoss: {class_dim: -1}}
 const LOSS_OF_STATES: &str = "\
 # The output is hidden states. Take the loss that your targets need.
 loss: MSELoss
+";
+
+const LOSS_OF_CLASSES: &str = "\
+# The target of a sample is the number of its class.
+loss: CrossEntropyLoss
+";
+
+const LOSS_OF_NUMBERS: &str = "\
+# The targets of a sample are as many numbers as the model has labels.
+loss: MSELoss
+";
+
+const LOSS_OF_FLAGS: &str = "\
+# The targets of a sample are 0 or 1 for each label.
+loss: BCEWithLogitsLoss
+";
+
+/// How to train on samples that are no text to go on with.
+const SAMPLES: &str = "\
+# To train, add samples and the length of training, for example:
+# data: {train: train.safetensors}
+# steps: 100
 ";
 
 /// What does not depend on the model.
@@ -185,8 +215,12 @@ mod tests {
             assert_eq!(text.tokenizer, Tokenizer::File(tokenizer.path.clone()));
             assert_eq!((text.sequence_length, text.eos.as_deref()), (64, Some("<|end|>")));
             // The lines to add are right as they stand.
-            let more = read(place.path(), &lines.replace("# data", "data").replace("# st", "st"));
-            assert!(more.data().is_ok() && more.length().is_ok());
+            for output in [Output::HiddenStates, Output::Classes, Output::Numbers, Output::Flags] {
+                let run = RunText { output, ..without };
+                let lines = run_text(&run).unwrap().replace("# data", "data");
+                let more = read(place.path(), &lines.replace("# st", "st"));
+                assert!(more.data().is_ok() && more.length().is_ok());
+            }
         }
     }
 }
