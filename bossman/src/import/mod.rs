@@ -15,15 +15,17 @@
 //! Nothing is written before everything is checked.
 
 mod bert;
+#[cfg(test)]
+mod bert_tests;
 mod bounded_file;
 mod encoder;
 mod families;
 mod family;
-#[cfg(test)]
-mod family_tests;
 mod fit;
 pub(crate) mod gguf;
 mod gpt2;
+#[cfg(test)]
+mod gpt2_tests;
 mod hf_config;
 mod labels;
 mod llama;
@@ -35,6 +37,8 @@ mod rope;
 mod run_text;
 mod summary;
 mod tensor_headers;
+#[cfg(test)]
+mod test_folder;
 #[cfg(test)]
 mod tests;
 mod tokenizer_file;
