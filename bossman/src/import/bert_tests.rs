@@ -228,7 +228,7 @@ fn what_encoders_may_have_and_bossman_does_not_is_refused() {
 }
 
 #[test]
-fn text_is_no_data_for_a_classifier() {
+fn text_and_attention_masks_are_refused_with_advice() {
     let config = bert("BertForSequenceClassification", &json!({}));
     let tensors = [
         bert_tensors("bert.", NORM),
@@ -239,4 +239,7 @@ fn text_is_no_data_for_a_classifier() {
     let options = ImportOptions { data: Some("text.txt".into()), ..ImportOptions::default() };
     let error = folder.import(&options).unwrap_err();
     assert!(error.contains("the model tells of whole sequences"), "{error}");
+    let inputs = vec!["attention_mask".to_string()];
+    let error = folder.import(&ImportOptions { inputs, ..ImportOptions::default() }).unwrap_err();
+    assert!(error.contains("key_padding_mask is its opposite"), "{error}");
 }

@@ -92,8 +92,12 @@ impl Request<'_> {
             self.inputs.iter().find(|name| known.iter().all(|input| input.name != name.as_str()))
         {
             let known: Vec<&str> = known.iter().map(|input| input.name).collect();
+            let hint = match unknown.as_str() {
+                "attention_mask" => "; key_padding_mask is its opposite: true where no token is",
+                _ => "",
+            };
             return Err(BossManError::Usage(format!(
-                "--inputs: {} has no input `{unknown}`; it has {}",
+                "--inputs: {} has no input `{unknown}`; it has {}{hint}",
                 self.architecture,
                 known.join(", ")
             )));

@@ -43,7 +43,10 @@ fn outputs_beside_padding_are_those_of_transformers() {
             boss.eval();
             let mut others = Variables::new();
             for name in case.masked_inputs().iter().filter(|name| *name != "input_ids") {
-                others = others.with(name, case.tensor(&format!("masked.{name}")));
+                let tensor = case.tensor(&format!("masked.{name}"));
+                let is_mask = name == "key_padding_mask";
+                let kind = if is_mask { Kind::Bool } else { Kind::Int64 };
+                others = others.with(name, &tensor.to_kind(kind));
             }
             let found = boss.forward(case.tensor("masked.input_ids"), others).await.unwrap();
             boss.shutdown().await;
