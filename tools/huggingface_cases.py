@@ -14,7 +14,7 @@ class Case:
     config: dict = field(default_factory=dict)
     # Without a head the outputs are hidden states, and the loss is MSE to recorded targets.
     head: bool = True
-    # The head of a model that predicts the next token, and which arguments it takes.
+    # How the class of a model that predicts the next token is called, after its family.
     kind: str = "ForCausalLM"
     # The classes of a model that classifies a whole text. The model has no other head then.
     labels: int = 0
