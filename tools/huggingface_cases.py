@@ -14,6 +14,14 @@ class Case:
     config: dict = field(default_factory=dict)
     # Without a head the outputs are hidden states, and the loss is MSE to recorded targets.
     head: bool = True
+    # How the class of a model that predicts the next token is called, after its family.
+    kind: str = "ForCausalLM"
+    # The classes of a model that classifies a whole text. The model has no other head then.
+    labels: int = 0
+    # The family's own configuration in place of `SMALL`.
+    base: dict | None = None
+    # The first token that is drawn. RoBERTa counts positions without padding.
+    first_token: int = 0
     # The type of the weights in the file.
     dtype: str = "float32"
     # The largest file of weights, as `save_pretrained` takes it.
@@ -40,6 +48,33 @@ SMALL = {
     "bos_token_id": None,
     "eos_token_id": 63,
     "pad_token_id": None,
+}
+
+
+# Dropout is off, since its random numbers differ.
+SMALL_BERT = {
+    "vocab_size": 64,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 33,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+SMALL_GPT2 = {
+    "vocab_size": 64,
+    "n_positions": 64,
+    "n_embd": 21,
+    "n_layer": 2,
+    "n_head": 3,
+    "n_inner": 37,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "bos_token_id": None,
+    "eos_token_id": 63,
 }
 
 
@@ -116,4 +151,22 @@ CASES = [
         },
         waits=True,
     ),
+    Case("bert", family="Bert", base=SMALL_BERT, head=False),
+    Case(
+        "bert-classifier",
+        family="Bert",
+        base=SMALL_BERT,
+        config={"hidden_act": "gelu_new", "type_vocab_size": 3, "layer_norm_eps": 1e-5},
+        labels=5,
+    ),
+    # Its positions begin in row 5.
+    Case(
+        "roberta",
+        family="Roberta",
+        base=SMALL_BERT,
+        config={"pad_token_id": 4, "bos_token_id": None, "eos_token_id": None},
+        labels=3,
+        first_token=5,
+    ),
+    Case("gpt2", family="GPT2", base=SMALL_GPT2, kind="LMHeadModel"),
 ]

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytorch
 import setup_libtorch
 import tensor_file
-from huggingface_cases import CASES, SMALL
+from huggingface_cases import CASES, SMALL, SMALL_BERT
 
 RECORDED = setup_libtorch.CHECKOUT / "tests" / "huggingface"
 ROWS, BATCH, BATCHES, STEPS, LR = 3, 8, 4, 20, 1e-3
@@ -38,15 +38,20 @@ DRAWS, MOST_ROUNDING = 100, 3e-6
 def make_folder(torch, transformers, case, folder):
     """Writes a model with random weights as transformers does, and a tokenizer."""
     torch.manual_seed(zlib.crc32(case.name.encode()))
-    config = getattr(transformers, f"{case.family}Config")(**{**SMALL, **case.config})
-    kind = case.family + ("ForCausalLM" if case.head else "Model")
-    model = getattr(transformers, kind)(config)
+    arguments = {**(case.base or SMALL), **case.config}
+    kind = case.kind if case.head else "Model"
+    if case.labels:
+        arguments["num_labels"] = case.labels
+        kind = "ForSequenceClassification"
+    config = getattr(transformers, f"{case.family}Config")(**arguments)
+    model = getattr(transformers, case.family + kind)(config)
     for name, parameter in model.named_parameters():
         # Large enough that attention looks at some tokens more than at others, and that the layers
         # do more than the embedding: with a tied one a text would repeat its last token.
-        small = any(part in name for part in ["norm", "bias", "embed"])
+        is_norm = "norm" in name.lower() or ".ln_" in name
+        small = is_norm or any(part in name for part in ["bias", "embed", "wte", "wpe"])
         parameter.data.normal_(std=0.1 if small else 0.3)
-        if "norm" in name:
+        if is_norm and name.endswith("weight"):
             parameter.data += 1
     model.to(getattr(torch, case.dtype)).save_pretrained(folder, max_shard_size=case.shard)
     # How transformers draws text, which is no part of the model.
@@ -75,6 +80,8 @@ def tokenizer():
 def load(torch, transformers, case, folder):
     """The model of a folder, as anyone would load it."""
     kind = transformers.AutoModelForCausalLM if case.head else transformers.AutoModel
+    if case.labels:
+        kind = transformers.AutoModelForSequenceClassification
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return model.eval()
 
@@ -84,18 +91,60 @@ def record(torch, transformers, case, folder):
     folder.mkdir(parents=True)
     make_folder(torch, transformers, case, folder / "model")
     model = load(torch, transformers, case, folder / "model")
-    ids = torch.randint(SMALL["vocab_size"] - 1, [ROWS, case.length])
+    ids = draw(torch, case, [ROWS, case.length])
     with torch.no_grad():
-        outputs = model(input_ids=ids, use_cache=False)[0]
+        outputs = model(input_ids=ids, **whole(case))[0]
     tensors = {"input_ids": ids, "outputs": outputs}
+    if case.base is not None:
+        tensors.update(masked(torch, model, case, ids))
     expected = {"transformers": transformers.__version__, "lr": LR, "batch_size": BATCH}
-    if case.head:
+    if writes_text(case):
         expected.update(write_text(torch, model))
     losses, trained = train(torch, load(torch, transformers, case, folder / "model"), case)
     expected["losses"] = losses
     tensors.update(trained)
     tensor_file.write(folder / "expected.safetensors", tensor_file.plain(tensors))
     (folder / "expected.json").write_text(json.dumps(expected) + "\n")
+
+
+def masked(torch, model, case, ids):
+    """Texts that end in padding, and what comes out if a mask tells of it. With types of tokens, if
+    the model has them."""
+    padding = torch.arange(case.length) >= case.length - torch.arange(ROWS)[:, None] * 2
+    pad = model.config.pad_token_id
+    ids = ids.masked_fill(padding, 0 if pad is None else pad)
+    inputs = {"input_ids": ids}
+    if case.base is SMALL_BERT:
+        inputs["token_type_ids"] = torch.randint(model.config.type_vocab_size, ids.shape)
+    with torch.no_grad():
+        outputs = model(**inputs, attention_mask=(~padding).long(), **whole(case))[0]
+    named = {**inputs, "key_padding_mask": padding, "outputs": outputs}
+    return {f"masked.{name}": tensor for name, tensor in named.items()}
+
+
+def writes_text(case):
+    return case.head and not case.labels
+
+
+def whole(case):
+    """The arguments for computing without a cache, which encoders do not have."""
+    return {} if case.base is SMALL_BERT else {"use_cache": False}
+
+
+def draw(torch, case, shape):
+    """Tokens, but for the one that ends a text."""
+    return torch.randint(case.first_token, SMALL["vocab_size"] - 1, shape)
+
+
+def compared(torch, name, tensor):
+    """A trained parameter without the biases of keys, if positions are not turned into keys: these
+    biases change nothing, so their gradients are rounding alone."""
+    if name.endswith("attention.self.key.bias"):
+        return None
+    if name.endswith("c_attn.bias"):
+        queries, _, values = tensor.chunk(3)
+        return torch.cat([queries, values])
+    return tensor
 
 
 def write_text(torch, model):
@@ -120,14 +169,19 @@ def train(torch, model, case):
     for others. Samples for which that shows are replaced by others: the same steps must end with
     the same weights if the batch goes in parts."""
     for _ in range(DRAWS):
-        ids = torch.randint(SMALL["vocab_size"] - 1, [BATCHES * BATCH, case.train_length])
-        targets = None if case.head else torch.randn([*ids.shape, SMALL["hidden_size"]])
-        losses, trained = take_steps(torch, model, ids, targets, 1)
-        _, in_parts = take_steps(torch, model, ids, targets, BATCH // 2)
-        errors = [
-            float((tensor - in_parts[name]).abs().max() / tensor.abs().max())
-            for name, tensor in trained.items()
-        ]
+        ids = draw(torch, case, [BATCHES * BATCH, case.train_length])
+        targets = None
+        if case.labels:
+            targets = torch.randint(case.labels, [len(ids)])
+        elif not case.head:
+            targets = torch.randn([*ids.shape, SMALL["hidden_size"]])
+        losses, trained = take_steps(torch, model, case, ids, targets, 1)
+        _, in_parts = take_steps(torch, model, case, ids, targets, BATCH // 2)
+        errors = []
+        for name, tensor in trained.items():
+            one, other = (compared(torch, name, of[name]) for of in [trained, in_parts])
+            if one is not None:
+                errors.append(float((one - other).abs().max() / one.abs().max()))
         if max(errors) <= MOST_ROUNDING:
             tensors = {"train.input_ids": ids}
             if targets is not None:
@@ -137,7 +191,7 @@ def train(torch, model, case):
     sys.exit(f"huggingface_oracle: {case.name}: all samples show rounding; change the weights")
 
 
-def take_steps(torch, model, ids, targets, parts):
+def take_steps(torch, model, case, ids, targets, parts):
     """Losses, and the parameters after the steps. A tied parameter stands once."""
     model = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -149,9 +203,11 @@ def take_steps(torch, model, ids, targets, parts):
             x = ids[part]
             if targets is None:
                 # It predicts each next token, and nothing at the last position.
-                loss = model(input_ids=x, labels=x, use_cache=False).loss
+                loss = model(input_ids=x, labels=x, **whole(case)).loss
+            elif case.labels:
+                loss = model(input_ids=x, labels=targets[part], **whole(case)).loss
             else:
-                states = model(input_ids=x, use_cache=False)[0]
+                states = model(input_ids=x, **whole(case))[0]
                 loss = torch.nn.functional.mse_loss(states, targets[part])
             (loss / parts).backward()
             total += loss.detach() / parts

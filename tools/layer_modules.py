@@ -3,6 +3,7 @@
 Each function is named as the layer and takes its arguments; it gives a module, and a function of
 the layer's inputs."""
 
+import functools
 import math
 
 from rope_frequencies import frequencies
@@ -102,10 +103,18 @@ def attention(torch, queries, keys, values, causal, padding, window=None):
     )
 
 
+def with_activation(torch, arguments):
+    """The arguments as PyTorch takes them, which has no name for `gelu_tanh`."""
+    if arguments.get("activation") != "gelu_tanh":
+        return arguments
+    gelu_tanh = functools.partial(torch.nn.functional.gelu, approximate="tanh")
+    return {**arguments, "activation": gelu_tanh}
+
+
 def TransformerEncoderLayer(
     torch, src_mask=False, src_key_padding_mask=False, is_causal=False, **arguments
 ):
-    module = torch.nn.TransformerEncoderLayer(**arguments)
+    module = torch.nn.TransformerEncoderLayer(**with_activation(torch, arguments))
 
     def call(*inputs):
         inputs = list(inputs)
@@ -122,7 +131,7 @@ def TransformerEncoderLayer(
 def TransformerDecoderLayer(torch, tgt_is_causal=False, **arguments):
     names = ["tgt_mask", "memory_mask", "tgt_key_padding_mask", "memory_key_padding_mask"]
     names = [name for name in names if arguments.pop(name, False)]
-    module = torch.nn.TransformerDecoderLayer(**arguments)
+    module = torch.nn.TransformerDecoderLayer(**with_activation(torch, arguments))
 
     def call(target, memory, *inputs):
         masks = dict(zip(names, inputs))
@@ -154,13 +163,13 @@ def PositionalEncoding(torch, d_model, dropout=0.1, max_len=5000, batch_first=Fa
     return dropped, call
 
 
-def LearnedPositions(torch, num_positions, d_model, batch_first=False):
+def LearnedPositions(torch, num_positions, d_model, batch_first=False, offset=0):
     rows = torch.nn.Embedding(num_positions, d_model)
 
     def call(x):
         if batch_first:
-            return x + rows(torch.arange(x.shape[1]))
-        return x + rows(torch.arange(x.shape[0])).unsqueeze(1)
+            return x + rows(offset + torch.arange(x.shape[1]))
+        return x + rows(offset + torch.arange(x.shape[0])).unsqueeze(1)
 
     return rows, call
 

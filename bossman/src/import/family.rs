@@ -57,12 +57,29 @@ pub(super) enum Output {
     /// A logit for each token, by the weight of the embedding.
     TiedLogits,
     HiddenStates,
+    /// A logit for each class of a whole sequence.
+    Classes,
+    /// Numbers for a whole sequence.
+    Numbers,
+    /// A logit for each label of a whole sequence, of which several may be right.
+    Flags,
 }
+
+impl Output {
+    /// Whether it is about whole sequences, and not about their positions.
+    pub(super) fn is_of_sequences(self) -> bool {
+        matches!(self, Output::Classes | Output::Numbers | Output::Flags)
+    }
+}
+
+/// How the names of architectures with a head end.
+const HEADS: [&str; 3] = ["ForCausalLM", "LMHeadModel", "ForSequenceClassification"];
 
 impl Request<'_> {
     /// Whether the model has a head.
     pub(super) fn has_head(&self) -> bool {
-        self.head == Head::Architecture && self.architecture.ends_with("ForCausalLM")
+        let is_known = HEADS.iter().any(|head| self.architecture.ends_with(head));
+        self.head == Head::Architecture && is_known
     }
 
     /// The inputs that are asked for, of those that the family has. The first is always there.
@@ -75,8 +92,12 @@ impl Request<'_> {
             self.inputs.iter().find(|name| known.iter().all(|input| input.name != name.as_str()))
         {
             let known: Vec<&str> = known.iter().map(|input| input.name).collect();
+            let hint = match unknown.as_str() {
+                "attention_mask" => "; key_padding_mask is its opposite: true where no token is",
+                _ => "",
+            };
             return Err(BossManError::Usage(format!(
-                "--inputs: {} has no input `{unknown}`; it has {}",
+                "--inputs: {} has no input `{unknown}`; it has {}{hint}",
                 self.architecture,
                 known.join(", ")
             )));

@@ -1,8 +1,8 @@
 //! Compares the parameters of a model with the tensors of the files.
 
-use super::tensor_headers::TensorHeaders;
-use crate::weights::rename_rules::RenameRules;
-use crate::weights::state_dict::expected;
+use super::tensor_headers::{TensorHeader, TensorHeaders};
+use crate::weights::rename_rules::{RenameRules, Source};
+use crate::weights::state_dict::{expected, Expected};
 use crate::BossManError;
 use layerspec::LayerGraph;
 use std::collections::BTreeSet;
@@ -19,30 +19,34 @@ pub(super) struct Leftovers {
     pub(super) tensors: Vec<String>,
 }
 
-/// Checks that the files have every parameter of the model, with its shape. Tensors that the model
-/// does not use must be known.
+/// Checks that the files have every parameter of the model, with its shape, perhaps by a rule of
+/// `rename`. Tensors that the model does not use must be known.
 pub(super) fn compare(
     graph: &LayerGraph,
     headers: &TensorHeaders,
+    rename: &RenameRules,
     known: &[String],
 ) -> Result<Leftovers, BossManError> {
     let expected = expected(graph);
     let mut problems = Vec::new();
+    let mut sources = BTreeSet::new();
     for (name, wanted) in &expected.owned {
-        // A tied parameter may stand under any of its names.
-        let mut names = std::iter::once(name).chain(expected.names_of(name));
-        match names.find_map(|name| headers.get(name)) {
-            None => problems.push(format!("`{name}`: missing; expected {:?}", wanted.meta.shape)),
-            Some(found) if found.shape != wanted.meta.shape => problems
+        let of_one = rename.sources(name);
+        match made(name, &of_one, headers, &expected) {
+            Err(problem) => {
+                problems.push(format!("`{name}`: {problem}; expected {:?}", wanted.meta.shape));
+            }
+            Ok(found) if found.shape != wanted.meta.shape => problems
                 .push(format!("`{name}`: expected {:?}, got {:?}", wanted.meta.shape, found.shape)),
-            Some(found) if found.dtype.is_floating() != wanted.meta.dtype.is_floating() => problems
+            Ok(found) if found.dtype.is_floating() != wanted.meta.dtype.is_floating() => problems
                 .push(format!("`{name}`: expected {}, got {}", wanted.meta.dtype, found.dtype)),
-            Some(_) => {}
+            Ok(_) => {}
         }
+        sources.extend(of_one.into_iter().map(|source| source.name));
     }
     let mut used = BTreeSet::new();
     let mut tensors = Vec::new();
-    for (name, _) in headers.iter().filter(|(name, _)| !expected.owned.contains_key(*name)) {
+    for (name, _) in headers.iter().filter(|(name, _)| !sources.contains(*name)) {
         let owner = expected.tied.get(name);
         if owner.is_some_and(|owner| !headers.has(owner)) {
             // The files have the tied parameter under this name alone.
@@ -72,6 +76,38 @@ pub(super) fn compare(
     Err(BossManError::file(headers.source(), problem))
 }
 
+/// The tensor that becomes a parameter. The error says why there is none.
+fn made(
+    name: &str,
+    sources: &[Source],
+    headers: &TensorHeaders,
+    expected: &Expected,
+) -> Result<TensorHeader, String> {
+    if matches!(sources, [source] if source.name == name && !source.is_transposed) {
+        // A tied parameter may stand under any of its names.
+        let mut names = std::iter::once(name).chain(expected.names_of(name).map(String::as_str));
+        return names.find_map(|name| headers.get(name)).cloned().ok_or("missing".into());
+    }
+    let mut parts = sources.iter().map(|source| match headers.get(&source.name) {
+        Some(TensorHeader { dtype, shape }) => {
+            Ok(TensorHeader { dtype: *dtype, shape: source.turned_shape(shape)? })
+        }
+        None => Err(format!("`{}` is missing", source.name)),
+    });
+    let mut whole = parts.next().unwrap_or_else(|| Err("a rule without a source".into()))?;
+    for part in parts {
+        let part = part?;
+        let is_fitting = !part.shape.is_empty() && part.shape.get(1..) == whole.shape.get(1..);
+        match (whole.shape.first_mut(), part.shape.first()) {
+            (Some(rows), Some(more)) if is_fitting => *rows = rows.saturating_add(*more),
+            _ => {
+                return Err(format!("parts {:?} and {:?} do not fit", whole.shape, part.shape));
+            }
+        }
+    }
+    Ok(whole)
+}
+
 /// Whether a name of `ignore` means this tensor.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut rules = RenameRules::default();
@@ -97,6 +133,10 @@ layers:
 ";
 
     fn found(tensors: &[(&str, [i64; 2])]) -> Result<Leftovers, String> {
+        found_by(&RenameRules::default(), tensors)
+    }
+
+    fn found_by(rename: &RenameRules, tensors: &[(&str, [i64; 2])]) -> Result<Leftovers, String> {
         let place = tempfile::tempdir().unwrap();
         let mut state = StateDict::default();
         for (name, sizes) in tensors {
@@ -106,7 +146,7 @@ layers:
         let headers = TensorHeaders::read(place.path()).unwrap();
         let model = Model::from_yaml(MODEL).unwrap();
         let known = ["tied.weight".to_string(), "layers.{i}.angles".to_string()];
-        compare(model.graph(), &headers, &known).map_err(|e| e.to_string())
+        compare(model.graph(), &headers, rename, &known).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -120,6 +160,25 @@ layers:
             tensors: vec!["layers.7.angles".into(), "tied.weight".into()],
         };
         assert_eq!(found(&all), Ok(expected));
+    }
+
+    #[test]
+    fn sources_of_rules_have_the_shape_together() {
+        let mut rename = RenameRules::default();
+        rename.rule("a.weight", &["q".into(), Source::transposed("k")]).unwrap();
+        rename.rule("b.weight", &[Source::transposed("b.weight")]).unwrap();
+        let [k, b] = [("k", [2, 1]), ("b.weight", [3, 2])];
+        assert_eq!(found_by(&rename, &[("q", [2, 2]), k, b]), Ok(Leftovers::default()));
+        for (tensors, expected) in [
+            (vec![("q", [2, 2]), b], "`a.weight`: `k` is missing; expected [3, 2]"),
+            (vec![("q", [1, 2]), k, b], "`a.weight`: expected [3, 2], got [2, 2]"),
+            (vec![("q", [1, 3]), k, b], "`a.weight`: parts [1, 3] and [1, 2] do not fit"),
+            (vec![("q", [2, 2]), k, ("b.weight", [2, 3])], "expected [2, 3], got [3, 2]"),
+            (vec![("q", [2, 2]), k, b, ("a.weight", [3, 2])], "the model has no such parameter"),
+        ] {
+            let error = found_by(&rename, &tensors).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]

@@ -70,9 +70,19 @@ impl HfConfig {
         }
     }
 
+    /// A whole number, 0 or more.
+    pub(super) fn count(&self, key: &str) -> Result<Option<u64>, BossManError> {
+        self.read_as(key, "a whole number, 0 or more", Value::as_u64)
+    }
+
     /// A whole number, 0 or more, or the default.
     pub(super) fn count_or(&self, key: &str, default: u64) -> Result<u64, BossManError> {
-        Ok(self.read_as(key, "a whole number, 0 or more", Value::as_u64)?.unwrap_or(default))
+        Ok(self.count(key)?.unwrap_or(default))
+    }
+
+    /// Whether the value is written as `null`, for keys of which that is not the default.
+    pub(super) fn is_null(&self, key: &str) -> bool {
+        self.keys.get(key).is_some_and(Value::is_null)
     }
 
     /// A number.
@@ -167,6 +177,8 @@ mod tests {
         assert_eq!(config.size_or_none("hidden_size", None).unwrap(), Some(64));
         assert_eq!(config.count_or("zero", 7).unwrap(), 0);
         assert_eq!(config.count_or("absent", 7).unwrap(), 7);
+        assert_eq!(config.count("hidden_size").unwrap(), Some(64));
+        assert!(config.is_null("none") && !config.is_null("absent") && !config.is_null("act"));
         assert_eq!(config.number_or("eps", 1.0).unwrap(), 1e-5);
         assert!(config.flag_or("tied", false).unwrap());
         assert_eq!(config.text("act").unwrap(), Some("silu"));

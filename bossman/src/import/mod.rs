@@ -3,37 +3,51 @@
 //! ```text
 //! import -> gguf (a GGUF file becomes such a folder)
 //!        -> hf_config (config.json) -> families -> llama, mistral, qwen2, qwen3, smollm3
-//!        -> tensor_headers (no weight is read)        |                        |
-//!        -> tokenizer_file                         windows     decoder -> decoder_layer -> rope
-//!        -> fit (model against headers)                           |
-//!        |                                               family, model_text
+//!        |                              |              -> decoder -> decoder_layer, windows, rope
+//!        |                              +-> gpt2, bert, roberta -> encoder, parts, labels
+//!        -> tensor_headers (no weight is read), tokenizer_file, both bounded_file
+//!        -> renames -> fit (model against headers)
 //!        -> model_text, run_text, summary: the files that it writes
 //! ```
 //!
 //! A family is a table from keys of `config.json` to layers, in a file of its own. Blocks of the
 //! model file have the names of transformers' modules, so its parameters have the names of the
-//! files. The parts share `bounded_file`. Nothing is written before everything is checked.
+//! files, or rules of the run file say what they are made of. Nothing is written before everything
+//! is checked.
 
+mod bert;
+#[cfg(test)]
+mod bert_tests;
 mod bounded_file;
 mod decoder;
 mod decoder_layer;
+mod encoder;
 mod families;
 mod family;
 #[cfg(test)]
 mod family_tests;
 mod fit;
 pub(crate) mod gguf;
+mod gpt2;
+#[cfg(test)]
+mod gpt2_tests;
 mod hf_config;
+mod labels;
 mod llama;
 mod mistral;
 mod model_text;
+mod parts;
 mod qwen2;
 mod qwen3;
+mod renames;
+mod roberta;
 mod rope;
 mod run_text;
 mod smollm3;
 mod summary;
 mod tensor_headers;
+#[cfg(test)]
+mod test_folder;
 #[cfg(test)]
 mod tests;
 mod tokenizer_file;
@@ -49,6 +63,7 @@ use family::{FamilyModel, Output, Request};
 use fit::compare;
 use hf_config::HfConfig;
 use model_text::{model_text, ModelFile};
+use renames::renames;
 use run_text::{run_text, RunText};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -141,9 +156,14 @@ fn import_folder(
         (family.model)(&request)?;
     let name = folder.file_name().map_or("model".into(), |name| name.to_string_lossy());
     let shown = printable(&folder.to_string_lossy(), 1000);
+    let rename = renames(&entries)?;
+    let names = match rename.texts().renamed.is_empty() {
+        true => "",
+        false => ", or `rename` in run.yaml says what they are made of",
+    };
     let comments = vec![
         format!("Written by `bossman import` from {shown}."),
-        format!("{architecture}: parameters have the names of transformers."),
+        format!("{architecture}: parameters have the names of transformers{names}."),
     ];
     let input_count = inputs.len();
     let file = ModelFile { comments, name: name.into_owned(), vars, inputs, entries };
@@ -152,10 +172,15 @@ fn import_folder(
         let problem = format!("makes a model that BossMan refuses: {e}");
         BossManError::file(config.path(), problem)
     })?;
-    let leftovers = compare(model.graph(), &headers, &leftovers)?;
+    let leftovers = compare(model.graph(), &headers, &rename, &leftovers)?;
     let tokenizer = TokenizerFile::read(&folder, &config, vocab_size)?;
     let data = match &options.data {
         None => None,
+        Some(_) if output.is_of_sequences() => {
+            let problem = "--data is text to predict the next token of, but the model tells of \
+                           whole sequences; leave it out, and add samples to the run file";
+            return Err(BossManError::Usage(problem.into()));
+        }
         Some(_) if output == Output::HiddenStates || input_count > 1 => {
             let problem = "--data is text to predict the next token of: the model needs its head, \
                            and tokens as its only input; leave out --data, or --head and --inputs";
@@ -166,6 +191,7 @@ fn import_folder(
     };
     let run = run_text(&RunText {
         weights: &folder,
+        rename: &rename,
         ignored: &leftovers.patterns,
         tokenizer: tokenizer.as_ref(),
         data: data.as_deref(),

@@ -1,6 +1,7 @@
 //! A model file as text that a person likes to read.
 
 use crate::run_file::yaml_text::{flow_text, scalar, Yaml};
+use crate::weights::source::Source;
 use std::fmt::Write as _;
 
 /// The longest line. Arguments that do not fit it stand below their layer.
@@ -42,12 +43,14 @@ pub(super) struct LayerText {
     arguments: Vec<(&'static str, Yaml)>,
     /// The keys beside the kind.
     keys: Vec<(&'static str, Yaml)>,
+    /// The parameters that files have under other names. The model file does not tell of them.
+    sources: Vec<(&'static str, Vec<Source>)>,
 }
 
 impl LayerText {
     /// A layer of this kind.
     pub(super) fn new(kind: &'static str) -> Self {
-        LayerText { kind, arguments: Vec::new(), keys: Vec::new() }
+        LayerText { kind, arguments: Vec::new(), keys: Vec::new(), sources: Vec::new() }
     }
 
     /// Its next argument.
@@ -61,6 +64,13 @@ impl LayerText {
     #[must_use]
     pub(super) fn named(mut self, name: &str) -> Self {
         self.keys.push(("name", name.into()));
+        self
+    }
+
+    /// Its input, if it is not the output of the layer before.
+    #[must_use]
+    pub(super) fn reads(mut self, variable: &str) -> Self {
+        self.keys.push(("input", variable.into()));
         self
     }
 
@@ -83,6 +93,25 @@ impl LayerText {
     pub(super) fn shares(mut self, layer: &str) -> Self {
         self.keys.push(("share", layer.into()));
         self
+    }
+
+    /// The tensors of files that a parameter is made of, by their names in the layer's block.
+    #[must_use]
+    pub(super) fn made_of(mut self, parameter: &'static str, sources: &[Source]) -> Self {
+        self.sources.push((parameter, sources.to_vec()));
+        self
+    }
+
+    /// Its parameters that files have under other names: the name in its block, and the sources.
+    pub(super) fn sources(&self) -> impl Iterator<Item = (String, &[Source])> {
+        let name = self.keys.iter().find_map(|(key, value)| match value {
+            Yaml::Text(name) if *key == "name" => Some(name.as_str()),
+            _ => None,
+        });
+        let name = name.unwrap_or_default();
+        self.sources
+            .iter()
+            .map(move |(parameter, sources)| (format!("{name}.{parameter}"), &sources[..]))
     }
 }
 

@@ -3,7 +3,9 @@
 use super::family::Output;
 use super::tokenizer_file::TokenizerFile;
 use crate::output::printable;
-use crate::run_file::yaml_text::scalar;
+use crate::run_file::sources;
+use crate::run_file::yaml_text::{flow_text, scalar};
+use crate::weights::rename_rules::RenameRules;
 use crate::BossManError;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -12,9 +14,12 @@ use std::path::Path;
 const SEQUENCE_LENGTH: u64 = 512;
 
 /// What a run file says.
+#[derive(Clone, Copy)]
 pub(super) struct RunText<'a> {
     /// The folder with the weights, by its absolute path.
     pub(super) weights: &'a Path,
+    /// The model's parameters that have other names or shapes there.
+    pub(super) rename: &'a RenameRules,
     /// Names of tensors in it that the model does not use.
     pub(super) ignored: &'a [String],
     pub(super) tokenizer: Option<&'a TokenizerFile>,
@@ -30,19 +35,31 @@ pub(super) fn run_text(run: &RunText<'_>) -> Result<String, BossManError> {
     let weights = path(run.weights)?;
     let mut lines = String::from("# Written by `bossman import`. Every line is yours to change.\n");
     lines.push_str("model: model.yaml\n");
-    match run.ignored {
-        [] => writeln!(lines, "weights: {weights}").ok(),
-        names => {
-            let names: Vec<String> = names.iter().map(|name| scalar(name)).collect();
-            writeln!(lines, "weights:\n  path: {weights}").ok();
-            lines.push_str("  # Tensors in the files that the model does not use.\n");
-            writeln!(lines, "  ignore: [{}]", names.join(", ")).ok()
-        }
-    };
+    let renamed = run.rename.texts().renamed;
+    if renamed.is_empty() && run.ignored.is_empty() {
+        writeln!(lines, "weights: {weights}").ok();
+    } else {
+        writeln!(lines, "weights:\n  path: {weights}").ok();
+    }
+    if !renamed.is_empty() {
+        lines.push_str("  # The model's parameters that are made of tensors of other names.\n");
+        lines.push_str("  rename:\n");
+    }
+    for (name, from) in &renamed {
+        writeln!(lines, "    {}: {}", scalar(name), flow_text(&sources::write(from))).ok();
+    }
+    if !run.ignored.is_empty() {
+        let names: Vec<String> = run.ignored.iter().map(|name| scalar(name)).collect();
+        lines.push_str("  # Tensors in the files that the model does not use.\n");
+        writeln!(lines, "  ignore: [{}]", names.join(", ")).ok();
+    }
     write_data(&mut lines, run)?;
     lines.push_str(match run.output {
         Output::Logits | Output::TiedLogits => LOSS_OF_LOGITS,
         Output::HiddenStates => LOSS_OF_STATES,
+        Output::Classes => LOSS_OF_CLASSES,
+        Output::Numbers => LOSS_OF_NUMBERS,
+        Output::Flags => LOSS_OF_FLAGS,
     });
     lines.push_str(LEARNING);
     if run.data.is_some() {
@@ -53,6 +70,10 @@ pub(super) fn run_text(run: &RunText<'_>) -> Result<String, BossManError> {
 
 /// Writes the text to train on, or the tokenizer and how to add such text.
 fn write_data(lines: &mut String, run: &RunText<'_>) -> Result<(), BossManError> {
+    if run.output.is_of_sequences() {
+        lines.push_str(SAMPLES);
+        return Ok(());
+    }
     let length = run.max_positions.min(SEQUENCE_LENGTH);
     let tokenizer = run.tokenizer.map(|tokenizer| path(&tokenizer.path)).transpose()?;
     let eos = run.tokenizer.and_then(|tokenizer| tokenizer.eos.as_ref());
@@ -101,6 +122,28 @@ const LOSS_OF_STATES: &str = "\
 loss: MSELoss
 ";
 
+const LOSS_OF_CLASSES: &str = "\
+# The target of a sample is the number of its class.
+loss: CrossEntropyLoss
+";
+
+const LOSS_OF_NUMBERS: &str = "\
+# The targets of a sample are as many numbers as the model has labels.
+loss: MSELoss
+";
+
+const LOSS_OF_FLAGS: &str = "\
+# The targets of a sample are 0 or 1 for each label.
+loss: BCEWithLogitsLoss
+";
+
+/// How to train on samples that are no text to go on with.
+const SAMPLES: &str = "\
+# To train, add samples and the length of training, for example:
+# data: {train: train.safetensors}
+# steps: 100
+";
+
 /// What does not depend on the model.
 const LEARNING: &str = "\
 # It keeps two numbers beside each parameter and its gradient: 16 bytes a parameter in all.
@@ -122,6 +165,7 @@ fn path(path: &Path) -> Result<String, BossManError> {
 mod tests {
     use super::*;
     use crate::data::Tokenizer;
+    use crate::rename::Source;
     use crate::run_file::{Length, RunFile};
 
     fn read(folder: &Path, text: &str) -> RunFile {
@@ -140,9 +184,14 @@ mod tests {
         std::fs::write(&tokenizer.path, "{}").unwrap();
         let data = place.path().join("my text.txt");
         let ignored = ["lm_head.weight".to_string(), "layers.{i}.angles".to_string()];
-        for ignored in [&ignored[..], &[]] {
+        let mut rules = RenameRules::default();
+        rules.rule("a.{i}.w", &["b.{i}.w".into(), Source::transposed("c.{i}")]).unwrap();
+        let none = RenameRules::default();
+        let nothing: &[String] = &[];
+        for (ignored, rename) in [(&ignored[..], &none), (nothing, &none), (nothing, &rules)] {
             let run = RunText {
                 weights: place.path(),
+                rename,
                 ignored,
                 tokenizer: Some(&tokenizer),
                 data: Some(&data),
@@ -155,6 +204,7 @@ mod tests {
             let weights = run_file.weights.unwrap();
             assert_eq!(weights.path, place.path());
             assert_eq!(weights.rename.texts().ignored, ignored);
+            assert_eq!(weights.rename.texts().renamed, rename.texts().renamed);
             assert!(text.contains("sequence_length: 64\n"), "{text}");
             assert!(text.contains("eos: \"<|end|>\"\n"), "{text}");
             let without = RunText { data: None, output: Output::HiddenStates, ..run };
@@ -165,8 +215,12 @@ mod tests {
             assert_eq!(text.tokenizer, Tokenizer::File(tokenizer.path.clone()));
             assert_eq!((text.sequence_length, text.eos.as_deref()), (64, Some("<|end|>")));
             // The lines to add are right as they stand.
-            let more = read(place.path(), &lines.replace("# data", "data").replace("# st", "st"));
-            assert!(more.data().is_ok() && more.length().is_ok());
+            for output in [Output::HiddenStates, Output::Classes, Output::Numbers, Output::Flags] {
+                let run = RunText { output, ..without };
+                let lines = run_text(&run).unwrap().replace("# data", "data");
+                let more = read(place.path(), &lines.replace("# st", "st"));
+                assert!(more.data().is_ok() && more.length().is_ok());
+            }
         }
     }
 }

@@ -36,6 +36,7 @@ impl Summary<'_> {
             Output::Logits => "a weight of its own",
             Output::TiedLogits => "tied to the embedding: one weight, trained and saved once",
             Output::HiddenStates => "none; the output is the last hidden states",
+            Output::Classes | Output::Numbers | Output::Flags => "labels of the whole sequence",
         };
         writeln!(page, "- Head: {head}\n").ok();
         writeln!(page, "| parameters of | count | share |\n| --- | --- | --- |").ok();
@@ -90,11 +91,13 @@ impl Summary<'_> {
 /// The part of a model that a layer belongs to.
 fn part_of(kind: &LayerKind, name: &str) -> &'static str {
     match kind.name() {
-        "Embedding" => "embedding",
+        "Embedding" | "LearnedPositions" => "embedding",
         kind if kind.ends_with("Attention") => "attention",
         kind if kind.ends_with("MLP") => "MLP",
         kind if kind.ends_with("Norm") => "norm",
         "Linear" if name.ends_with("head") => "head",
+        "Linear" if name.contains("classifier") || name.ends_with("pooler.dense") => "head",
+        "Linear" if name.contains(".mlp.") || name.contains(".layer.") => "MLP",
         _ => "other layers",
     }
 }

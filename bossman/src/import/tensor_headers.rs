@@ -26,7 +26,7 @@ const CONVERT: &str = "python3 -c \"import glob, torch; from safetensors.torch i
                        weights_only=True).items()}, 'model.safetensors')\"";
 
 /// A tensor of a file.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TensorHeader {
     pub(super) dtype: DType,
     pub(super) shape: Vec<u64>,

@@ -38,6 +38,7 @@ const PIECES: [&str; 35] = [
     "chunks: 3\n",
     "cuts: [a, b]\n",
     "weights: {path: a, rename: {'{i}': b}}\n",
+    "weights: {path: a, rename: {b: {transpose: c}}}\n",
     "translate: {beams: 4}\n",
     "lr_schedule: {cosine: {total_steps: 5}}\n",
     "s3://a@b/c",

@@ -3,7 +3,7 @@
 //! ```text
 //! RunFile -> learning (loss, optimizer, lr_schedule)      data -> columns, text (pairs, translate)
 //!         -> checkpoint, recovery (redundancy), guards    parallel    needed (data, length)
-//!         <- write (the run as a run file again) -> yaml_text
+//!         -> sources (rename)     <- write (the run as a run file again) -> yaml_text
 //! ```
 
 mod checkpoint;
@@ -19,6 +19,7 @@ mod needed;
 mod parallel;
 mod place;
 mod recovery;
+pub(crate) mod sources;
 mod string_map;
 mod text;
 mod write;
@@ -344,14 +345,7 @@ fn weights(run: &Mapping<'_>, folder: &Path) -> Result<Option<Weights>, Diagnost
     let mut rename = RenameRules::default();
     if let Some(node) = weights.get("rename") {
         for (name, source) in node.entries("`rename`", "name in the model")? {
-            let sources = match source.as_text() {
-                Some(source) => vec![source.to_string()],
-                None => source
-                    .list("a source", "a name in the file, or a list of them")?
-                    .iter()
-                    .map(|source| source.read("a name in the file", &TEXT))
-                    .collect::<Result<_, _>>()?,
-            };
+            let sources = sources::read(source)?;
             rename.rule(name, &sources).map_err(|why| Diagnostic::new(source.location, why))?;
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! model -> script_file
-//! state_dict -> safetensors_files -> rename_rules, export
+//! state_dict -> safetensors_files -> rename_rules -> source
+//!                                 -> export
 //! ```
 
 pub(crate) mod export;
@@ -10,4 +11,5 @@ pub(crate) mod model;
 pub mod rename_rules;
 pub(crate) mod safetensors_files;
 pub(crate) mod script_file;
+pub(crate) mod source;
 pub(crate) mod state_dict;

@@ -1,6 +1,7 @@
 //! Renames tensors of a file that was saved under other names than the model's.
 
 use crate::weights::model::Model;
+pub use crate::weights::source::Source;
 use crate::{BossManError, StateDict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,7 +14,7 @@ use tch::Tensor;
 /// comes from the tensor of its own name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RenameRules {
-    rules: Vec<(Pattern, Vec<String>)>,
+    rules: Vec<(Pattern, Vec<Source>)>,
     ignored: Vec<Pattern>,
     fresh: Vec<Pattern>,
 }
@@ -21,7 +22,7 @@ pub struct RenameRules {
 /// The rules as a run file has them.
 pub(crate) struct RuleTexts {
     /// Names in the model, each with its sources.
-    pub(crate) renamed: Vec<(String, Vec<String>)>,
+    pub(crate) renamed: Vec<(String, Vec<Source>)>,
     pub(crate) ignored: Vec<String>,
     pub(crate) fresh: Vec<String>,
 }
@@ -42,9 +43,9 @@ impl RenameRules {
     ///
     /// # Errors
     /// Braces do not close, or a source has a word that the name does not have.
-    pub fn rule(&mut self, name: &str, sources: &[String]) -> Result<(), String> {
+    pub fn rule(&mut self, name: &str, sources: &[Source]) -> Result<(), String> {
         let pattern = Pattern::parse(name)?;
-        for source in sources {
+        for source in sources.iter().map(|source| &source.name) {
             for part in Pattern::parse(source)?.0 {
                 if let NamePart::Number(word) = part {
                     if !pattern.0.contains(&NamePart::Number(word.clone())) {
@@ -104,30 +105,31 @@ impl RenameRules {
         for name in StateDict::names(model.graph()) {
             let sources = self.sources(&name);
             let tensors: Option<Vec<&Tensor>> =
-                sources.iter().map(|source| file.get(source)).collect();
+                sources.iter().map(|source| file.get(&source.name)).collect();
             let Some(tensors) = tensors else { continue };
-            match tensors[..] {
+            let parts = sources.iter().zip(tensors).map(|(source, tensor)| source.turned(tensor));
+            let parts = parts.collect::<Result<Vec<Tensor>, _>>()?;
+            match &parts[..] {
                 [one] => named.insert(&name, one),
                 _ => {
-                    let joined = Tensor::f_cat(&tensors, 0);
-                    let problem = |e| {
-                        format!("`{name}`: `{}` do not fit together: {e}", sources.join("`, `"))
-                    };
+                    let joined = Tensor::f_cat(&parts, 0);
+                    let problem =
+                        |e| format!("`{name}`: {} do not fit together: {e}", shown(&sources));
                     named.insert(
                         &name,
                         &joined.map_err(|e| BossManError::StateDict(vec![problem(e)]))?,
                     );
                 }
             }
-            used.extend(sources);
+            used.extend(sources.into_iter().map(|source| source.name));
         }
         for (name, tensor) in
             file.iter().filter(|(name, _)| !used.contains(*name) && !self.ignores(name))
         {
             if named.get(name).is_some() {
-                let sources = self.sources(name).join("`, `");
+                let sources = shown(&self.sources(name));
                 let problem = format!(
-                    "`{name}`: `rename` takes `{sources}` for it, but it is in the file, too; put \
+                    "`{name}`: `rename` takes {sources} for it, but it is in the file, too; put \
                      it in `ignore`"
                 );
                 return Err(BossManError::StateDict(vec![problem]));
@@ -142,19 +144,26 @@ impl RenameRules {
         self.ignored.iter().any(|pattern| pattern.captures(name).is_some())
     }
 
-    fn sources(&self, name: &str) -> Vec<String> {
+    /// The file's tensors that a parameter of the model is made of.
+    pub(crate) fn sources(&self, name: &str) -> Vec<Source> {
         for (pattern, sources) in &self.rules {
             if let Some(numbers) = pattern.captures(name) {
-                let fill = |source: &String| {
-                    numbers.iter().fold(source.clone(), |text, (word, number)| {
+                let fill = |source: &Source| {
+                    let name = numbers.iter().fold(source.name.clone(), |text, (word, number)| {
                         text.replace(&format!("{{{word}}}"), number)
-                    })
+                    });
+                    Source { name, ..source.clone() }
                 };
                 return sources.iter().map(fill).collect();
             }
         }
-        vec![name.to_string()]
+        vec![name.into()]
     }
+}
+
+fn shown(sources: &[Source]) -> String {
+    let names: Vec<String> = sources.iter().map(|source| format!("`{}`", source.name)).collect();
+    names.join(", ")
 }
 
 impl fmt::Display for Pattern {
@@ -257,6 +266,28 @@ layers:
         let weight =
             Vec::<f64>::try_from(named.get("blocks.1.lin.weight").unwrap().flatten(0, -1)).unwrap();
         assert_eq!(weight, [1.0, 1.0, 11.0, 11.0]);
+    }
+
+    #[test]
+    fn a_source_is_transposed() {
+        let model = Model::from_yaml(MODEL).unwrap();
+        let mut rename = RenameRules::default();
+        let turned = [Source::transposed("c.{i}"), Source::transposed("d.{i}")];
+        rename.rule("blocks.{i}.lin.weight", &turned).unwrap();
+        let mut file = StateDict::default();
+        for (name, first) in [("c.0", 0i64), ("d.0", 2)] {
+            let column = Tensor::from_slice(&[first, first + 1]).reshape([2, 1]);
+            file.insert(name, &column);
+        }
+        let named = rename.apply(&file, &model).unwrap();
+        let weight = named.get("blocks.0.lin.weight").unwrap();
+        assert_eq!(weight.size(), [2, 2]);
+        assert!(weight.is_contiguous());
+        assert_eq!(Vec::<i64>::try_from(weight.flatten(0, -1)).unwrap(), [0, 1, 2, 3]);
+        file.insert("c.1", &full(0, &[2]));
+        file.insert("d.1", &full(0, &[2, 1]));
+        let error = rename.apply(&file, &model).unwrap_err().to_string();
+        assert!(error.contains("`c.1`: only a matrix can be transposed, got [2]"), "{error}");
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Layers that add an encoding of each position to a sequence.
 
-use super::arguments::{expect_float32, expect_floating};
+use super::arguments::{bad, expect_float32, expect_floating};
 use super::attention::Sequence;
-use super::{layer, Rules};
-use crate::yaml::{FLAG, PROBABILITY, SIZE};
+use super::{layer, BadArgument, Rules};
+use crate::yaml::{COUNT, FLAG, PROBABILITY, SIZE};
 use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
 
 layer! {
@@ -32,6 +32,15 @@ layer! {
         d_model: u64 = SIZE;
         /// Whether the input is `[batch, seq, d_model]`, and not `[seq, batch, d_model]`.
         batch_first: bool = FLAG, or false;
+        /// Rows before that of the first position. They are not used; RoBERTa has 2.
+        offset: u64 = COUNT, or 0;
+    }
+}
+
+impl LearnedPositions {
+    /// The positions that have a row.
+    pub fn positions(&self) -> u64 {
+        self.num_positions.saturating_sub(self.offset)
     }
 }
 
@@ -74,6 +83,13 @@ impl Rules for PositionalEncoding {
 }
 
 impl Rules for LearnedPositions {
+    fn check(&self) -> Result<(), BadArgument> {
+        match self.positions() {
+            0 => Err(bad("offset", format!("less than num_positions ({})", self.num_positions))),
+            _ => Ok(()),
+        }
+    }
+
     fn mixes_outermost(&self) -> bool {
         !self.batch_first
     }
@@ -89,8 +105,11 @@ impl Rules for LearnedPositions {
             &inputs[0],
             self.batch_first,
             self.d_model,
-            "num_positions",
-            self.num_positions,
+            match self.offset {
+                0 => "num_positions",
+                _ => "num_positions - offset",
+            },
+            self.positions(),
         )?;
         Ok(inputs.to_vec())
     }

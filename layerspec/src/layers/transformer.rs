@@ -13,13 +13,18 @@ pub enum Activation {
     Relu,
     /// Gaussian error linear unit, by the error function.
     Gelu,
+    /// The same, approximated by the hyperbolic tangent.
+    GeluTanh,
 }
 
 pub(super) const ACTIVATION: Reader<Activation> =
-    Reader::keyword("`relu` or `gelu`", &["relu", "gelu"], |node| match node.as_text()? {
-        "relu" => Some(Activation::Relu),
-        "gelu" => Some(Activation::Gelu),
-        _ => None,
+    Reader::keyword("`relu`, `gelu` or `gelu_tanh`", &["relu", "gelu", "gelu_tanh"], |node| {
+        match node.as_text()? {
+            "relu" => Some(Activation::Relu),
+            "gelu" => Some(Activation::Gelu),
+            "gelu_tanh" => Some(Activation::GeluTanh),
+            _ => None,
+        }
     });
 
 /// The names of a weight and a bias.
@@ -98,7 +103,7 @@ impl Block {
     pub(super) fn flops_each(&self, parts: u64) -> Result<Dim, OutOfRange> {
         let activation = match self.activation {
             Activation::Relu => 1,
-            Activation::Gelu => 8,
+            Activation::Gelu | Activation::GeluTanh => 8,
         };
         let (model, inner) = (Dim::Fixed(self.model), Dim::Fixed(self.inner));
         let linear =

@@ -19,7 +19,8 @@ layer! {
         /// Probability that an element is set to zero: of the attention weights, of the
         /// activation's result, and of what either part adds to its input.
         dropout: f64 = PROBABILITY, or 0.1;
-        /// The function between the two linear layers.
+        /// The function between the two linear layers; `gelu_tanh` is `GELU` with `approximate:
+        /// tanh`.
         activation: Activation = ACTIVATION, or Activation::Relu => "relu";
         /// Added to the variance by the layer norms, against division by zero.
         layer_norm_eps: f64 = NON_NEGATIVE, or 1e-5;

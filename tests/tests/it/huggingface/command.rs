@@ -64,9 +64,9 @@ fn a_folder_that_is_not_as_it_should_be_is_refused_in_one_line() {
         ),
         (
             "llama",
-            |folder| replace(&folder.join("config.json"), "LlamaForCausalLM", "BertModel"),
+            |folder| replace(&folder.join("config.json"), "LlamaForCausalLM", "T5Model"),
             "config.json",
-            "`architectures` is [\"BertModel\"]: BossMan imports LlamaForCausalLM, ",
+            "`architectures` is [\"T5Model\"]: BossMan imports LlamaForCausalLM, ",
         ),
         (
             "llama",

@@ -28,6 +28,7 @@ fn recorded() -> PathBuf {
 
 /// A model of transformers, imported, and what transformers computes with it.
 struct Case {
+    folder: PathBuf,
     name: String,
     /// Of the run file that the import wrote.
     run: RunFile,
@@ -46,13 +47,30 @@ impl Case {
         let mut folders: Vec<PathBuf> = entries.filter(|path| path.is_dir()).collect();
         folders.sort();
         assert!(folders.len() >= 3, "only {folders:?}");
-        folders.iter().map(|folder| Case::import(folder)).collect()
+        let options = ImportOptions::default();
+        folders.iter().map(|folder| Case::import(folder, &options)).collect()
     }
 
-    fn import(folder: &Path) -> Case {
+    /// Imports the cases that have texts with padding again, with inputs that tell of it.
+    fn all_masked() -> Vec<Case> {
+        let masked = Case::all().into_iter().filter(|case| !case.masked_inputs().is_empty());
+        let again = masked.map(|case| {
+            let inputs = case.masked_inputs();
+            Case::import(&case.folder, &ImportOptions { inputs, ..ImportOptions::default() })
+        });
+        again.collect()
+    }
+
+    /// The inputs of texts with padding.
+    fn masked_inputs(&self) -> Vec<String> {
+        let names = self.tensors.iter().filter_map(|(name, _)| name.strip_prefix("masked."));
+        names.filter(|name| *name != "outputs").map(String::from).collect()
+    }
+
+    fn import(folder: &Path, options: &ImportOptions) -> Case {
         let place = TestFolder::new();
-        let (to, options) = (place.file("imported"), ImportOptions::default());
-        let imported = import(&folder.join("model"), &to, &options).unwrap();
+        let to = place.file("imported");
+        let imported = import(&folder.join("model"), &to, options).unwrap();
         assert_eq!(imported.warnings, [""; 0], "{folder:?}");
         let run = RunFile::from_file(&imported.run).unwrap();
         let model = Model::from_file(&run.model).unwrap();
@@ -61,6 +79,7 @@ impl Case {
         let weights = named.rename.apply(&files, &model).unwrap().fit_to(model.graph()).unwrap();
         let figures = std::fs::read_to_string(folder.join("expected.json")).unwrap();
         let case = Case {
+            folder: folder.to_path_buf(),
             name: folder.file_name().unwrap().to_string_lossy().into_owned(),
             run,
             model,
@@ -123,7 +142,7 @@ impl Case {
         [ids.shallow_clone(), Tensor::cat(&[ids.narrow(1, 1, size[1] - 1), last], 1)]
     }
 
-    /// The parameters after the last step.
+    /// The parameters after the last step, as the model has them.
     fn trained(&self) -> StateDict {
         let mut trained = StateDict::default();
         for (name, tensor) in self.tensors.iter() {
@@ -131,7 +150,8 @@ impl Case {
                 trained.insert(name, tensor);
             }
         }
-        trained
+        let named = self.run.weights.as_ref().unwrap();
+        named.rename.apply(&trained, &self.model).unwrap()
     }
 
     /// The model on local workers, with the weights of the files.

@@ -77,8 +77,9 @@ fn sinusoid_table(like: &Tensor, positions: Range<i64>, width: i64) -> Result<Te
 impl Differentiable for LearnedPositions {
     fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let input = single_input_ref(inputs)?;
-        let Range { start, end } = positions(ctx, input, self.batch_first, self.num_positions)?;
-        let rows = ctx.param("weight")?.f_narrow(0, start, end - start)?;
+        let Range { start, end } = positions(ctx, input, self.batch_first, self.positions())?;
+        let first = start.saturating_add(size(self.offset)?);
+        let rows = ctx.param("weight")?.f_narrow(0, first, end - start)?;
         Ok(vec![input.f_add(&if self.batch_first { rows } else { rows.f_unsqueeze(1)? })?])
     }
 

@@ -162,11 +162,11 @@ impl TransformerBuilder {
 
     fn feed_forward(&mut self, input: usize, purpose: &'static str) -> usize {
         let wide = self.ops.linear(input, [self.d_model, self.dim_feedforward], LINEAR_1);
+        let gelu = |approximate| GELU { approximate };
         let active = match self.activation {
             Activation::Relu => self.ops.add(ReLU {}, vec![wide], Vec::new()),
-            Activation::Gelu => {
-                self.ops.add(GELU { approximate: Approximate::None }, vec![wide], Vec::new())
-            }
+            Activation::Gelu => self.ops.add(gelu(Approximate::None), vec![wide], Vec::new()),
+            Activation::GeluTanh => self.ops.add(gelu(Approximate::Tanh), vec![wide], Vec::new()),
         };
         let dropped = self.ops.dropout(active, self.dropout, "dropout");
         let narrow = self.ops.linear(dropped, [self.dim_feedforward, self.d_model], LINEAR_2);
