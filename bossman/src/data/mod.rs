@@ -6,10 +6,12 @@
 //! batch_inputs -> fixed_batch, loss_weights, tensor_payload    a batch as microbatches
 //! worker_data_sets                                             data that workers read
 //! atomic_file, disk                                            files that appear whole
+//! bounded_file                                                 files of strangers, up to a limit
 //! ```
 
 pub(crate) mod atomic_file;
 pub(crate) mod batch_inputs;
+pub(crate) mod bounded_file;
 pub(crate) mod disk;
 pub mod fetch;
 pub(crate) mod fixed_batch;

@@ -2,8 +2,8 @@
 
 use super::hf_config::HfConfig;
 use super::model_text::{Entry, ModelInput};
-use super::tensor_headers::TensorHeaders;
 use crate::run_file::yaml_text::Yaml;
+use crate::weights::tensor_headers::TensorHeaders;
 use crate::BossManError;
 
 /// Whether an imported model has the layers after its last hidden states.

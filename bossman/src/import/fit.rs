@@ -1,8 +1,8 @@
 //! Compares the parameters of a model with the tensors of the files.
 
-use super::tensor_headers::{TensorHeader, TensorHeaders};
 use crate::weights::rename_rules::{RenameRules, Source};
 use crate::weights::state_dict::{expected, Expected};
+use crate::weights::tensor_headers::{TensorHeader, TensorHeaders};
 use crate::BossManError;
 use layerspec::LayerGraph;
 use std::collections::BTreeSet;

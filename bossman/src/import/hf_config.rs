@@ -1,6 +1,6 @@
 //! The keys of `config.json`, read by type. Each error names the key and the file.
 
-use super::bounded_file;
+use crate::data::bounded_file;
 use crate::output::printable;
 use crate::BossManError;
 use serde_json::{Map, Value};

@@ -5,7 +5,7 @@
 //!        -> hf_config (config.json) -> families -> llama, mistral, qwen2, qwen3, smollm3
 //!        |                              |              -> decoder -> decoder_layer, windows, rope
 //!        |                              +-> gpt2, bert, roberta -> encoder, parts, labels
-//!        -> tensor_headers (no weight is read), tokenizer_file, both bounded_file
+//!        -> weights: tensor_headers (no weight is read)   tokenizer_file
 //!        -> renames -> fit (model against headers)
 //!        -> model_text, run_text, summary: the files that it writes
 //! ```
@@ -18,7 +18,6 @@
 mod bert;
 #[cfg(test)]
 mod bert_tests;
-mod bounded_file;
 mod decoder;
 mod decoder_layer;
 mod encoder;
@@ -45,7 +44,6 @@ mod rope;
 mod run_text;
 mod smollm3;
 mod summary;
-mod tensor_headers;
 #[cfg(test)]
 mod test_folder;
 #[cfg(test)]
@@ -57,6 +55,7 @@ pub use family::Head;
 
 use crate::data::{atomic_file, disk};
 use crate::output::printable;
+use crate::weights::tensor_headers::TensorHeaders;
 use crate::{BossManError, Model};
 use families::family_of;
 use family::{FamilyModel, Output, Request};
@@ -68,7 +67,6 @@ use run_text::{run_text, RunText};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use summary::Summary;
-use tensor_headers::TensorHeaders;
 use tokenizer_file::TokenizerFile;
 
 /// What to import, beside the folder.

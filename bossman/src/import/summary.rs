@@ -2,8 +2,8 @@
 
 use super::family::Output;
 use super::fit::Leftovers;
-use super::tensor_headers::TensorHeaders;
 use crate::output::printable;
+use crate::weights::tensor_headers::TensorHeaders;
 use layerspec::{LayerGraph, LayerKind};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

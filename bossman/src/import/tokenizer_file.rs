@@ -1,8 +1,8 @@
 //! The tokenizer of a folder: whether the model has a row for each of its tokens, and the token
 //! that ends a text.
 
-use super::bounded_file;
 use super::hf_config::HfConfig;
+use crate::data::bounded_file;
 use crate::BossManError;
 use serde::Deserialize;
 use serde_json::Value;

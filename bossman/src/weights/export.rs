@@ -2,7 +2,7 @@
 
 use crate::{BossManError, Model, StateDict};
 use std::path::Path;
-use tch::Kind;
+use tch::{Kind, Tensor};
 use tensor::TensorError;
 
 /// The form in which weights are written.
@@ -27,12 +27,12 @@ pub fn export(
     settings: &ExportSettings,
 ) -> Result<StateDict, BossManError> {
     let mut whole = weights.fit_to(model.graph())?;
-    if let Some(kind) = settings.dtype {
+    if settings.dtype.is_some() {
         let mut converted = StateDict::default();
-        for (name, tensor) in whole.iter().filter(|(_, tensor)| tensor.is_floating_point()) {
-            converted.insert(name, &tensor.f_to_kind(kind).map_err(TensorError::from)?);
+        for (name, tensor) in whole.iter() {
+            converted.insert(name, &to_type(tensor, settings.dtype)?);
         }
-        converted.iter().for_each(|(name, tensor)| whole.insert(name, tensor));
+        whole = converted;
     }
     match settings.max_shard_bytes {
         Some(most) => whole.save_sharded(to, most)?,
@@ -42,4 +42,12 @@ pub fn export(
         }
     }
     Ok(whole)
+}
+
+/// A tensor as this type, if it is floating-point. `None` leaves it as it is.
+pub(super) fn to_type(tensor: &Tensor, dtype: Option<Kind>) -> Result<Tensor, BossManError> {
+    match dtype.filter(|_| tensor.is_floating_point()) {
+        Some(kind) => Ok(tensor.f_to_kind(kind).map_err(TensorError::from)?),
+        None => Ok(tensor.shallow_clone()),
+    }
 }

@@ -3,13 +3,17 @@
 //! ```text
 //! model -> script_file
 //! state_dict -> safetensors_files -> rename_rules -> source
-//!                                 -> export
+//!                                 -> shards -> export -> huggingface
+//!                                 -> tensor_headers (no weight is read)
 //! ```
 
 pub(crate) mod export;
+pub(crate) mod huggingface;
 pub(crate) mod model;
 pub mod rename_rules;
 pub(crate) mod safetensors_files;
 pub(crate) mod script_file;
+mod shards;
 pub(crate) mod source;
 pub(crate) mod state_dict;
+pub(crate) mod tensor_headers;

@@ -1,5 +1,4 @@
-//! Weights in files: one safetensors file, or several with an index, as Hugging Face's libraries
-//! write them.
+//! Weights in files: one safetensors file, or several with an index that are read.
 
 use crate::checkpoint;
 use crate::data::atomic_file;
@@ -14,7 +13,6 @@ use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use tch::Tensor;
 
@@ -28,8 +26,8 @@ pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Index {
     #[serde(default)]
-    metadata: BTreeMap<String, serde_json::Value>,
-    weight_map: BTreeMap<String, String>,
+    pub(super) metadata: BTreeMap<String, serde_json::Value>,
+    pub(super) weight_map: BTreeMap<String, String>,
 }
 
 impl Index {
@@ -97,47 +95,7 @@ impl StateDict {
     /// Writes a safetensors file. It appears whole under its name or not at all, also if the
     /// machine loses power.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), BossManError> {
-        write(path.as_ref(), self.iter())
-    }
-
-    /// Writes safetensors files with at most this many bytes of tensors each. A larger tensor gets
-    /// a file of its own. Writes the index last, which names the file of each tensor. Creates a
-    /// missing folder.
-    pub fn save_sharded(
-        &self,
-        folder: impl AsRef<Path>,
-        most_bytes: u64,
-    ) -> Result<(), BossManError> {
-        let folder = folder.as_ref();
-        std::fs::create_dir_all(folder).map_err(|e| BossManError::io(folder, &e))?;
-        let (mut shards, mut filled) = (vec![Vec::new()], 0u64);
-        let mut total = 0u64;
-        for (name, tensor) in self.iter() {
-            let bytes = to_payload(tensor)?.bytes.len() as u64;
-            if filled > 0 && filled + bytes > most_bytes {
-                shards.push(Vec::new());
-                filled = 0;
-            }
-            filled += bytes;
-            total += bytes;
-            if let Some(shard) = shards.last_mut() {
-                shard.push((name, tensor));
-            }
-        }
-        let count = shards.len();
-        let mut weight_map = BTreeMap::new();
-        for (number, shard) in (1..).zip(&shards) {
-            let file = format!("model-{number:05}-of-{count:05}.safetensors");
-            write(&folder.join(&file), shard.iter().copied())?;
-            weight_map.extend(shard.iter().map(|(name, _)| (name.to_string(), file.clone())));
-        }
-        let index =
-            Index { metadata: [("total_size".to_string(), total.into())].into(), weight_map };
-        let path = folder.join(INDEX_FILE);
-        let text = serde_json::to_vec_pretty(&index).map_err(|e| BossManError::file(&path, e))?;
-        let mut file = atomic_file::create(&path)?;
-        file.write_all(&text).map_err(|e| BossManError::io(&path, &e))?;
-        atomic_file::commit(&path, file)
+        write(path.as_ref(), self.iter(), None)
     }
 }
 
@@ -209,12 +167,14 @@ fn load_sharded(path: &Path) -> Result<StateDict, BossManError> {
     Ok(state)
 }
 
-fn write<'a>(
+/// Writes a safetensors file of these tensors, as [`write_views`] does.
+pub(super) fn write<'a>(
     path: &Path,
     tensors: impl Iterator<Item = (&'a str, &'a Tensor)>,
+    format: Option<&str>,
 ) -> Result<(), BossManError> {
     let views = tensors.map(|(name, tensor)| Ok((name.to_string(), TensorView::new(tensor)?)));
-    write_views(path, views.collect::<Result<Vec<_>, BossManError>>()?, None)
+    write_views(path, views.collect::<Result<Vec<_>, BossManError>>()?, format)
 }
 
 /// Writes a safetensors file of tensors that are asked for their bytes one after the other. The

@@ -1,9 +1,8 @@
 //! Names, types and shapes of the tensors of a folder, from the headers of its safetensors files.
 //! No weight is read.
 
-use super::bounded_file;
-use crate::data::disk;
-use crate::weights::safetensors_files::{dtype, Index, INDEX_FILE, SINGLE_FILE};
+use super::safetensors_files::{dtype, Index, INDEX_FILE, SINGLE_FILE};
+use crate::data::{bounded_file, disk};
 use crate::BossManError;
 use layerspec::DType;
 use safetensors::tensor::Metadata;
@@ -27,21 +26,21 @@ const CONVERT: &str = "python3 -c \"import glob, torch; from safetensors.torch i
 
 /// A tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TensorHeader {
-    pub(super) dtype: DType,
-    pub(super) shape: Vec<u64>,
+pub(crate) struct TensorHeader {
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<u64>,
 }
 
 /// All tensors of a folder, by name.
 #[derive(Debug)]
-pub(super) struct TensorHeaders {
+pub(crate) struct TensorHeaders {
     source: PathBuf,
     tensors: BTreeMap<String, TensorHeader>,
 }
 
 impl TensorHeaders {
     /// Reads the headers of a folder, of the files that [`crate::StateDict::load`] takes.
-    pub(super) fn read(folder: &Path) -> Result<Self, BossManError> {
+    pub(crate) fn read(folder: &Path) -> Result<Self, BossManError> {
         let (index, single) = (folder.join(INDEX_FILE), folder.join(SINGLE_FILE));
         if let Some(text) = bounded_file::read(&index, MAX_INDEX)? {
             return Self::sharded(index, &text, folder);
@@ -89,22 +88,22 @@ impl TensorHeaders {
     }
 
     /// The file, or the index of several.
-    pub(super) fn source(&self) -> &Path {
+    pub(crate) fn source(&self) -> &Path {
         &self.source
     }
 
     /// The tensor of this name.
-    pub(super) fn get(&self, name: &str) -> Option<&TensorHeader> {
+    pub(crate) fn get(&self, name: &str) -> Option<&TensorHeader> {
         self.tensors.get(name)
     }
 
     /// Whether there is a tensor of this name.
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
     /// Every tensor, by name.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &TensorHeader)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &TensorHeader)> {
         self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// It has more than `most` bytes, or cannot be read.
-pub(super) fn read(path: &Path, most: u64) -> Result<Option<Vec<u8>>, BossManError> {
+pub(crate) fn read(path: &Path, most: u64) -> Result<Option<Vec<u8>>, BossManError> {
     let io = |e: std::io::Error| BossManError::io(path, &e);
     let Some(there) = disk::metadata(path).map_err(io)? else { return Ok(None) };
     // A pipe or a device would wait, or never end.

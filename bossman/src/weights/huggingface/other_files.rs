@@ -1,0 +1,147 @@
+//! The files beside the weights that go along: configuration, tokenizer, licence.
+
+use super::config_dtype::with_dtype;
+use crate::data::{atomic_file, bounded_file};
+use crate::BossManError;
+use layerspec::DType;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use tch::Kind;
+
+/// The most bytes of a file.
+const MAX_BYTES: u64 = 256 << 20;
+const CONFIG: &str = "config.json";
+/// The files that go along. Code never does.
+const NAMES: [&str; 15] = [
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "README.md",
+    "USE_POLICY.md",
+];
+/// The beginnings of further names.
+const BEGINNINGS: [&str; 2] = ["LICENSE", "NOTICE"];
+/// Endings that no licence has: code, and weights.
+const ENDINGS: [&str; 6] = ["py", "safetensors", "bin", "pt", "pth", "gguf"];
+
+/// Files of a folder.
+pub(super) struct OtherFiles {
+    source: PathBuf,
+    names: Vec<String>,
+}
+
+impl OtherFiles {
+    /// Lists the files of a folder that go along.
+    ///
+    /// # Errors
+    /// The folder cannot be read, or a file is too large.
+    pub(super) fn of(source: &Path) -> Result<Self, BossManError> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(source).map_err(|e| BossManError::io(source, &e))? {
+            let entry = entry.map_err(|e| BossManError::io(source, &e))?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let path = entry.path();
+            if !goes_along(&name) || !path.is_file() {
+                continue;
+            }
+            // A download has links to its files.
+            let bytes = path.metadata().map_err(|e| BossManError::io(&path, &e))?.len();
+            if bytes > MAX_BYTES {
+                let problem = format!(
+                    "has {bytes} bytes; at most {MAX_BYTES} are copied. Is it the right file?"
+                );
+                return Err(BossManError::file(&path, problem));
+            }
+            names.push(name);
+        }
+        names.sort();
+        Ok(OtherFiles { source: source.to_path_buf(), names })
+    }
+
+    /// Copies them into a folder. The configuration tells of a new type of the weights.
+    ///
+    /// # Errors
+    /// A file cannot be read or written, or the configuration is not one.
+    pub(super) fn copy(&self, to: &Path, dtype: Option<Kind>) -> Result<(), BossManError> {
+        for name in &self.names {
+            let from = self.source.join(name);
+            let Some(mut bytes) = bounded_file::read(&from, MAX_BYTES)? else {
+                return Err(BossManError::file(&from, "was deleted meanwhile"));
+            };
+            if let Some(kind) = dtype.filter(|_| name == CONFIG) {
+                let wrong = |problem: String| BossManError::file(&from, problem);
+                let text = String::from_utf8(bytes).map_err(|e| wrong(e.to_string()))?;
+                bytes = with_dtype(&text, dtype_of_kind(kind)?).map_err(wrong)?.into_bytes();
+            }
+            let path = to.join(name);
+            let mut file = atomic_file::create(&path)?;
+            file.write_all(&bytes).map_err(|e| BossManError::io(&path, &e))?;
+            atomic_file::commit(&path, file)?;
+        }
+        Ok(())
+    }
+}
+
+fn dtype_of_kind(kind: Kind) -> Result<DType, BossManError> {
+    let all = [DType::Float32, DType::BFloat16, DType::Float16, DType::Float64];
+    let found = all.into_iter().find(|dtype| tensor::kind_of(*dtype) == kind);
+    let problem = || format!("{kind:?}: weights are floating-point numbers");
+    found.ok_or_else(|| BossManError::Usage(problem()))
+}
+
+fn goes_along(name: &str) -> bool {
+    let ending = Path::new(name).extension().unwrap_or_default().to_string_lossy();
+    NAMES.contains(&name)
+        || BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
+            && !ENDINGS.contains(&&*ending)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_files_are_copied_and_code_and_weights_are_not() {
+        let place = tempfile::tempdir().unwrap();
+        let (source, to) = (place.path().join("a"), place.path().join("b"));
+        std::fs::create_dir_all(source.join("vocab.txt")).unwrap();
+        std::fs::create_dir(&to).unwrap();
+        for name in [
+            "config.json",
+            "LICENSE",
+            "LICENSE.txt",
+            "NOTICE.py",
+            "modeling.py",
+            "pytorch_model.bin",
+            "model.safetensors",
+            "tokenizer.model",
+        ] {
+            std::fs::write(source.join(name), "{\"dtype\": \"float32\"}\r\n").unwrap();
+        }
+        let files = OtherFiles::of(&source).unwrap();
+        assert_eq!(files.names, ["LICENSE", "LICENSE.txt", "config.json", "tokenizer.model"]);
+        let text = |name: &str| std::fs::read_to_string(to.join(name)).unwrap();
+        files.copy(&to, None).unwrap();
+        assert_eq!(text("config.json"), "{\"dtype\": \"float32\"}\r\n");
+        files.copy(&to, Some(Kind::Half)).unwrap();
+        assert_eq!(text("config.json"), "{\"dtype\": \"float16\"}\r\n");
+        assert_eq!(text("tokenizer.model"), "{\"dtype\": \"float32\"}\r\n");
+        assert_eq!(std::fs::read_dir(&to).unwrap().count(), 4);
+        std::fs::File::create(source.join("LICENSE")).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        let error = OtherFiles::of(&source).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("LICENSE: has 268435457 bytes; at most 268435456"), "{error}");
+        std::fs::remove_file(source.join("LICENSE.txt")).unwrap();
+        let error = files.copy(&to, None).unwrap_err().to_string();
+        assert!(error.contains("LICENSE"), "{error}");
+    }
+}
