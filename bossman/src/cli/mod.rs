@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! Command -> inspect (check, plan)   runs (train, serve, status, eval, predict)
-//!         -> text (generate, translate)   export_and_data   import   checkpoint
+//!         -> text (generate, translate)   export   import   checkpoint   data
 //!         -> run_folders (runs, log)   verify   new_project (new)   self_check
 //! fleet: the flags for workers, run_argument: a run file or a run's folder; both are shared
 //! ```
 
 mod checkpoint;
-mod export_and_data;
+mod data;
+mod export;
 mod fleet;
 mod import;
 mod inspect;
@@ -72,8 +73,8 @@ enum Command {
     Generate(text::Generate),
     /// Translate texts with a model of an encoder and a decoder.
     Translate(text::Translate),
-    /// Write weights for other programs: in one file or several, as another type.
-    Export(export_and_data::Export),
+    /// Write weights for other programs: in files, as another type, or as a folder of Hugging Face.
+    Export(export::Export),
     /// Make a model file and a run file from a folder of Hugging Face's transformers.
     Import(import::Import),
     /// List, check or delete the checkpoints of a run.
@@ -81,7 +82,7 @@ enum Command {
     Checkpoint(checkpoint::Checkpoint),
     /// Data sets to start with.
     #[command(subcommand)]
-    Data(export_and_data::Data),
+    Data(data::Data),
     /// Make a Rust project that trains with BossMan.
     New(new_project::New),
     /// Check whole runs on a device of this machine, with a line for each section.

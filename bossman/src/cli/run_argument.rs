@@ -52,6 +52,16 @@ pub(super) fn shown(run: &Path, trust: &Trust, reads: Reads) -> Result<(RunFile,
 }
 
 impl Trust {
+    /// Checks the weights that the run in a folder began with, which [`trained`] does not read.
+    pub(super) fn check_initial_weights(&self, file: &RunFile, folder: &Path) -> Result<()> {
+        if !self.trust && !is_own(folder)? {
+            let mut named = file.clone();
+            named.checkpoint = None;
+            check_stays_inside(folder, &named, Reads::Model)?;
+        }
+        Ok(())
+    }
+
     /// Tells which folder it is. Checks what a run file of somebody else names.
     fn checked(&self, mut file: RunFile, folder: Option<&Path>, reads: Reads) -> Result<RunFile> {
         if let Some(folder) = folder {

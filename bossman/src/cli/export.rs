@@ -1,0 +1,166 @@
+//! `bossman export`: weights for other programs, without workers.
+
+use super::run_argument::{self, Reads, Trust};
+use anyhow::{Context, Result};
+use bossman::output;
+use bossman::receipt::{Receipt, RECEIPT};
+use bossman::run_file::{RunFile, Weights};
+use bossman::{export, is_huggingface, ExportSettings, HuggingFaceExport, Model, StateDict};
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  bossman export run.yaml --weights w.safetensors --dtype bf16 --max-shard-size 2GB --to folder
+  bossman export runs/latest --format hf --to SmolLM2-mine   a folder for transformers")]
+pub(crate) struct Export {
+    /// The run file, or the folder of a run, whose model the weights are checked against.
+    run: PathBuf,
+    #[command(flatten)]
+    trust: Trust,
+    /// The weights: a safetensors file, an index of several, or their folder [default: the run
+    /// file's, by its names]
+    #[arg(long, value_name = "PATH")]
+    weights: Option<PathBuf>,
+    /// The file to write, or with --max-shard-size or hf the folder. A folder for hf must be new.
+    #[arg(long, value_name = "PATH")]
+    to: PathBuf,
+    /// `safetensors`: the weights under the model's names. `hf`: a folder as the one that the run
+    /// began with, for transformers [default: hf if the run file's `weights` is such a folder and
+    /// --to does not end in .safetensors]
+    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    format: Option<Format>,
+    /// Floating-point tensors become this type: f32, bf16 or f16 [default: the model's; with hf
+    /// that of each tensor in the first folder]
+    #[arg(long, value_name = "TYPE", value_parser = dtype)]
+    dtype: Option<tch::Kind>,
+    /// Write several files of this size at most, and their index, as 500MB or 2GB [default: one
+    /// file; with hf 5GB]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    max_shard_size: Option<u64>,
+}
+
+/// What is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Safetensors,
+    HuggingFace,
+}
+
+fn format(text: &str) -> Result<Format, String> {
+    match text {
+        "safetensors" => Ok(Format::Safetensors),
+        "hf" => Ok(Format::HuggingFace),
+        _ => Err("expected safetensors or hf".into()),
+    }
+}
+
+fn dtype(text: &str) -> Result<tch::Kind, String> {
+    match text {
+        "f32" => Ok(tch::Kind::Float),
+        "bf16" => Ok(tch::Kind::BFloat16),
+        "f16" => Ok(tch::Kind::Half),
+        _ => Err("expected f32, bf16 or f16".into()),
+    }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "KB" => Some(1_000),
+        "MB" => Some(1_000_000),
+        "GB" => Some(1_000_000_000),
+        "" | "B" => Some(1),
+        _ => None,
+    };
+    let size =
+        digits.parse::<u64>().ok().zip(unit).and_then(|(number, unit)| number.checked_mul(unit));
+    size.filter(|size| *size > 0).ok_or_else(|| "expected a size, as 500MB or 2GB".into())
+}
+
+impl Export {
+    pub(crate) fn run(self) -> Result<()> {
+        let (begun, folder) = run_argument::run_file(&self.run)?;
+        let format = self.format.unwrap_or_else(|| self.usual_format(&begun));
+        if format == Format::Safetensors && self.max_shard_size.is_none() {
+            StateDict::can_save(&self.to)?;
+        }
+        // `latest` may lead elsewhere soon.
+        let run = folder.as_deref().unwrap_or(&self.run);
+        let (file, weights) =
+            run_argument::trained(run, self.weights.clone(), &self.trust, Reads::Model)?;
+        let model = Model::from_file(&file.model)?;
+        let read = || read(weights.as_deref(), &file, &model);
+        let settings = ExportSettings { dtype: self.dtype, max_shard_bytes: self.max_shard_size };
+        let written = match format {
+            Format::Safetensors => export(&read()?, &model, &self.to, &settings)?,
+            Format::HuggingFace => {
+                if let Some(folder) = &folder {
+                    self.trust.check_initial_weights(&begun, folder)?;
+                }
+                let source = begun.weights.context(
+                    "the run file has no `weights`, so there is no folder of Hugging Face to go \
+                     back to; take --format safetensors",
+                )?;
+                let way = HuggingFaceExport::new(&source.path, &source.rename, &model, &self.to)?;
+                check_source(&way, &source, folder.as_deref())?;
+                let fresh = way.fresh().join("`, `");
+                if !fresh.is_empty() {
+                    output::warn(&format!(
+                        "warning: {} has no `{fresh}`: written under the model's names, which \
+                         transformers may not know",
+                        source.path.display()
+                    ));
+                }
+                way.write(&read()?, &settings)?
+            }
+        };
+        output::print_line(&format!(
+            "{} tensors written to {}",
+            written.iter().count(),
+            self.to.display()
+        ))?;
+        Ok(())
+    }
+
+    fn usual_format(&self, begun: &RunFile) -> Format {
+        let is_file = self.to.extension().is_some_and(|ending| ending == "safetensors");
+        match &begun.weights {
+            Some(weights) if !is_file && is_huggingface(&weights.path) => Format::HuggingFace,
+            _ => Format::Safetensors,
+        }
+    }
+}
+
+/// The weights to write, under the model's names.
+fn read(weights: Option<&Path>, file: &RunFile, model: &Model) -> Result<StateDict> {
+    match (weights, &file.weights) {
+        (Some(path), _) => Ok(StateDict::load(path)?),
+        (None, Some(weights)) => {
+            Ok(weights.rename.apply(&StateDict::load(&weights.path)?, model)?)
+        }
+        (None, None) => Err(anyhow::anyhow!("no weights: give --weights PATH")),
+    }
+}
+
+/// Compares the weights that the run began with with the receipt, or warns that it cannot.
+fn check_source(
+    way: &HuggingFaceExport<'_>,
+    source: &Weights,
+    folder: Option<&Path>,
+) -> Result<()> {
+    let receipt = match folder.filter(|folder| folder.join(RECEIPT).is_file()) {
+        Some(folder) => Some(Receipt::read(folder)?),
+        None => None,
+    };
+    match receipt.and_then(|receipt| receipt.inputs?.initial_weights) {
+        Some(digest) => Ok(way.check_source(&digest)?),
+        None => {
+            output::warn(&format!(
+                "warning: no receipt tells with which weights the run began, so {} was not \
+                 compared with them",
+                source.path.display()
+            ));
+            Ok(())
+        }
+    }
+}
