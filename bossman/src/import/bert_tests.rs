@@ -5,7 +5,7 @@ use super::{Head, ImportOptions};
 use serde_json::{json, Value};
 use tch::Tensor;
 
-fn bert(architecture: &str, more: &Value) -> Value {
+pub(super) fn bert(architecture: &str, more: &Value) -> Value {
     let config = json!({
         "architectures": [architecture],
         "vocab_size": 32,
@@ -20,7 +20,7 @@ fn bert(architecture: &str, more: &Value) -> Value {
     with(config, more)
 }
 
-fn bert_tensors(prefix: &str, norm: [&str; 2]) -> Vec<(String, Vec<i64>)> {
+pub(super) fn bert_tensors(prefix: &str, norm: [&str; 2]) -> Vec<(String, Vec<i64>)> {
     let embeddings: [(&str, &[i64]); 3] = [
         ("word_embeddings.weight", &[32, 8]),
         ("position_embeddings.weight", &[16, 8]),
@@ -49,11 +49,11 @@ fn bert_tensors(prefix: &str, norm: [&str; 2]) -> Vec<(String, Vec<i64>)> {
     tensors
 }
 
-fn dense(layer: &str, [to, from]: [i64; 2]) -> Vec<(String, Vec<i64>)> {
+pub(super) fn dense(layer: &str, [to, from]: [i64; 2]) -> Vec<(String, Vec<i64>)> {
     vec![(format!("{layer}.weight"), vec![to, from]), (format!("{layer}.bias"), vec![to])]
 }
 
-const NORM: [&str; 2] = ["weight", "bias"];
+pub(super) const NORM: [&str; 2] = ["weight", "bias"];
 
 const BERT: &str = "\
 layers:

@@ -4,7 +4,7 @@ use super::test_folder::{named, with, Folder};
 use super::ImportOptions;
 use serde_json::{json, Value};
 
-fn gpt2(more: &Value) -> Value {
+pub(super) fn gpt2(more: &Value) -> Value {
     let config = json!({
         "architectures": ["GPT2LMHeadModel"],
         "vocab_size": 32,
@@ -19,7 +19,7 @@ fn gpt2(more: &Value) -> Value {
     with(config, more)
 }
 
-fn gpt2_tensors(prefix: &str) -> Vec<(String, Vec<i64>)> {
+pub(super) fn gpt2_tensors(prefix: &str) -> Vec<(String, Vec<i64>)> {
     let outer: [(&str, &[i64]); 4] = [
         ("wte.weight", &[32, 8]),
         ("wpe.weight", &[16, 8]),

@@ -15,6 +15,8 @@
 //! files, or rules of the run file say what they are made of. Nothing is written before everything
 //! is checked.
 
+#[cfg(test)]
+mod back_tests;
 mod bert;
 #[cfg(test)]
 mod bert_tests;

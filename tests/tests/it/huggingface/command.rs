@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use tests::programs::{Ended, TestFolder};
 
 /// Copies a recorded model into a folder.
-fn copied(case: &str, place: &TestFolder) -> PathBuf {
+pub(super) fn copied(case: &str, place: &TestFolder) -> PathBuf {
     let copy = place.file("hf");
     std::fs::create_dir(&copy).unwrap();
     for entry in std::fs::read_dir(recorded().join(case).join("model")).unwrap() {
@@ -18,13 +18,13 @@ fn copied(case: &str, place: &TestFolder) -> PathBuf {
     copy
 }
 
-async fn import(place: &TestFolder, folder: &Path, to: &Path, more: &[&str]) -> Ended {
+pub(super) async fn import(place: &TestFolder, folder: &Path, to: &Path, more: &[&str]) -> Ended {
     let arguments = ["import", folder.to_str().unwrap(), "--to", to.to_str().unwrap()];
     place.start("bossman", &[&arguments[..], more].concat()).end().await
 }
 
 /// Replaces a text that must be in a file.
-fn replace(path: &Path, old: &str, new: &str) {
+pub(super) fn replace(path: &Path, old: &str, new: &str) {
     let text = std::fs::read_to_string(path).unwrap();
     assert!(text.contains(old), "{old} is not in {text}");
     std::fs::write(path, text.replace(old, new)).unwrap();

@@ -1,6 +1,7 @@
 //! Tests models that `bossman import` makes of folders of Hugging Face's transformers, against what
 //! transformers computes. `tests/huggingface/README.md` says what is recorded.
 
+mod back;
 mod command;
 mod proof;
 
