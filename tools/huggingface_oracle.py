@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Compares models that `bossman import` made with Hugging Face's transformers: logits, the losses
-and weights of 20 steps of training, and text.
+and weights of 20 steps of training, and text. Then also the way back, by tools/huggingface_back.py.
 
     tools/huggingface_oracle.py             compute in transformers here and now, then compare
     tools/huggingface_oracle.py --record    write what transformers computes to tests/huggingface
@@ -10,6 +10,7 @@ and weights of 20 steps of training, and text.
 
 import argparse
 import copy
+import functools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
+import huggingface_back
 import pytorch
 import setup_libtorch
 import tensor_file
@@ -246,6 +248,10 @@ def main():
         return
     with tempfile.TemporaryDirectory() as fresh:
         record_all(torch, transformers, Path(fresh))
+        for case in CASES:
+            if not case.waits:
+                of_case = functools.partial(load, torch, transformers, case)
+                huggingface_back.check(torch, case, Path(fresh) / case.name, of_case)
         command = ["cargo", "test", "--package", "tests", "--test", "it", "huggingface::proof::"]
         environment = {**os.environ, "BOSSMAN_HUGGINGFACE": fresh}
         done = subprocess.run(
