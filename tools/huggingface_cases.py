@@ -21,8 +21,6 @@ class Case:
     # The tokens of a text whose logits are recorded, and of one to train on.
     length: int = 9
     train_length: int = 10
-    # The layers of BossMan have no argument yet for what this case needs.
-    waits: bool = False
 
 
 # One key-value head for three heads, and a head_dim that is not hidden_size / heads.
@@ -68,9 +66,8 @@ CASES = [
             ),
             "max_position_embeddings": 256,
         },
-        waits=True,
     ),
-    Case("llama-linear", config=scaled("linear", factor=4.0), waits=True),
+    Case("llama-linear", config=scaled("linear", factor=4.0)),
     # The angles depend on the length of the text, once that is beyond the 16 positions. Greedy
     # text ends before, because a cache keeps keys that were turned by other angles.
     Case(
@@ -78,7 +75,6 @@ CASES = [
         config=scaled("dynamic", factor=2.0),
         length=24,
         train_length=20,
-        waits=True,
     ),
     Case(
         "llama-yarn",
@@ -86,7 +82,6 @@ CASES = [
             **scaled("yarn", factor=4.0, original_max_position_embeddings=16),
             "max_position_embeddings": 64,
         },
-        waits=True,
     ),
     Case(
         "llama-longrope",
@@ -102,7 +97,6 @@ CASES = [
         },
         length=24,
         train_length=20,
-        waits=True,
     ),
     Case(
         "smollm3",
@@ -114,6 +108,22 @@ CASES = [
             "hidden_size": 20,
             "intermediate_size": 24,
         },
-        waits=True,
     ),
+    # A window shorter than the texts, in all layers.
+    Case("mistral", family="Mistral", config={"sliding_window": 4, "num_key_value_heads": 3}),
+    # Biases of queries, keys and values, heads as wide as hidden_size / heads, and one window. A
+    # small rope_theta, as biases of keys that turn slowly have gradients of mere rounding.
+    Case(
+        "qwen2",
+        family="Qwen2",
+        config={
+            "num_attention_heads": 2,
+            "head_dim": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    Case("qwen3", family="Qwen3", config={"num_key_value_heads": 3}),
 ]

@@ -163,9 +163,8 @@ def take_steps(torch, model, ids, targets, parts):
 
 def record_all(torch, transformers, folder):
     for case in CASES:
-        if not case.waits:
-            shutil.rmtree(folder / case.name, ignore_errors=True)
-            record(torch, transformers, case, folder / case.name)
+        shutil.rmtree(folder / case.name, ignore_errors=True)
+        record(torch, transformers, case, folder / case.name)
 
 
 def main():
