@@ -10,6 +10,8 @@ class Case:
     name: str
     # Of transformers: `Llama` for LlamaConfig, LlamaForCausalLM and LlamaModel.
     family: str = "Llama"
+    # The class of its configuration, if that is not named as the family.
+    config_class: str = ""
     # The arguments of its configuration that differ from `SMALL`.
     config: dict = field(default_factory=dict)
     # Without a head the outputs are hidden states, and the loss is MSE to recorded targets.
@@ -126,4 +128,51 @@ CASES = [
         },
     ),
     Case("qwen3", family="Qwen3", config={"num_key_value_heads": 3}),
+    # A window in the first layer, and caps that change scores and logits.
+    Case(
+        "gemma2",
+        family="Gemma2",
+        config={
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 6,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    # Angles of two kinds, one of them scaled.
+    Case(
+        "gemma3",
+        family="Gemma3",
+        config_class="Gemma3TextConfig",
+        config={
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0},
+            },
+        },
+    ),
+    # Half of each head turns, and texts are longer than the first training's.
+    Case(
+        "phi3",
+        family="Phi3",
+        config={
+            **scaled(
+                "longrope",
+                partial_rotary_factor=0.5,
+                short_factor=[1.0, 1.5],
+                long_factor=[2.0, 3.5],
+            ),
+            "max_position_embeddings": 64,
+            "original_max_position_embeddings": 16,
+            "num_hidden_layers": 3,
+            "head_dim": 8,
+            "sliding_window": 6,
+        },
+        length=24,
+        train_length=20,
+    ),
 ]

@@ -38,15 +38,18 @@ DRAWS, MOST_ROUNDING = 100, 3e-6
 def make_folder(torch, transformers, case, folder):
     """Writes a model with random weights as transformers does, and a tokenizer."""
     torch.manual_seed(zlib.crc32(case.name.encode()))
-    config = getattr(transformers, f"{case.family}Config")(**{**SMALL, **case.config})
+    config_class = case.config_class or f"{case.family}Config"
+    config = getattr(transformers, config_class)(**{**SMALL, **case.config})
     kind = case.family + ("ForCausalLM" if case.head else "Model")
     model = getattr(transformers, kind)(config)
     for name, parameter in model.named_parameters():
         # Large enough that attention looks at some tokens more than at others, and that the layers
         # do more than the embedding: with a tied one a text would repeat its last token.
         small = any(part in name for part in ["norm", "bias", "embed"])
+        # Norms of Gemma begin with zeros, to which they add 1 themselves.
+        begins_with_ones = "norm" in name and bool((parameter.data == 1).all())
         parameter.data.normal_(std=0.1 if small else 0.3)
-        if "norm" in name:
+        if begins_with_ones:
             parameter.data += 1
     model.to(getattr(torch, case.dtype)).save_pretrained(folder, max_shard_size=case.shard)
     # How transformers draws text, which is no part of the model.

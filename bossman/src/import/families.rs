@@ -2,12 +2,20 @@
 
 use super::family::Family;
 use super::hf_config::HfConfig;
-use super::{llama, mistral, qwen2, qwen3, smollm3};
+use super::{gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3, smollm3};
 use crate::BossManError;
 use serde_json::Value;
 
-const FAMILIES: [&Family; 5] =
-    [&llama::LLAMA, &mistral::MISTRAL, &qwen2::QWEN2, &qwen3::QWEN3, &smollm3::SMOLLM3];
+const FAMILIES: [&Family; 8] = [
+    &llama::LLAMA,
+    &mistral::MISTRAL,
+    &qwen2::QWEN2,
+    &qwen3::QWEN3,
+    &smollm3::SMOLLM3,
+    &gemma2::GEMMA2,
+    &gemma3::GEMMA3,
+    &phi3::PHI3,
+];
 
 /// The family of a configuration, and the architecture's name.
 pub(super) fn family_of(

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! import -> gguf (a GGUF file becomes such a folder)
-//!        -> hf_config (config.json) -> families -> llama, mistral, qwen2, qwen3, smollm3
+//!        -> hf_config (config.json) -> families -> llama, mistral, qwen2, qwen3, smollm3, gemma2,
+//!                                                     |         gemma3, phi3
 //!        -> tensor_headers (no weight is read)        |                        |
 //!        -> tokenizer_file                         windows     decoder -> decoder_layer -> rope
 //!        -> fit (model against headers)                           |
@@ -22,11 +23,14 @@ mod family;
 #[cfg(test)]
 mod family_tests;
 mod fit;
+mod gemma2;
+mod gemma3;
 pub(crate) mod gguf;
 mod hf_config;
 mod llama;
 mod mistral;
 mod model_text;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod rope;
