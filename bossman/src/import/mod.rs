@@ -25,6 +25,8 @@ mod family_tests;
 mod fit;
 mod gemma2;
 mod gemma3;
+#[cfg(test)]
+mod gemma_phi_tests;
 pub(crate) mod gguf;
 mod hf_config;
 mod llama;
