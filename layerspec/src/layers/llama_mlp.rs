@@ -88,8 +88,9 @@ impl Rules for LlamaMLP {
         // in between.
         let each = Dim::Fixed(self.intermediate_size).times_number(6)?;
         let rows = inputs[0].dims().split_last().map_or(&[][..], |(_, outer)| outer);
-        let between =
-            Dim::product(rows)?.times_number(self.intermediate_size)?.times_number(activation + 1)?;
+        let between = Dim::product(rows)?
+            .times_number(self.intermediate_size)?
+            .times_number(activation + 1)?;
         Dim::product(inputs[0].dims())?.times(&each)?.plus(&between)
     }
 }

@@ -243,17 +243,18 @@ impl Differentiable for AttentionHeads {
                 (0, None | Some(Causal { past: 0, window: None })) => (None, self.causal),
                 _ => (Mask::new([&q, &k], between, padding, causal)?.for_libtorch()?, false),
             };
+            let scale = self.scores.scale;
             // A mask gets its gradient only with single operations. Otherwise libtorch would choose
             // them only if it records a graph, and recomputed values would have other bits.
             let attended = match self.mask && ctx.needs_input_grad(sources) {
                 true => {
                     Tensor::f_internal_scaled_dot_product_attention_math(
-                        &q, &k, &v, mask, 0.0, is_causal, NO_MASK, self.scores.scale, false,
+                        &q, &k, &v, mask, 0.0, is_causal, NO_MASK, scale, false,
                     )?
                     .0
                 }
                 false => Tensor::f_scaled_dot_product_attention(
-                    &q, &k, &v, mask, 0.0, is_causal, self.scores.scale, false,
+                    &q, &k, &v, mask, 0.0, is_causal, scale, false,
                 )?,
             };
             return Ok(vec![self.join(&attended)?]);
