@@ -6,7 +6,7 @@ use crate::StateDict;
 use serde_json::json;
 
 /// The lines of a text that begin so, without spaces around them.
-fn lines<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
+pub(super) fn lines<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
     text.lines().map(str::trim).filter(|line| line.starts_with(start)).collect()
 }
 
@@ -160,6 +160,9 @@ fn defaults_are_those_of_the_configuration_classes() {
         ("Qwen2Model", "151936 4096 22016 32 32 32 1e-6", "10000.0"),
         ("Qwen3Model", "151936 4096 22016 32 32 32 128 1e-6", "10000.0"),
         ("SmolLM3Model", "128256 2048 11008 36 16 4 1e-6", "2000000.0"),
+        ("Gemma2Model", "256000 2304 9216 26 8 4 256 4096 1e-6", "10000.0"),
+        ("Gemma3TextModel", "262208 2304 9216 26 8 4 256 4096 1e-6", "10000.0"),
+        ("Phi3Model", "32064 3072 8192 32 32 32 1e-5", "10000.0"),
     ] {
         let expected = (numbers.to_string(), format!("rope_theta: {theta}"));
         assert_eq!(sizes(architecture), expected, "{architecture}");

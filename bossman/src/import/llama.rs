@@ -39,5 +39,5 @@ pub(super) fn biases(config: &HfConfig) -> Result<FamilyStyle, BossManError> {
         false => AttentionBias::None,
     };
     let mlp_bias = config.flag_or("mlp_bias", false)?;
-    Ok(FamilyStyle { attention_bias, mlp_bias, qk_norm: false })
+    Ok(FamilyStyle { attention_bias, mlp_bias, ..FamilyStyle::default() })
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! import -> gguf (a GGUF file becomes such a folder)
-//!        -> hf_config (config.json) -> families -> llama, mistral, qwen2, qwen3, smollm3
+//!        -> hf_config (config.json) -> families -> llama, mistral, qwen2, qwen3, smollm3,
+//!        |                              |                 gemma2, gemma3, phi3
 //!        |                              |              -> decoder -> decoder_layer, windows, rope
 //!        |                              +-> gpt2, bert, roberta -> encoder, parts, labels
 //!        -> tensor_headers (no weight is read), tokenizer_file, both bounded_file
@@ -27,6 +28,10 @@ mod family;
 #[cfg(test)]
 mod family_tests;
 mod fit;
+mod gemma2;
+mod gemma3;
+#[cfg(test)]
+mod gemma_phi_tests;
 pub(crate) mod gguf;
 mod gpt2;
 #[cfg(test)]
@@ -37,6 +42,7 @@ mod llama;
 mod mistral;
 mod model_text;
 mod parts;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod renames;

@@ -57,30 +57,70 @@ pub(super) struct Rope {
     pub(super) theta: f64,
     /// The argument `rope_scaling`, if angles are scaled.
     pub(super) scaling: Option<Yaml>,
+    /// The share of a head that turns.
+    pub(super) part: f64,
+}
+
+/// The angles of all layers of a model.
+#[derive(Debug)]
+pub(super) struct Ropes {
+    pub(super) usual: Rope,
+    /// Those of layers with a window, if they have their own.
+    pub(super) local: Option<Rope>,
+}
+
+impl From<Rope> for Ropes {
+    fn from(usual: Rope) -> Self {
+        Ropes { usual, local: None }
+    }
 }
 
 impl Rope {
     /// Reads the keys. As in transformers 5, `rope_scaling` comes before `rope_parameters`, and a
     /// key in them before the same one outside.
     pub(super) fn of(config: &HfConfig, default_theta: f64) -> Result<Self, BossManError> {
-        let parameters = match config.mapping("rope_scaling")? {
-            Some(scaling) => Some(scaling),
-            None => config.mapping("rope_parameters")?,
-        };
-        let theta = config.number_or("rope_theta", default_theta)?;
-        for keys in [Some(config), parameters.as_ref()].into_iter().flatten() {
+        for keys in [Some(config), parameters(config)?.as_ref()].into_iter().flatten() {
             if keys.number_or("partial_rotary_factor", 1.0)? != 1.0 {
-                let why = "BossMan's LlamaAttention turns whole heads, which is 1.0";
+                let why = "layers of this family turn whole heads, which is 1.0";
                 return Err(keys.refused("partial_rotary_factor", why));
             }
         }
-        let Some(parameters) = parameters else { return Ok(Rope { theta, scaling: None }) };
+        Rope::of_part(config, default_theta)
+    }
+
+    /// The same for a family whose layers may turn a part of each head.
+    pub(super) fn of_part(config: &HfConfig, default_theta: f64) -> Result<Self, BossManError> {
+        let theta = config.number_or("rope_theta", default_theta)?;
+        let part = config.number_or("partial_rotary_factor", 1.0)?;
+        let Some(parameters) = parameters(config)? else {
+            return Ok(Rope { theta, scaling: None, part });
+        };
         for kind in ["full_attention", "sliding_attention"] {
             let why = "angles of a kind of layer are not known; all layers have the same";
             parameters.expect(kind, &[], why)?;
         }
-        let theta = parameters.number_or("rope_theta", theta)?;
-        Ok(Rope { theta, scaling: scaling(&parameters)? })
+        let part = parameters.number_or("partial_rotary_factor", part)?;
+        Ok(Rope { part, ..Rope::of_parameters(Some(&parameters), theta)? })
+    }
+
+    /// Reads the mapping of one kind of layer.
+    pub(super) fn of_parameters(
+        parameters: Option<&HfConfig>,
+        default_theta: f64,
+    ) -> Result<Self, BossManError> {
+        let Some(parameters) = parameters else {
+            return Ok(Rope { theta: default_theta, scaling: None, part: 1.0 });
+        };
+        let theta = parameters.number_or("rope_theta", default_theta)?;
+        Ok(Rope { theta, scaling: scaling(parameters)?, part: 1.0 })
+    }
+}
+
+/// The mapping of a model whose layers all have the same angles.
+pub(super) fn parameters(config: &HfConfig) -> Result<Option<HfConfig>, BossManError> {
+    match config.mapping("rope_scaling")? {
+        Some(scaling) => Ok(Some(scaling)),
+        None => config.mapping("rope_parameters"),
     }
 }
 
