@@ -1,8 +1,9 @@
 //! The families that are known, and the one of a configuration. Code in a folder is never executed.
 
+use super::bert_like::{bert, gpt2, roberta};
 use super::family::Family;
 use super::hf_config::HfConfig;
-use super::{bert, gemma2, gemma3, gpt2, llama, mistral, phi3, qwen2, qwen3, roberta, smollm3};
+use super::llama_like::{gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3, smollm3};
 use crate::BossManError;
 use serde_json::Value;
 

@@ -2,10 +2,7 @@
 //!
 //! ```text
 //! import -> gguf (a GGUF file becomes such a folder)
-//!        -> hf_config (config.json) -> families -> llama, mistral, qwen2, qwen3, smollm3,
-//!        |                              |                 gemma2, gemma3, phi3
-//!        |                              |              -> decoder -> decoder_layer, windows, rope
-//!        |                              +-> gpt2, bert, roberta -> encoder, parts, labels
+//!        -> hf_config (config.json) -> families -> llama_like, bert_like -> family, model_text
 //!        -> tensor_headers (no weight is read), tokenizer_file, both bounded_file
 //!        -> renames -> fit (model against headers)
 //!        -> model_text, run_text, summary: the files that it writes
@@ -16,40 +13,17 @@
 //! files, or rules of the run file say what they are made of. Nothing is written before everything
 //! is checked.
 
-mod bert;
-#[cfg(test)]
-mod bert_tests;
+mod bert_like;
 mod bounded_file;
-mod decoder;
-mod decoder_layer;
-mod encoder;
 mod families;
 mod family;
-#[cfg(test)]
-mod family_tests;
 mod fit;
-mod gemma2;
-mod gemma3;
-#[cfg(test)]
-mod gemma_phi_tests;
 pub(crate) mod gguf;
-mod gpt2;
-#[cfg(test)]
-mod gpt2_tests;
 mod hf_config;
-mod labels;
-mod llama;
-mod mistral;
+mod llama_like;
 mod model_text;
-mod parts;
-mod phi3;
-mod qwen2;
-mod qwen3;
 mod renames;
-mod roberta;
-mod rope;
 mod run_text;
-mod smollm3;
 mod summary;
 mod tensor_headers;
 #[cfg(test)]
@@ -57,7 +31,6 @@ mod test_folder;
 #[cfg(test)]
 mod tests;
 mod tokenizer_file;
-mod windows;
 
 pub use family::Head;
 

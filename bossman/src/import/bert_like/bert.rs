@@ -1,13 +1,13 @@
 //! BERT: an encoder, and the classifier of its first position.
 
 use super::encoder::{encoder, leftovers, Encoder, Kind};
-use super::family::{Family, FamilyModel, Output, Request};
 use super::labels::labels;
-use super::model_text::{var, LayerText};
 use super::parts::{dropout, linear};
+use crate::import::family::{Family, FamilyModel, Output, Request};
+use crate::import::model_text::{var, LayerText};
 use crate::BossManError;
 
-pub(super) const BERT: Family = Family {
+pub(in crate::import) const BERT: Family = Family {
     architectures: &[
         "BertForSequenceClassification",
         "BertModel",

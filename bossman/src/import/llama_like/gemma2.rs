@@ -3,14 +3,14 @@
 
 use super::decoder::{decoder, Defaults};
 use super::decoder_layer::{Activation, FamilyStyle, LayerStyle, Rotation};
-use super::family::{Family, FamilyModel, Request};
-use super::hf_config::HfConfig;
 use super::llama::biases;
 use super::windows::windows;
+use crate::import::family::{Family, FamilyModel, Request};
+use crate::import::hf_config::HfConfig;
 use crate::BossManError;
 use serde_json::json;
 
-pub(super) const GEMMA2: Family =
+pub(in crate::import) const GEMMA2: Family =
     Family { architectures: &["Gemma2ForCausalLM", "Gemma2Model"], model: gemma2 };
 
 /// Of `Gemma2Config`.

@@ -3,14 +3,14 @@
 
 use super::decoder::{decoder_with, Defaults};
 use super::decoder_layer::{FamilyStyle, LayerStyle, Rotation};
-use super::family::{Family, FamilyModel, Request};
-use super::hf_config::HfConfig;
 use super::rope::{parameters, Rope, Ropes};
+use crate::import::family::{Family, FamilyModel, Request};
+use crate::import::hf_config::HfConfig;
 use crate::run_file::yaml_text::Yaml;
 use crate::BossManError;
 use serde_json::json;
 
-pub(super) const PHI3: Family =
+pub(in crate::import) const PHI3: Family =
     Family { architectures: &["Phi3ForCausalLM", "Phi3Model"], model: phi3 };
 
 /// Of `Phi3Config`.

@@ -1,7 +1,7 @@
 //! Tests imports of GPT-2, whose files store matrices transposed.
 
-use super::test_folder::{named, with, Folder};
-use super::ImportOptions;
+use crate::import::test_folder::{named, with, Folder};
+use crate::import::ImportOptions;
 use serde_json::{json, Value};
 
 fn gpt2(more: &Value) -> Value {

@@ -1,8 +1,8 @@
 //! A decoder layer of Llama and its like: `LlamaAttention` and `LlamaMLP`, each with a norm before
 //! it, perhaps one behind it, and a sum after it.
 
-use super::model_text::{null, var, Entry, LayerText};
 use super::rope::Ropes;
+use crate::import::model_text::{null, var, Entry, LayerText};
 
 /// Whether and how the positions of a decoder layer are turned into queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

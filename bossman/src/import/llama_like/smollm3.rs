@@ -2,13 +2,13 @@
 
 use super::decoder::{decoder, Defaults};
 use super::decoder_layer::{LayerStyle, Rotation};
-use super::family::{Family, FamilyModel, Request};
-use super::hf_config::HfConfig;
 use super::llama::biases;
 use super::windows::windows;
+use crate::import::family::{Family, FamilyModel, Request};
+use crate::import::hf_config::HfConfig;
 use crate::BossManError;
 
-pub(super) const SMOLLM3: Family =
+pub(in crate::import) const SMOLLM3: Family =
     Family { architectures: &["SmolLM3ForCausalLM", "SmolLM3Model"], model: smollm3 };
 
 /// Of `SmolLM3Config`.

@@ -2,13 +2,13 @@
 //! its first position.
 
 use super::encoder::{encoder, leftovers, Encoder, Kind};
-use super::family::{Family, FamilyModel, Output, Request};
 use super::labels::labels;
-use super::model_text::{var, LayerText};
 use super::parts::{dropout, linear};
+use crate::import::family::{Family, FamilyModel, Output, Request};
+use crate::import::model_text::{var, LayerText};
 use crate::BossManError;
 
-pub(super) const ROBERTA: Family = Family {
+pub(in crate::import) const ROBERTA: Family = Family {
     architectures: &["RobertaForSequenceClassification", "RobertaModel", "RobertaForMaskedLM"],
     model: roberta,
 };

@@ -3,10 +3,10 @@
 //! files.
 
 use super::decoder_layer::{Activation, DecoderLayers, FamilyStyle, LayerStyle};
-use super::family::{FamilyModel, Output, Request};
-use super::hf_config::HfConfig;
-use super::model_text::{var, Block, Entry, LayerText, ModelInput};
 use super::rope::{Rope, Ropes};
+use crate::import::family::{FamilyModel, Output, Request};
+use crate::import::hf_config::HfConfig;
+use crate::import::model_text::{var, Block, Entry, LayerText, ModelInput};
 use crate::run_file::yaml_text::Yaml;
 use crate::BossManError;
 use serde_json::json;

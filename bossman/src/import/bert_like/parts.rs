@@ -1,7 +1,7 @@
 //! Layers that several families share.
 
-use super::hf_config::HfConfig;
-use super::model_text::{var, Entry, LayerText, ModelInput};
+use crate::import::hf_config::HfConfig;
+use crate::import::model_text::{var, Entry, LayerText, ModelInput};
 use crate::run_file::yaml_text::Yaml;
 use crate::BossManError;
 

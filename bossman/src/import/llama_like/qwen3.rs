@@ -2,12 +2,12 @@
 
 use super::decoder::{decoder, Defaults};
 use super::decoder_layer::{FamilyStyle, LayerStyle, Rotation};
-use super::family::{Family, FamilyModel, Request};
 use super::llama::biases;
 use super::windows::qwen_windows;
+use crate::import::family::{Family, FamilyModel, Request};
 use crate::BossManError;
 
-pub(super) const QWEN3: Family =
+pub(in crate::import) const QWEN3: Family =
     Family { architectures: &["Qwen3ForCausalLM", "Qwen3Model"], model: qwen3 };
 
 /// Of `Qwen3Config`.

@@ -2,11 +2,11 @@
 
 use super::decoder::{decoder, Defaults};
 use super::decoder_layer::{AttentionBias, FamilyStyle, LayerStyle, Rotation};
-use super::family::{Family, FamilyModel, Request};
 use super::windows::qwen_windows;
+use crate::import::family::{Family, FamilyModel, Request};
 use crate::BossManError;
 
-pub(super) const QWEN2: Family =
+pub(in crate::import) const QWEN2: Family =
     Family { architectures: &["Qwen2ForCausalLM", "Qwen2Model"], model: qwen2 };
 
 /// Of `Qwen2Config`.

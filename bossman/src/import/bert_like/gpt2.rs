@@ -1,16 +1,16 @@
 //! GPT-2: blocks that normalise before attention and before the linear layers. Its files store
 //! matrices as `[in, out]`, so rules of the run file transpose them.
 
-use super::family::{Family, FamilyModel, Output, Request};
-use super::hf_config::HfConfig;
-use super::model_text::{var, Block, Entry, LayerText, ModelInput};
 use super::parts::{activation, add, attention, depth, dropout, keep, layer_norm, linear, PADDING};
+use crate::import::family::{Family, FamilyModel, Output, Request};
+use crate::import::hf_config::HfConfig;
+use crate::import::model_text::{var, Block, Entry, LayerText, ModelInput};
 use crate::rename::Source;
 use crate::run_file::yaml_text::Yaml;
 use crate::BossManError;
 use serde_json::json;
 
-pub(super) const GPT2: Family =
+pub(in crate::import) const GPT2: Family =
     Family { architectures: &["GPT2LMHeadModel", "GPT2Model"], model: gpt2 };
 
 const INPUTS: [ModelInput; 2] = [ModelInput { name: "input_ids", dtype: "int64" }, PADDING];

@@ -2,12 +2,12 @@
 
 use super::decoder::{decoder, Defaults};
 use super::decoder_layer::{AttentionBias, FamilyStyle, LayerStyle, Rotation};
-use super::family::{Family, FamilyModel, Request};
-use super::hf_config::HfConfig;
+use crate::import::family::{Family, FamilyModel, Request};
+use crate::import::hf_config::HfConfig;
 use crate::BossManError;
 use serde_json::json;
 
-pub(super) const LLAMA: Family =
+pub(in crate::import) const LLAMA: Family =
     Family { architectures: &["LlamaForCausalLM", "LlamaModel"], model: llama };
 
 /// Of `LlamaConfig`.

@@ -1,7 +1,7 @@
 //! The sliding windows of a model's layers, by the keys `layer_types`, `sliding_window` and, of
 //! Qwen's, `use_sliding_window` and `max_window_layers`.
 
-use super::hf_config::HfConfig;
+use crate::import::hf_config::HfConfig;
 use crate::BossManError;
 
 /// Of `Qwen2Config` and `Qwen3Config`.

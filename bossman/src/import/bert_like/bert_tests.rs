@@ -1,7 +1,7 @@
 //! Tests imports of BERT and RoBERTa, and of their classifiers.
 
-use super::test_folder::{named, with, Folder};
-use super::{Head, ImportOptions};
+use crate::import::test_folder::{named, with, Folder};
+use crate::import::{Head, ImportOptions};
 use serde_json::{json, Value};
 use tch::Tensor;
 

@@ -2,10 +2,10 @@
 
 use super::decoder::{decoder, Defaults};
 use super::decoder_layer::{FamilyStyle, LayerStyle, Rotation};
-use super::family::{Family, FamilyModel, Request};
+use crate::import::family::{Family, FamilyModel, Request};
 use crate::BossManError;
 
-pub(super) const MISTRAL: Family =
+pub(in crate::import) const MISTRAL: Family =
     Family { architectures: &["MistralForCausalLM", "MistralModel"], model: mistral };
 
 /// Of `MistralConfig`.

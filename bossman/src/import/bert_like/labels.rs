@@ -1,7 +1,7 @@
 //! What a classifier says of a sequence: the number of its outputs, and what they are.
 
-use super::family::Output;
-use super::hf_config::HfConfig;
+use crate::import::family::Output;
+use crate::import::hf_config::HfConfig;
 use crate::BossManError;
 use serde_json::Value;
 

@@ -3,14 +3,14 @@
 
 use super::decoder::{decoder_with, Defaults};
 use super::decoder_layer::{FamilyStyle, LayerStyle, Rotation};
-use super::family::{Family, FamilyModel, Request};
 use super::gemma2::gemma_style;
-use super::hf_config::HfConfig;
 use super::rope::{Rope, Ropes};
 use super::windows::windows;
+use crate::import::family::{Family, FamilyModel, Request};
+use crate::import::hf_config::HfConfig;
 use crate::BossManError;
 
-pub(super) const GEMMA3: Family =
+pub(in crate::import) const GEMMA3: Family =
     Family { architectures: &["Gemma3ForCausalLM", "Gemma3TextModel"], model: gemma3 };
 
 /// Of `Gemma3TextConfig`.

@@ -1,9 +1,9 @@
 //! The layers that BERT and RoBERTa share: embeddings, and blocks that normalise after adding.
 
-use super::family::{Head, Request};
-use super::hf_config::HfConfig;
-use super::model_text::{var, Block, Entry, LayerText, ModelInput};
 use super::parts::{activation, add, attention, depth, dropout, keep, layer_norm, linear, PADDING};
+use crate::import::family::{Head, Request};
+use crate::import::hf_config::HfConfig;
+use crate::import::model_text::{var, Block, Entry, LayerText, ModelInput};
 use crate::rename::Source;
 use crate::run_file::yaml_text::Yaml;
 use crate::BossManError;

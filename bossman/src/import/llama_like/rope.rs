@@ -1,7 +1,7 @@
 //! The keys of rotary position embeddings, of transformers 4 (`rope_theta`, `rope_scaling`) and 5
 //! (`rope_parameters`).
 
-use super::hf_config::HfConfig;
+use crate::import::hf_config::HfConfig;
 use crate::run_file::yaml_text::Yaml;
 use crate::BossManError;
 use serde_json::Value;
