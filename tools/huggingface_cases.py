@@ -10,6 +10,8 @@ class Case:
     name: str
     # Of transformers: `Llama` for LlamaConfig, LlamaForCausalLM and LlamaModel.
     family: str = "Llama"
+    # The class of its configuration, if that is not named as the family.
+    config_class: str = ""
     # The arguments of its configuration that differ from `SMALL`.
     config: dict = field(default_factory=dict)
     # Without a head the outputs are hidden states, and the loss is MSE to recorded targets.
@@ -29,8 +31,6 @@ class Case:
     # The tokens of a text whose logits are recorded, and of one to train on.
     length: int = 9
     train_length: int = 10
-    # The layers of BossMan have no argument yet for what this case needs.
-    waits: bool = False
 
 
 # One key-value head for three heads, and a head_dim that is not hidden_size / heads.
@@ -103,9 +103,8 @@ CASES = [
             ),
             "max_position_embeddings": 256,
         },
-        waits=True,
     ),
-    Case("llama-linear", config=scaled("linear", factor=4.0), waits=True),
+    Case("llama-linear", config=scaled("linear", factor=4.0)),
     # The angles depend on the length of the text, once that is beyond the 16 positions. Greedy
     # text ends before, because a cache keeps keys that were turned by other angles.
     Case(
@@ -113,7 +112,6 @@ CASES = [
         config=scaled("dynamic", factor=2.0),
         length=24,
         train_length=20,
-        waits=True,
     ),
     Case(
         "llama-yarn",
@@ -121,7 +119,6 @@ CASES = [
             **scaled("yarn", factor=4.0, original_max_position_embeddings=16),
             "max_position_embeddings": 64,
         },
-        waits=True,
     ),
     Case(
         "llama-longrope",
@@ -137,7 +134,6 @@ CASES = [
         },
         length=24,
         train_length=20,
-        waits=True,
     ),
     Case(
         "smollm3",
@@ -149,7 +145,70 @@ CASES = [
             "hidden_size": 20,
             "intermediate_size": 24,
         },
-        waits=True,
+    ),
+    # A window shorter than the texts, in all layers.
+    Case("mistral", family="Mistral", config={"sliding_window": 4, "num_key_value_heads": 3}),
+    # Biases of queries, keys and values, heads as wide as hidden_size / heads, and one window. A
+    # small rope_theta, as biases of keys that turn slowly have gradients of mere rounding.
+    Case(
+        "qwen2",
+        family="Qwen2",
+        config={
+            "num_attention_heads": 2,
+            "head_dim": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    Case("qwen3", family="Qwen3", config={"num_key_value_heads": 3}),
+    # A window in the first layer, and caps that change scores and logits.
+    Case(
+        "gemma2",
+        family="Gemma2",
+        config={
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 6,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    # Angles of two kinds, one of them scaled.
+    Case(
+        "gemma3",
+        family="Gemma3",
+        config_class="Gemma3TextConfig",
+        config={
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0},
+            },
+        },
+    ),
+    # Half of each head turns, and texts are longer than the first training's.
+    Case(
+        "phi3",
+        family="Phi3",
+        config={
+            **scaled(
+                "longrope",
+                partial_rotary_factor=0.5,
+                short_factor=[1.0, 1.5],
+                long_factor=[2.0, 3.5],
+            ),
+            "max_position_embeddings": 64,
+            "original_max_position_embeddings": 16,
+            "num_hidden_layers": 3,
+            "head_dim": 8,
+            "sliding_window": 6,
+        },
+        length=24,
+        train_length=20,
     ),
     Case("bert", family="Bert", base=SMALL_BERT, head=False),
     Case(

@@ -45,15 +45,18 @@ def make_folder(torch, transformers, case, folder):
     if case.labels:
         arguments["num_labels"] = case.labels
         kind = "ForSequenceClassification"
-    config = getattr(transformers, f"{case.family}Config")(**arguments)
+    config_class = case.config_class or f"{case.family}Config"
+    config = getattr(transformers, config_class)(**arguments)
     model = getattr(transformers, case.family + kind)(config)
     for name, parameter in model.named_parameters():
         # Large enough that attention looks at some tokens more than at others, and that the layers
         # do more than the embedding: with a tied one a text would repeat its last token.
         is_norm = "norm" in name.lower() or ".ln_" in name
         small = is_norm or any(part in name for part in ["bias", "embed", "wte", "wpe"])
+        # Norms of Gemma begin with zeros, to which they add 1 themselves.
+        begins_with_ones = is_norm and bool((parameter.data == 1).all())
         parameter.data.normal_(std=0.1 if small else 0.3)
-        if is_norm and name.endswith("weight"):
+        if begins_with_ones:
             parameter.data += 1
     model.to(getattr(torch, case.dtype)).save_pretrained(folder, max_shard_size=case.shard)
     # How transformers draws text, which is no part of the model.
@@ -221,9 +224,8 @@ def take_steps(torch, model, case, ids, targets, parts):
 
 def record_all(torch, transformers, folder):
     for case in CASES:
-        if not case.waits:
-            shutil.rmtree(folder / case.name, ignore_errors=True)
-            record(torch, transformers, case, folder / case.name)
+        shutil.rmtree(folder / case.name, ignore_errors=True)
+        record(torch, transformers, case, folder / case.name)
 
 
 def main():

@@ -88,7 +88,7 @@ def grouped(torch, num_key_value_heads, embed_dim, num_heads, bias=True, batch_f
     return Grouped()
 
 
-def attention(torch, queries, keys, values, causal, padding, window=None):
+def attention(torch, queries, keys, values, causal, padding, window=None, scale=None, cap=None):
     """By heads: [batch, heads, positions, width]."""
     mask, sizes = None, (queries.shape[-2], keys.shape[-2])
     if padding is not None:
@@ -98,8 +98,17 @@ def attention(torch, queries, keys, values, causal, padding, window=None):
     if window is not None:
         near = ~later(torch, *sizes) & torch.ones(sizes, dtype=torch.bool).triu(1 - window)
         mask = near if mask is None else mask & near
+    if cap is not None:
+        scores = queries @ keys.transpose(-2, -1) * (scale or queries.shape[-1] ** -0.5)
+        scores = torch.tanh(scores / cap) * cap
+        if causal:
+            scores = scores.masked_fill(later(torch, *sizes), -math.inf)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf)
+        # Nothing at all where all keys are masked.
+        return torch.ops.aten._safe_softmax(scores, -1) @ values
     return torch.nn.functional.scaled_dot_product_attention(
-        queries, keys, values, mask, is_causal=causal and mask is None
+        queries, keys, values, mask, is_causal=causal and mask is None, scale=scale
     )
 
 
@@ -224,6 +233,28 @@ def half_turned(torch, heads, base, scaling=None, most=None):
     return heads * (angles.cos() * times) + turned * (angles.sin() * times)
 
 
+def offset_norm(torch, width, eps, offset):
+    """The norm of Gemma: the weight begins at zero, and 1 is added to it."""
+
+    class Norm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.full([width], 1.0 - offset))
+
+        def forward(self, x):
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (offset + self.weight)
+
+    return Norm()
+
+
+def RMSNorm(torch, normalized_shape, offset=0.0, **arguments):
+    if offset == 0.0:
+        module = torch.nn.RMSNorm(normalized_shape, **arguments)
+    else:
+        module = offset_norm(torch, normalized_shape, arguments["eps"], offset)
+    return module, module
+
+
 def LlamaAttention(
     torch,
     hidden_size,
@@ -233,51 +264,87 @@ def LlamaAttention(
     rope_theta=10000.0,
     rope_scaling=None,
     max_position_embeddings=None,
+    partial_rotary_factor=1.0,
+    fused=False,
     attention_bias=False,
     qkv_bias=False,
     qk_norm_eps=None,
+    qk_norm_offset=0.0,
+    query_pre_attn_scalar=None,
+    attn_logit_softcapping=None,
     attention_dropout=0.0,
     is_causal=True,
     sliding_window=None,
     key_padding_mask=False,
 ):
-    """As in Hugging Face's transformers, with what Mistral, Qwen2 and Qwen3 add."""
+    """As in Hugging Face's transformers, with what Mistral, Qwen2, Qwen3, Gemma and Phi-3 add."""
     queries, keys = num_attention_heads, num_key_value_heads or num_attention_heads
     width = head_dim or hidden_size // queries
     module = torch.nn.Module()
     bias = attention_bias or qkv_bias
-    module.q_proj = torch.nn.Linear(hidden_size, queries * width, bias=bias)
-    module.k_proj = torch.nn.Linear(hidden_size, keys * width, bias=bias)
-    module.v_proj = torch.nn.Linear(hidden_size, keys * width, bias=bias)
+    widths = [queries * width, keys * width, keys * width]
+    if fused:
+        module.qkv_proj = torch.nn.Linear(hidden_size, sum(widths), bias=bias)
+    else:
+        for name, size in zip(["q_proj", "k_proj", "v_proj"], widths):
+            setattr(module, name, torch.nn.Linear(hidden_size, size, bias=bias))
     module.o_proj = torch.nn.Linear(queries * width, hidden_size, bias=attention_bias)
     if qk_norm_eps is not None:
-        module.q_norm = torch.nn.RMSNorm(width, eps=qk_norm_eps)
-        module.k_norm = torch.nn.RMSNorm(width, eps=qk_norm_eps)
+        norm = {"eps": qk_norm_eps, "offset": qk_norm_offset}
+        module.q_norm, module.k_norm = [RMSNorm(torch, width, **norm)[0] for _ in range(2)]
+
+    def projected(x):
+        if fused:
+            return module.qkv_proj(x).split(widths, -1)
+        return [part(x) for part in [module.q_proj, module.k_proj, module.v_proj]]
+
+    def turn(heads, *scaled):
+        if partial_rotary_factor == 1.0:
+            return half_turned(torch, heads, *scaled)
+        first, rest = heads.tensor_split([int(width * partial_rotary_factor)], -1)
+        return torch.cat([half_turned(torch, first, *scaled), rest], -1)
 
     def call(x, padding=None):
-        projections = [module.q_proj, module.k_proj, module.v_proj]
-        q, k, v = [part(x).unflatten(-1, (-1, width)).transpose(1, 2) for part in projections]
+        q, k, v = [part.unflatten(-1, (-1, width)).transpose(1, 2) for part in projected(x)]
         if qk_norm_eps is not None:
             q, k = module.q_norm(q), module.k_norm(k)
         if rope_theta is not None:
             scaled = rope_theta, rope_scaling, max_position_embeddings
-            q, k = half_turned(torch, q, *scaled), half_turned(torch, k, *scaled)
+            q, k = turn(q, *scaled), turn(k, *scaled)
         k, v = [part.repeat_interleave(queries // keys, 1) for part in [k, v]]
-        attended = attention(torch, q, k, v, is_causal, padding, sliding_window)
+        scale = None if query_pre_attn_scalar is None else query_pre_attn_scalar**-0.5
+        scores = sliding_window, scale, attn_logit_softcapping
+        attended = attention(torch, q, k, v, is_causal, padding, *scores)
         return module.o_proj(attended.transpose(1, 2).flatten(2))
 
     return module, call
 
 
-def LlamaMLP(torch, hidden_size, intermediate_size, mlp_bias=False):
+def LlamaMLP(
+    torch, hidden_size, intermediate_size, mlp_bias=False, activation="silu", fused=False
+):
     """As in Hugging Face's transformers."""
     module = torch.nn.Module()
-    module.gate_proj = torch.nn.Linear(hidden_size, intermediate_size, bias=mlp_bias)
-    module.up_proj = torch.nn.Linear(hidden_size, intermediate_size, bias=mlp_bias)
+    if fused:
+        module.gate_up_proj = torch.nn.Linear(hidden_size, 2 * intermediate_size, bias=mlp_bias)
+    else:
+        module.gate_proj = torch.nn.Linear(hidden_size, intermediate_size, bias=mlp_bias)
+        module.up_proj = torch.nn.Linear(hidden_size, intermediate_size, bias=mlp_bias)
     module.down_proj = torch.nn.Linear(intermediate_size, hidden_size, bias=mlp_bias)
-    return module, lambda x: module.down_proj(
-        torch.nn.functional.silu(module.gate_proj(x)) * module.up_proj(x)
-    )
+    function = {
+        "silu": torch.nn.functional.silu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    }[activation]
+
+    def call(x):
+        if fused:
+            gate, up = module.gate_up_proj(x).chunk(2, -1)
+        else:
+            gate, up = module.gate_proj(x), module.up_proj(x)
+        return module.down_proj(function(gate) * up)
+
+    return module, call
 
 
 def recurrent(torch, kind, arguments):

@@ -131,7 +131,8 @@ fn continues(kind: &LayerKind, ports: &[Option<usize>]) -> bool {
     match kind {
         // `rope_scaling` of `dynamic` and `longrope` depends on the length of the whole sequence.
         // Cached keys stay turned as they were when they were new, so the result is not that of the
-        // whole sequence at once. Transformers does the same.
+        // whole sequence at once. Transformers does the same, except for Phi-3: it computes all
+        // keys anew when the text gets longer than the first training's.
         LayerKind::LlamaAttention(llama) => is_self_attention && llama.is_causal,
         LayerKind::TransformerEncoderLayer(encoder) => {
             is_self_attention && encoder.is_causal && encoder.batch_first && !encoder.src_mask

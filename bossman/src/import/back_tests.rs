@@ -1,7 +1,7 @@
 //! Tests the way back: what an import has read is exported, changed or not, for transformers.
 
-use super::bert_tests::{bert, bert_tensors, dense, NORM};
-use super::gpt2_tests::{gpt2, gpt2_tensors};
+use super::bert_like::bert_tests::{bert, bert_tensors, dense, NORM};
+use super::bert_like::gpt2_tests::{gpt2, gpt2_tensors};
 use super::test_folder::{named, Folder};
 use super::tests::config;
 use super::*;

@@ -1,17 +1,21 @@
 //! The families that are known, and the one of a configuration. Code in a folder is never executed.
 
+use super::bert_like::{bert, gpt2, roberta};
 use super::family::Family;
 use super::hf_config::HfConfig;
-use super::{bert, gpt2, llama, mistral, qwen2, qwen3, roberta, smollm3};
+use super::llama_like::{gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3, smollm3};
 use crate::BossManError;
 use serde_json::Value;
 
-const FAMILIES: [&Family; 8] = [
+const FAMILIES: [&Family; 11] = [
     &llama::LLAMA,
     &mistral::MISTRAL,
     &qwen2::QWEN2,
     &qwen3::QWEN3,
     &smollm3::SMOLLM3,
+    &gemma2::GEMMA2,
+    &gemma3::GEMMA3,
+    &phi3::PHI3,
     &gpt2::GPT2,
     &bert::BERT,
     &roberta::ROBERTA,

@@ -95,6 +95,18 @@ impl HfConfig {
         Ok(self.number(key)?.unwrap_or(default))
     }
 
+    /// A number. Here `null` is not as absent: it is none, and an absent key has the default.
+    pub(super) fn number_or_none(
+        &self,
+        key: &str,
+        default: Option<f64>,
+    ) -> Result<Option<f64>, BossManError> {
+        match self.keys.contains_key(key) {
+            true => self.number(key),
+            false => Ok(default),
+        }
+    }
+
     /// `true` or `false`, or the default.
     pub(super) fn flag_or(&self, key: &str, default: bool) -> Result<bool, BossManError> {
         Ok(self.read_as(key, "`true` or `false`", Value::as_bool)?.unwrap_or(default))
@@ -175,6 +187,9 @@ mod tests {
         assert_eq!(config.size_or_none("none", Some(7)).unwrap(), None);
         assert_eq!(config.size_or_none("absent", Some(7)).unwrap(), Some(7));
         assert_eq!(config.size_or_none("hidden_size", None).unwrap(), Some(64));
+        assert_eq!(config.number_or_none("none", Some(7.0)).unwrap(), None);
+        assert_eq!(config.number_or_none("absent", Some(7.0)).unwrap(), Some(7.0));
+        assert_eq!(config.number_or_none("eps", None).unwrap(), Some(1e-5));
         assert_eq!(config.count_or("zero", 7).unwrap(), 0);
         assert_eq!(config.count_or("absent", 7).unwrap(), 7);
         assert_eq!(config.count("hidden_size").unwrap(), Some(64));

@@ -2,9 +2,7 @@
 //!
 //! ```text
 //! import -> gguf (a GGUF file becomes such a folder)
-//!        -> hf_config (config.json) -> families -> llama, mistral, qwen2, qwen3, smollm3
-//!        |                              |              -> decoder -> decoder_layer, windows, rope
-//!        |                              +-> gpt2, bert, roberta -> encoder, parts, labels
+//!        -> hf_config (config.json) -> families -> llama_like, bert_like -> family, model_text
 //!        -> weights: tensor_headers (no weight is read)   tokenizer_file
 //!        -> renames -> fit (model against headers)
 //!        -> model_text, run_text, summary: the files that it writes
@@ -17,41 +15,22 @@
 
 #[cfg(test)]
 mod back_tests;
-mod bert;
-#[cfg(test)]
-mod bert_tests;
-mod decoder;
-mod decoder_layer;
-mod encoder;
+mod bert_like;
 mod families;
 mod family;
-#[cfg(test)]
-mod family_tests;
 mod fit;
 pub(crate) mod gguf;
-mod gpt2;
-#[cfg(test)]
-mod gpt2_tests;
 mod hf_config;
-mod labels;
-mod llama;
-mod mistral;
+mod llama_like;
 mod model_text;
-mod parts;
-mod qwen2;
-mod qwen3;
 mod renames;
-mod roberta;
-mod rope;
 mod run_text;
-mod smollm3;
 mod summary;
 #[cfg(test)]
 mod test_folder;
 #[cfg(test)]
 mod tests;
 mod tokenizer_file;
-mod windows;
 
 pub use family::Head;
 

@@ -2,7 +2,7 @@
 
 use super::rules::BadArgument;
 use crate::spec::MAX_RANK;
-use crate::yaml::{Kind, Reader, INTEGER, NON_NEGATIVE, NUMBER, SIZE};
+use crate::yaml::{Kind, Reader, INTEGER, NON_NEGATIVE, NUMBER, POSITIVE, SIZE};
 use crate::{DType, Dim, TensorType};
 
 /// One size or several.
@@ -33,6 +33,13 @@ pub(super) const OPTIONAL_NON_NEGATIVE: Reader<Option<f64>> =
     Reader::new("a number, 0 or more, or null", |node| match node.kind {
         Kind::Null => Some(None),
         _ => (NON_NEGATIVE.read)(node).map(Some),
+    });
+
+/// A number above 0, or none.
+pub(super) const OPTIONAL_POSITIVE: Reader<Option<f64>> =
+    Reader::new("a number above 0, or null", |node| match node.kind {
+        Kind::Null => Some(None),
+        _ => (POSITIVE.read)(node).map(Some),
     });
 
 /// A shape, in which one size may be inferred.

@@ -1,15 +1,16 @@
-//! The two halves of a decoder layer of Llama (Touvron et al. 2023, arXiv:2302.13971), with Hugging
-//! Face's names.
+//! The attention of a decoder layer of Llama (Touvron et al. 2023, arXiv:2302.13971) and its like,
+//! with Hugging Face's names.
 
 use super::arguments::{
-    bad, expect_float32, OPTIONAL_NON_NEGATIVE, OPTIONAL_NUMBER, OPTIONAL_SIZE,
+    bad, OPTIONAL_NON_NEGATIVE, OPTIONAL_NUMBER, OPTIONAL_POSITIVE, OPTIONAL_SIZE,
 };
 use super::attention::{AttentionDims, Sequence};
+use super::rms_norm::weight_init;
 use super::rope_scaling::{RopeScaling, Rotation};
 use super::rope_scaling_reader::ROPE_SCALING;
 use super::rotary::FLOPS_EACH;
 use super::{layer, Arity, BadArgument, Rules};
-use crate::yaml::{FLAG, PROBABILITY, SIZE};
+use crate::yaml::{FLAG, NUMBER, PROBABILITY, SIZE};
 use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
 
 layer! {
@@ -36,6 +37,11 @@ layer! {
         rope_scaling: Option<RopeScaling> = ROPE_SCALING, or None => "null";
         /// Number of positions that `rope_scaling` starts from where it names none itself.
         max_position_embeddings: Option<u64> = OPTIONAL_SIZE, or None => "null";
+        /// Share of a head that turns, as Phi-3's: its first elements, rounded down to a whole
+        /// number, which is even.
+        partial_rotary_factor: f64 = PROBABILITY, or 1.0;
+        /// Whether one projection, `qkv_proj`, makes queries, keys and values, as Phi-3's.
+        fused: bool = FLAG, or false;
         /// Whether projections add a learned bias.
         attention_bias: bool = FLAG, or false;
         /// Whether the projections to queries, keys and values alone add one, as Qwen2's.
@@ -43,6 +49,13 @@ layer! {
         /// The `eps` of an `RMSNorm` of each head of queries and of keys, before they turn, as
         /// Qwen3's; `null` is no norm.
         qk_norm_eps: Option<f64> = OPTIONAL_NON_NEGATIVE, or None => "null";
+        /// The `offset` of these norms, as Gemma 3's.
+        qk_norm_offset: f64 = NUMBER, or 0.0;
+        /// Scores are divided by the root of this number, as Gemma's; `null` is the size of a head.
+        query_pre_attn_scalar: Option<f64> = OPTIONAL_POSITIVE, or None => "null";
+        /// Scores `s` become `cap * tanh(s / cap)` before they are masked, as Gemma 2's; `null` is
+        /// no cap.
+        attn_logit_softcapping: Option<f64> = OPTIONAL_POSITIVE, or None => "null";
         /// Probability that an attention weight is set to zero.
         attention_dropout: f64 = PROBABILITY, or 0.0;
         /// Whether a position attends to no later one.
@@ -56,24 +69,13 @@ layer! {
     }
 }
 
-layer! {
-    /// `down(silu(gate(x)) * up(x))`, three linear layers (SwiGLU, Shazeer 2020, arXiv:2002.05202),
-    /// as Hugging Face's. Not PyTorch's.
-    LlamaMLP {
-        /// Size of the last dimension of input and output.
-        hidden_size: u64 = SIZE;
-        /// Size between the linear layers.
-        intermediate_size: u64 = SIZE;
-        /// Whether the linear layers add a learned bias.
-        mlp_bias: bool = FLAG, or false;
-    }
-}
-
 /// The norm of an element of queries or keys, as of `RMSNorm`.
 const NORM_FLOPS_EACH: u64 = 5;
+/// The cap of a score: a division, the hyperbolic tangent, and a product.
+const CAP_FLOPS_EACH: u64 = 3;
 
 /// Weight and perhaps bias of a linear layer.
-fn linear(
+pub(super) fn linear(
     [weight, bias]: [&'static str; 2],
     [rows, columns]: [u64; 2],
     has_bias: bool,
@@ -101,9 +103,58 @@ impl LlamaAttention {
         self.heads().map(|heads| heads.saturating_mul(self.head_size()))
     }
 
+    /// The elements of a head that turn.
+    pub fn rotary_size(&self) -> u64 {
+        // As Python's `int`.
+        (self.head_size() as f64 * self.partial_rotary_factor) as u64
+    }
+
+    /// The number by which scores are multiplied, if it is not that of the size of a head.
+    pub fn score_scale(&self) -> Option<f64> {
+        self.query_pre_attn_scalar.map(|scalar| scalar.powf(-0.5))
+    }
+
     /// Whether the projections to queries, keys and values add a bias.
     pub fn has_qkv_bias(&self) -> bool {
         self.attention_bias || self.qkv_bias
+    }
+
+    fn check_rotation(&self) -> Result<(), BadArgument> {
+        let (head, turning) = (self.head_size(), self.rotary_size());
+        let is_whole = self.partial_rotary_factor == 1.0;
+        match self.rope_theta {
+            Some(_) if is_whole && !head.is_multiple_of(2) => {
+                let expected = "an even number, as elements turn in pairs, and not";
+                return Err(bad("head_dim", format!("{expected} {head}")));
+            }
+            Some(_) if !is_whole && (turning == 0 || !turning.is_multiple_of(2)) => {
+                let expected = format!(
+                    "a share of a head ({head}) with an even number of elements, and not {turning}"
+                );
+                return Err(bad("partial_rotary_factor", expected));
+            }
+            None if !is_whole => {
+                let expected = "1.0, as `rope_theta: null` turns nothing";
+                return Err(bad("partial_rotary_factor", expected));
+            }
+            _ => {}
+        }
+        let (base, scaling) = match (self.rope_theta, &self.rope_scaling) {
+            (Some(base), _) if base <= 0.0 => {
+                return Err(bad("rope_theta", "a number above 0, or null"))
+            }
+            (None, Some(_)) => {
+                return Err(bad("rope_scaling", "null, as `rope_theta: null` turns nothing"))
+            }
+            (Some(base), Some(scaling)) => (base, scaling),
+            (_, None) => return Ok(()),
+        };
+        scaling.check(&Rotation {
+            head_dim: self.rotary_size(),
+            base,
+            base_name: "rope_theta",
+            max_position_embeddings: self.max_position_embeddings,
+        })
     }
 
     fn dims<'a>(&self, inputs: &'a [TensorType]) -> Result<AttentionDims<'a>, String> {
@@ -134,44 +185,38 @@ impl Rules for LlamaAttention {
                 format!("a divisor of num_attention_heads ({queries})"),
             ));
         }
-        if self.rope_theta.is_some() && !self.head_size().is_multiple_of(2) {
-            return Err(bad(
-                "head_dim",
-                format!("an even number, as elements turn in pairs, and not {}", self.head_size()),
-            ));
-        }
         if self.attention_bias && self.qkv_bias {
             return Err(bad("qkv_bias", "false, as `attention_bias: true` is these biases, too"));
         }
         if self.sliding_window.is_some() && !self.is_causal {
             return Err(bad("sliding_window", "null, as `is_causal: false` has no window"));
         }
-        let (base, scaling) = match (self.rope_theta, &self.rope_scaling) {
-            (Some(base), _) if base <= 0.0 => {
-                return Err(bad("rope_theta", "a number above 0, or null"))
-            }
-            (None, Some(_)) => {
-                return Err(bad("rope_scaling", "null, as `rope_theta: null` turns nothing"))
-            }
-            (Some(base), Some(scaling)) => (base, scaling),
-            (_, None) => return Ok(()),
-        };
-        scaling.check(&Rotation {
-            head_dim: self.head_size(),
-            base,
-            base_name: "rope_theta",
-            max_position_embeddings: self.max_position_embeddings,
-        })
+        if self.qk_norm_offset != 0.0 && self.qk_norm_eps.is_none() {
+            return Err(bad("qk_norm_offset", "0.0, as `qk_norm_eps: null` is no norm"));
+        }
+        self.check_rotation()
     }
 
     fn params(&self) -> Vec<ParamSpec> {
         let (model, [queries, keys], bias) = (self.hidden_size, self.widths(), self.has_qkv_bias());
-        let norm = |name| ParamSpec::parameter(name, vec![self.head_size()], Init::Ones);
+        let init = weight_init(self.qk_norm_offset);
+        let norm = |name| ParamSpec::parameter(name, vec![self.head_size()], init);
         let norms = self.qk_norm_eps.map(|_| vec![norm("q_norm.weight"), norm("k_norm.weight")]);
+        let projections = match self.fused {
+            true => {
+                // Too large a width stays too large.
+                let all = queries.saturating_add(keys.saturating_mul(2));
+                linear(["qkv_proj.weight", "qkv_proj.bias"], [all, model], bias)
+            }
+            false => [
+                linear(["q_proj.weight", "q_proj.bias"], [queries, model], bias),
+                linear(["k_proj.weight", "k_proj.bias"], [keys, model], bias),
+                linear(["v_proj.weight", "v_proj.bias"], [keys, model], bias),
+            ]
+            .concat(),
+        };
         [
-            linear(["q_proj.weight", "q_proj.bias"], [queries, model], bias),
-            linear(["k_proj.weight", "k_proj.bias"], [keys, model], bias),
-            linear(["v_proj.weight", "v_proj.bias"], [keys, model], bias),
+            projections,
             linear(["o_proj.weight", "o_proj.bias"], [model, queries], self.attention_bias),
             norms.unwrap_or_default(),
         ]
@@ -197,40 +242,11 @@ impl Rules for LlamaAttention {
         let each = projections.plus(&both.times_number(turning + norm)?)?;
         // A window blocks scores after they are computed, as causality does.
         let Sequence { samples, positions } = dims.queries;
-        Dim::product([samples, positions, &each])?.plus(&dims.flops(queries)?)
-    }
-}
-
-impl Rules for LlamaMLP {
-    fn params(&self) -> Vec<ParamSpec> {
-        let (model, inner, bias) = (self.hidden_size, self.intermediate_size, self.mlp_bias);
-        [
-            linear(["gate_proj.weight", "gate_proj.bias"], [inner, model], bias),
-            linear(["up_proj.weight", "up_proj.bias"], [inner, model], bias),
-            linear(["down_proj.weight", "down_proj.bias"], [model, inner], bias),
-        ]
-        .concat()
-    }
-
-    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        let input = &inputs[0];
-        expect_float32(input)?;
-        match input.dims() {
-            [.., last] if *last == Dim::Fixed(self.hidden_size) => Ok(inputs.to_vec()),
-            _ => Err(format!(
-                "expected an input [.., {}] (hidden_size), found {input}",
-                self.hidden_size
-            )),
+        let all = Dim::product([samples, positions, &each])?.plus(&dims.flops(queries)?)?;
+        if self.attn_logit_softcapping.is_none() {
+            return Ok(all);
         }
-    }
-
-    fn flops(&self, inputs: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {
-        // For each element of the input a column of three products; the activation (5) and a
-        // product in between.
-        let each = Dim::Fixed(self.intermediate_size).times_number(6)?;
-        let rows = inputs[0].dims().split_last().map_or(&[][..], |(_, outer)| outer);
-        let between =
-            Dim::product(rows)?.times_number(self.intermediate_size)?.times_number(5 + 1)?;
-        Dim::product(inputs[0].dims())?.times(&each)?.plus(&between)
+        let scores = Dim::product([samples, positions, dims.keys])?;
+        all.plus(&scores.times_number(self.num_attention_heads)?.times_number(CAP_FLOPS_EACH)?)
     }
 }

@@ -1,6 +1,6 @@
-use super::arguments::{expect_float32, expect_normalized, OPTIONAL_NON_NEGATIVE, SIZES};
-use super::{layer, Rules};
-use crate::yaml::FLAG;
+use super::arguments::{bad, expect_float32, expect_normalized, OPTIONAL_NON_NEGATIVE, SIZES};
+use super::{layer, BadArgument, Rules};
+use crate::yaml::{FLAG, NUMBER};
 use crate::{Dim, Init, OutOfRange, ParamSpec, TensorType};
 
 layer! {
@@ -14,12 +14,32 @@ layer! {
         eps: Option<f64> = OPTIONAL_NON_NEGATIVE, or None => "null";
         /// Whether to scale by a learned weight.
         elementwise_affine: bool = FLAG, or true;
+        /// Added to the weight before it scales: 1.0 as in Hugging Face's Gemma. A new weight and
+        /// it make 1.
+        offset: f64 = NUMBER, or 0.0;
+    }
+}
+
+/// How a weight begins to which this is added before it scales.
+pub(super) fn weight_init(offset: f64) -> Init {
+    match 1.0 - offset {
+        1.0 => Init::Ones,
+        0.0 => Init::Zeros,
+        value => Init::Constant { value },
     }
 }
 
 impl Rules for RMSNorm {
+    fn check(&self) -> Result<(), BadArgument> {
+        if self.offset != 0.0 && !self.elementwise_affine {
+            return Err(bad("offset", "0.0, as `elementwise_affine: false` has no weight"));
+        }
+        Ok(())
+    }
+
     fn params(&self) -> Vec<ParamSpec> {
-        let weight = || ParamSpec::parameter("weight", self.normalized_shape.clone(), Init::Ones);
+        let init = weight_init(self.offset);
+        let weight = || ParamSpec::parameter("weight", self.normalized_shape.clone(), init);
         self.elementwise_affine.then(weight).into_iter().collect()
     }
 

@@ -16,6 +16,11 @@ layers:
                             is_causal: true}
   - LlamaAttention: {hidden_size: 8, num_attention_heads: 4, num_key_value_heads: 2}
   - LlamaAttention: {hidden_size: 8, num_attention_heads: 2, sliding_window: 2, qk_norm_eps: 0.01}
+  - RMSNorm: {normalized_shape: 8, eps: 1e-6, offset: 1.0}
+  - LlamaAttention: {hidden_size: 8, num_attention_heads: 2, num_key_value_heads: 1, fused: true, \
+                            partial_rotary_factor: 0.5, qk_norm_eps: 0.01, qk_norm_offset: 1, \
+                            query_pre_attn_scalar: 2, attn_logit_softcapping: 2, sliding_window: 3}
+  - LlamaMLP: {hidden_size: 8, intermediate_size: 5, activation: gelu_tanh, fused: true}
   - MultiheadAttention: {embed_dim: 8, num_heads: 2, batch_first: true, is_causal: true}
   - Linear: {in_features: 8, out_features: 13}
 ";

@@ -128,8 +128,10 @@ layers:
                                     batch_first: true, key_padding_mask: true}
     in_variables: [memory, memory, padding]
   - LlamaAttention: {hidden_size: 8, num_attention_heads: 2, attention_dropout: 0.1, \
-                                    qkv_bias: true, qk_norm_eps: 0.01, sliding_window: 3}
-  - LlamaMLP: {hidden_size: 8, intermediate_size: 11}
+                                    qkv_bias: true, qk_norm_eps: 0.01, sliding_window: 3, \
+                                    fused: true, partial_rotary_factor: 0.5, \
+                                    attn_logit_softcapping: 3, qk_norm_offset: 1}
+  - LlamaMLP: {hidden_size: 8, intermediate_size: 11, activation: gelu_tanh, fused: true}
   - LSTM: {input_size: 8, hidden_size: 6, num_layers: 2, dropout: 0.2, batch_first: true}
     out_variables: [steps, h, c]
   - LSTM: {input_size: 6, hidden_size: 6, num_layers: 2, batch_first: true}

@@ -24,11 +24,21 @@ pub(crate) struct AttentionHeads {
     pub(crate) purpose: &'static str,
     /// Whether a query attends to no key at a later position.
     pub(crate) causal: bool,
+    pub(crate) scores: Scores,
     /// The number of keys that a query of a causal attention attends to, if not all.
     pub(crate) window: Option<i64>,
     /// Whether an input is a mask of queries and keys, and whether the one after it is one of keys.
     pub(crate) mask: bool,
     pub(crate) padding_mask: bool,
+}
+
+/// What becomes of the product of a query and a key.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Scores {
+    /// Its factor, if not one by the root of the size of a head.
+    pub(crate) scale: Option<f64>,
+    /// The number that it stays below, in size.
+    pub(crate) cap: Option<f64>,
 }
 
 /// Scaled dot-product attention. Its inputs are queries, keys and values `[.., .., width]`, in one
@@ -51,6 +61,7 @@ impl Attention {
         let heads = &self.core.0;
         let is_plain = ctx.input_count() == 1 && heads.queries == heads.keys && !heads.drops(ctx);
         let is_plain = is_plain && ctx.kv_cache.is_none() && heads.window.is_none();
+        let is_plain = is_plain && heads.scores.scale.is_none() && heads.scores.cap.is_none();
         is_plain && ctx.device() == Device::Cpu
     }
 }
@@ -140,6 +151,19 @@ fn append_to_cache(
     Ok((k, v, all.next().map(|padding| padding.f_flatten(1, -1)).transpose()?))
 }
 
+impl Scores {
+    /// The scores of queries and keys before they are masked.
+    fn between(&self, queries: &Tensor, keys: &Tensor) -> Result<Tensor, TensorError> {
+        let width = queries.size().last().copied().unwrap_or(1) as f64;
+        let scale = self.scale.unwrap_or(1.0 / width.sqrt());
+        let scores = queries.f_matmul(&keys.f_transpose(-2, -1)?)?.f_mul_scalar(scale)?;
+        match self.cap {
+            Some(cap) => Ok(scores.f_div_scalar(cap)?.f_tanh()?.f_mul_scalar(cap)?),
+            None => Ok(scores),
+        }
+    }
+}
+
 impl AttentionHeads {
     fn drops(&self, ctx: &OpContext<'_>) -> bool {
         self.dropout != 0.0 && ctx.training()
@@ -211,30 +235,31 @@ impl Differentiable for AttentionHeads {
         };
         let (padding, causal) = (padding.as_ref(), self.causal_mask(ctx, &k));
         let (k, v) = (self.for_each_query(k)?, self.for_each_query(v)?);
-        if !self.drops(ctx) {
+        // libtorch's kernels have no cap.
+        if !self.drops(ctx) && self.scores.cap.is_none() {
             // Without masks, libtorch finds later positions itself if queries and keys begin
             // together.
             let (mask, is_causal) = match (masks, causal) {
                 (0, None | Some(Causal { past: 0, window: None })) => (None, self.causal),
                 _ => (Mask::new([&q, &k], between, padding, causal)?.for_libtorch()?, false),
             };
+            let scale = self.scores.scale;
             // A mask gets its gradient only with single operations. Otherwise libtorch would choose
             // them only if it records a graph, and recomputed values would have other bits.
             let attended = match self.mask && ctx.needs_input_grad(sources) {
                 true => {
                     Tensor::f_internal_scaled_dot_product_attention_math(
-                        &q, &k, &v, mask, 0.0, is_causal, NO_MASK, None, false,
+                        &q, &k, &v, mask, 0.0, is_causal, NO_MASK, scale, false,
                     )?
                     .0
                 }
                 false => Tensor::f_scaled_dot_product_attention(
-                    &q, &k, &v, mask, 0.0, is_causal, None, false,
+                    &q, &k, &v, mask, 0.0, is_causal, scale, false,
                 )?,
             };
             return Ok(vec![self.join(&attended)?]);
         }
-        let width = q.size().last().copied().unwrap_or(1) as f64;
-        let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_mul_scalar(1.0 / width.sqrt())?;
+        let scores = self.scores.between(&q, &k)?;
         let blocked = Mask::new([&q, &k], between, padding, causal)?;
         // In a 16-bit type the sum of the weights would be far from one.
         let full =
@@ -244,13 +269,16 @@ impl Differentiable for AttentionHeads {
             // Zeros if all positions are blocked.
             false => blocked.apply_to(&scores)?.f_internal_safe_softmax(-1, full)?,
         };
-        let weights = weights.f_mul(&dropout_mask(
-            ctx,
-            self.purpose,
-            &weights.size(),
-            weights.f_kind()?,
-            self.dropout,
-        )?)?;
+        let weights = match self.drops(ctx) {
+            true => weights.f_mul(&dropout_mask(
+                ctx,
+                self.purpose,
+                &weights.size(),
+                weights.f_kind()?,
+                self.dropout,
+            )?)?,
+            false => weights,
+        };
         Ok(vec![self.join(&weights.f_to_kind(v.f_kind()?)?.f_matmul(&v)?)?])
     }
 

@@ -6,8 +6,8 @@
 //!                                 +------> heads.rs <-------+        (the attention op)
 //!                                              |               |
 //!                                           mask.rs      head_norm.rs
-//!     lower.rs -> positions.rs  rotary.rs                            (encodings of positions)
-//!                                   |
+//!     lower.rs -> positions.rs  rotary.rs <- partial_rotary.rs <- llama.rs
+//!                                   |                                (encodings of positions)
 //!                           rope_frequencies.rs                      (and how fast they turn)
 //! ```
 
@@ -16,6 +16,7 @@ pub(crate) mod heads;
 pub(crate) mod llama;
 pub(crate) mod mask;
 pub(crate) mod multihead_attention;
+pub(crate) mod partial_rotary;
 pub(crate) mod positions;
 pub(crate) mod rope_frequencies;
 pub(crate) mod rotary;

@@ -1,7 +1,7 @@
 use crate::engine::error::layer_error;
 use crate::engine::layers::lowered_layer::LoweredLayer;
 use crate::engine::layers::op_context::OpContext;
-use crate::engine::modules::attention::heads::{Attention, AttentionHeads};
+use crate::engine::modules::attention::heads::{Attention, AttentionHeads, Scores};
 use crate::engine::modules::builder::{LayerBuilder, WeightBiasNames};
 use crate::engine::modules::by_autograd::{AutogradOp, Differentiable};
 use crate::engine::sizes::size;
@@ -39,6 +39,7 @@ pub(crate) fn lower(layer: &MultiheadAttention, inputs: usize) -> LoweredLayer {
         dropout: layer.dropout,
         purpose: "attention",
         causal: layer.is_causal,
+        scores: Scores::default(),
         window: None,
         mask: layer.attn_mask,
         padding_mask: layer.key_padding_mask,

@@ -1,7 +1,7 @@
 //! Encoder and decoder layers as ops, in PyTorch's order.
 
 use crate::engine::layers::lowered_layer::LoweredLayer;
-use crate::engine::modules::attention::heads::{Attention, AttentionHeads};
+use crate::engine::modules::attention::heads::{Attention, AttentionHeads, Scores};
 use crate::engine::modules::attention::multihead_attention::project;
 use crate::engine::modules::builder::{LayerBuilder, WeightBiasNames};
 use crate::engine::modules::shape::join::Residual;
@@ -152,6 +152,7 @@ impl TransformerBuilder {
             dropout: self.dropout,
             purpose,
             causal: masks.causal,
+            scores: Scores::default(),
             window: None,
             mask: masks.mask.is_some(),
             padding_mask: masks.padding.is_some(),

@@ -2,24 +2,10 @@ use crate::engine::error::layer_error;
 use crate::engine::layers::op_context::OpContext;
 use crate::engine::modules::by_autograd::Differentiable;
 use crate::engine::modules::helpers::single_input_ref;
-use crate::engine::sizes::{size, sizes};
-use layerspec::layers::{GroupNorm, InstanceNorm2d, RMSNorm};
+use crate::engine::sizes::size;
+use layerspec::layers::{GroupNorm, InstanceNorm2d};
 use tch::Tensor;
 use tensor::TensorError;
-
-impl Differentiable for RMSNorm {
-    fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        Ok(vec![single_input_ref(inputs)?.f_rms_norm(
-            sizes(&self.normalized_shape)?,
-            ctx.optional_param("weight"),
-            self.eps,
-        )?])
-    }
-
-    fn is_cheap(&self) -> bool {
-        true
-    }
-}
 
 impl Differentiable for GroupNorm {
     fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {

@@ -1,0 +1,18 @@
+//! Families whose layers are built from `MultiheadAttention`, `LayerNorm` and `Linear`.
+//!
+//! ```text
+//! bert, roberta -> encoder (embeddings and layers), labels (of a classifier)
+//! gpt2
+//!   -> parts    what their layers share
+//! ```
+
+pub(super) mod bert;
+#[cfg(test)]
+pub(super) mod bert_tests;
+mod encoder;
+pub(super) mod gpt2;
+#[cfg(test)]
+pub(super) mod gpt2_tests;
+mod labels;
+mod parts;
+pub(super) mod roberta;
