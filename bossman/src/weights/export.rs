@@ -8,9 +8,10 @@ use tensor::TensorError;
 /// The form in which weights are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportSettings {
-    /// The type of floating-point tensors. `None` leaves them as they are.
+    /// The type of floating-point tensors. `None` leaves them as they are, or as they were in the
+    /// folder that they go back to.
     pub dtype: Option<Kind>,
-    /// The most bytes of tensors in a file. `None` is one file.
+    /// The most bytes of tensors in a file. `None` is one file, or files of 5 GB for Hugging Face.
     pub max_shard_bytes: Option<u64>,
 }
 

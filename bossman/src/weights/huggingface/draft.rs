@@ -30,6 +30,9 @@ impl Draft {
                 _ => "is there already; name a new folder".into(),
             });
         }
+        if to.file_name().is_none() {
+            return refused("is no name of a folder; name a new folder".into());
+        }
         let parent = disk::folder_of(to);
         if !parent.is_dir() {
             return refused(format!("there is no folder {}; make it first", parent.display()));
@@ -93,6 +96,7 @@ mod tests {
             (source.join("below/new"), "is inside the folder that the weights came from"),
             (at("empty"), "is there already; name a new folder"),
             (at("file"), "is there already; name a new folder"),
+            (PathBuf::new(), "is no name of a folder"),
             (at("file/new"), "file; make it first"),
             (at("none/new"), "none; make it first"),
         ] {
