@@ -183,6 +183,21 @@ def LearnedPositions(torch, num_positions, d_model, batch_first=False, offset=0)
     return rows, call
 
 
+def Parameter(torch, shape, std=0.0):
+    class Held(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.value = torch.nn.Parameter(torch.randn(shape) * std)
+
+    held = Held()
+
+    def call(x):
+        # An input that is not used has no gradient, but the layer gives zeros.
+        return held.value.expand(len(x), *shape[1:]) + 0 * x.sum()
+
+    return held, call
+
+
 def turned(torch, heads, base, interleaved=False, scaling=None, most=None):
     """The rotary embedding of [batch, heads, positions, width], by complex numbers."""
     positions, width = heads.shape[-2:]
