@@ -35,8 +35,7 @@ fn bert(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
         mut vars,
         inputs,
         mut entries,
-        vocab_size,
-        max_positions,
+        samples,
         dropout: hidden_dropout,
         prefix,
     } = encoder(request, &KIND)?;
@@ -45,15 +44,7 @@ fn bert(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
         let unused = [&OTHER_HEADS[..], &[pooler.as_str(), "classifier"]].concat();
         let leftovers = leftovers(&prefix, &unused);
         let (entries, output) = (Encoder::named(entries, &prefix), Output::HiddenStates);
-        return Ok(FamilyModel {
-            vars,
-            inputs,
-            entries,
-            vocab_size,
-            max_positions,
-            leftovers,
-            output,
-        });
+        return Ok(FamilyModel { vars, inputs, entries, samples, leftovers, output });
     }
     let (count, output) = labels(request.config)?;
     vars.push(("num_labels", count.into()));
@@ -65,5 +56,5 @@ fn bert(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
     entries.extend(dropout(p));
     entries.push(linear("classifier", [var("hidden_size"), var("num_labels")]).into());
     let leftovers = leftovers(&prefix, &OTHER_HEADS);
-    Ok(FamilyModel { vars, inputs, entries, vocab_size, max_positions, leftovers, output })
+    Ok(FamilyModel { vars, inputs, entries, samples, leftovers, output })
 }

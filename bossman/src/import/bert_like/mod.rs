@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! bert, roberta -> encoder (embeddings and layers), labels (of a classifier)
+//! vit -> labels
 //! gpt2
 //!   -> parts    what their layers share
 //! ```
@@ -16,3 +17,6 @@ mod gpt2_tests;
 mod labels;
 mod parts;
 pub(super) mod roberta;
+pub(super) mod vit;
+#[cfg(test)]
+mod vit_tests;

@@ -1,12 +1,17 @@
 //! Layers that several families share.
 
 use crate::import::hf_config::HfConfig;
-use crate::import::model_text::{var, Entry, LayerText, ModelInput};
+use crate::import::model_text::{var, Entry, LayerText, ModelInput, SEQUENCES};
 use crate::run_file::yaml_text::Yaml;
 use crate::BossManError;
 
 /// The input that tells which tokens are padding. `attention_mask` of transformers is its opposite.
-pub(super) const PADDING: ModelInput = ModelInput { name: "key_padding_mask", dtype: "bool" };
+pub(super) const PADDING: ModelInput =
+    ModelInput { name: "key_padding_mask", shape: SEQUENCES, dtype: "bool" };
+
+/// The input of tokens.
+pub(super) const INPUT_IDS: ModelInput =
+    ModelInput { name: "input_ids", shape: SEQUENCES, dtype: "int64" };
 
 /// The most repeated blocks. A model file has 10,000 layers at most, and each of these is 11.
 const MAX_BLOCKS: u64 = 800;

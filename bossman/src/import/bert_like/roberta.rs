@@ -26,8 +26,7 @@ fn roberta(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
         mut vars,
         inputs,
         entries,
-        vocab_size,
-        max_positions,
+        samples,
         dropout: hidden_dropout,
         prefix,
     } = encoder(request, &KIND)?;
@@ -51,5 +50,5 @@ fn roberta(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
         unused.extend(["classifier.dense", "classifier.out_proj"]);
     }
     let leftovers = leftovers(&prefix, &unused);
-    Ok(FamilyModel { vars, inputs, entries, vocab_size, max_positions, leftovers, output })
+    Ok(FamilyModel { vars, inputs, entries, samples, leftovers, output })
 }
