@@ -38,7 +38,7 @@ impl Pictures {
             let warnings = vec![BossManError::file(&path, problem).to_string()];
             return Ok(Pictures { size, normalize: None, warnings });
         };
-        let mut entries = Vec::new();
+        let mut entries: Vec<(String, Yaml)> = Vec::new();
         if config.flag_or("do_rescale", true)? {
             entries.push(("divide".to_string(), divisor(&config)?.into()));
         }

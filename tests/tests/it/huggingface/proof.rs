@@ -68,8 +68,8 @@ fn logits_are_those_of_transformers() {
             for workers in [1, 3] {
                 let mut boss = case.boss(workers, None).await;
                 boss.eval();
-                let ids = case.tensor("input_ids");
-                let found = boss.forward(ids, Variables::new()).await.unwrap();
+                let samples = case.tensor(case.input());
+                let found = boss.forward(samples, Variables::new()).await.unwrap();
                 boss.shutdown().await;
                 let error = worst(case.tensor("outputs"), &found);
                 println!("{:16} {workers} workers: outputs {error:.1e}", case.name);
