@@ -164,6 +164,10 @@ def compared(torch, name, tensor):
     biases change nothing, so their gradients are rounding alone."""
     if name.endswith(("attention.self.key.bias", "attention.attention.key.bias")):
         return None
+    if name.endswith("query_key_value.bias"):
+        # A part of each head is not turned.
+        heads = tensor.unflatten(0, (SMALL["num_attention_heads"], 3, -1))
+        return heads[:, [0, 2]]
     if name.endswith("c_attn.bias"):
         queries, _, values = tensor.chunk(3)
         return torch.cat([queries, values])

@@ -96,7 +96,7 @@ fn part_of(kind: &LayerKind, name: &str) -> &'static str {
         kind if kind.ends_with("Attention") => "attention",
         kind if kind.ends_with("MLP") => "MLP",
         kind if kind.ends_with("Norm") => "norm",
-        "Linear" if name.ends_with("head") => "head",
+        "Linear" if name.ends_with("head") || name.ends_with("embed_out") => "head",
         "Linear" if name.contains("classifier") || name.ends_with("pooler.dense") => "head",
         "Linear" if name.contains(".mlp.") || name.contains(".layer.") => "MLP",
         _ => "other layers",

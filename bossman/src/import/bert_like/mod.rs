@@ -4,7 +4,7 @@
 //! bert, roberta -> encoder (embeddings and layers), labels (of a classifier)
 //! vit -> labels
 //! gpt2
-//!   -> parts    what their layers share
+//!   -> parts    what their layers share, and those of gpt_neox
 //! ```
 
 pub(super) mod bert;
@@ -15,7 +15,7 @@ pub(super) mod gpt2;
 #[cfg(test)]
 mod gpt2_tests;
 mod labels;
-mod parts;
+pub(super) mod parts;
 pub(super) mod roberta;
 pub(super) mod vit;
 #[cfg(test)]
