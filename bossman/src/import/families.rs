@@ -3,9 +3,7 @@
 use super::bert_like::{bert, gpt2, roberta, vit};
 use super::family::Family;
 use super::hf_config::HfConfig;
-use super::llama_like::{
-    gemma2, gemma3, gpt_neox, llama, mistral, phi3, qwen2, qwen3, smollm3,
-};
+use super::llama_like::{gemma2, gemma3, gpt_neox, llama, mistral, phi3, qwen2, qwen3, smollm3};
 use crate::BossManError;
 use serde_json::Value;
 

@@ -31,14 +31,8 @@ const OTHER_HEADS: [&str; 5] = [
 ];
 
 fn bert(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
-    let Encoder {
-        mut vars,
-        inputs,
-        mut entries,
-        samples,
-        dropout: hidden_dropout,
-        prefix,
-    } = encoder(request, &KIND)?;
+    let Encoder { mut vars, inputs, mut entries, samples, dropout: hidden_dropout, prefix } =
+        encoder(request, &KIND)?;
     let pooler = format!("{prefix}pooler.dense");
     if !request.has_head() {
         let unused = [&OTHER_HEADS[..], &[pooler.as_str(), "classifier"]].concat();

@@ -12,8 +12,7 @@ use crate::BossManError;
 use serde_json::json;
 
 /// Which of two texts a token is of. Without this input all are of the first.
-const TYPES: ModelInput =
-    ModelInput { name: "token_type_ids", shape: SEQUENCES, dtype: "int64" };
+const TYPES: ModelInput = ModelInput { name: "token_type_ids", shape: SEQUENCES, dtype: "int64" };
 const INPUTS: [ModelInput; 3] = [INPUT_IDS, PADDING, TYPES];
 
 /// What tells one family from another.

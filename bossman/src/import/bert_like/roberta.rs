@@ -22,14 +22,8 @@ const OTHER_HEADS: [&str; 4] =
     ["lm_head", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"];
 
 fn roberta(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
-    let Encoder {
-        mut vars,
-        inputs,
-        entries,
-        samples,
-        dropout: hidden_dropout,
-        prefix,
-    } = encoder(request, &KIND)?;
+    let Encoder { mut vars, inputs, entries, samples, dropout: hidden_dropout, prefix } =
+        encoder(request, &KIND)?;
     let mut entries = Encoder::named(entries, &prefix);
     let pooler = format!("{prefix}pooler.dense");
     let mut unused = [&OTHER_HEADS[..], &[pooler.as_str()]].concat();

@@ -138,7 +138,7 @@ fn a_classifier_of_pictures_has_their_numbers_and_folder() {
     );
     let pictures = folder.place.path().join("pictures");
     std::fs::create_dir(&pictures).unwrap();
-    let options = ImportOptions { data: Some(pictures.clone()), ..ImportOptions::default() };
+    let options = ImportOptions { data: Some(pictures), ..ImportOptions::default() };
     let imported = folder.import(&options).unwrap();
     assert_eq!(folder.model_text(), VIT);
     let run = folder.run_text();
