@@ -22,6 +22,8 @@ class Case:
     labels: int = 0
     # The family's own configuration in place of `SMALL`.
     base: dict | None = None
+    # Whether its inputs are pictures, and not texts.
+    takes_pictures: bool = False
     # The first token that is drawn. RoBERTa counts positions without padding.
     first_token: int = 0
     # The type of the weights in the file.
@@ -75,6 +77,28 @@ SMALL_GPT2 = {
     "attn_pdrop": 0.0,
     "bos_token_id": None,
     "eos_token_id": 63,
+}
+
+
+SMALL_NEOX = {
+    "vocab_size": 64,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": 63,
+}
+
+SMALL_VIT = {
+    "image_size": 12,
+    "patch_size": 4,
+    "num_channels": 3,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
 }
 
 
@@ -228,4 +252,22 @@ CASES = [
         first_token=5,
     ),
     Case("gpt2", family="GPT2", base=SMALL_GPT2, kind="LMHeadModel"),
+    Case("gpt-neox", family="GPTNeoX", base=SMALL_NEOX),
+    # Attention before the linear layers, whole heads that turn, and no biases of attention.
+    Case(
+        "gpt-neox-sequential",
+        family="GPTNeoX",
+        base=SMALL_NEOX,
+        config={
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "hidden_act": "gelu_new",
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 1.0,
+            },
+        },
+    ),
+    Case("vit", family="ViT", base=SMALL_VIT, labels=5, takes_pictures=True),
 ]

@@ -24,7 +24,7 @@ import huggingface_back
 import pytorch
 import setup_libtorch
 import tensor_file
-from huggingface_cases import CASES, SMALL, SMALL_BERT
+from huggingface_cases import CASES, SMALL, SMALL_BERT, SMALL_VIT
 
 RECORDED = setup_libtorch.CHECKOUT / "tests" / "huggingface"
 ROWS, BATCH, BATCHES, STEPS, LR = 3, 8, 4, 20, 1e-3
@@ -44,7 +44,7 @@ def make_folder(torch, transformers, case, folder):
     kind = case.kind if case.head else "Model"
     if case.labels:
         arguments["num_labels"] = case.labels
-        kind = "ForSequenceClassification"
+        kind = "ForImageClassification" if case.takes_pictures else "ForSequenceClassification"
     config_class = case.config_class or f"{case.family}Config"
     config = getattr(transformers, config_class)(**arguments)
     model = getattr(transformers, case.family + kind)(config)
@@ -61,7 +61,17 @@ def make_folder(torch, transformers, case, folder):
     model.to(getattr(torch, case.dtype)).save_pretrained(folder, max_shard_size=case.shard)
     # How transformers draws text, which is no part of the model.
     (folder / "generation_config.json").unlink(missing_ok=True)
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer(), separators=(",", ":")) + "\n")
+    # What turns texts or pictures into inputs.
+    name, content = "tokenizer.json", tokenizer()
+    if case.takes_pictures:
+        name, content = "preprocessor_config.json", preprocessor()
+    (folder / name).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+
+
+def preprocessor():
+    """Pictures of the right size, whose numbers become those between -1 and 1."""
+    half = [0.5] * 3
+    return {"do_resize": False, "rescale_factor": 1 / 255, "image_mean": half, "image_std": half}
 
 
 def tokenizer():
@@ -87,6 +97,8 @@ def load(torch, transformers, case, folder):
     kind = transformers.AutoModelForCausalLM if case.head else transformers.AutoModel
     if case.labels:
         kind = transformers.AutoModelForSequenceClassification
+    if case.takes_pictures:
+        kind = transformers.AutoModelForImageClassification
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return model.eval()
 
@@ -98,9 +110,9 @@ def record(torch, transformers, case, folder):
     model = load(torch, transformers, case, folder / "model")
     ids = draw(torch, case, [ROWS, case.length])
     with torch.no_grad():
-        outputs = model(input_ids=ids, **whole(case))[0]
-    tensors = {"input_ids": ids, "outputs": outputs}
-    if case.base is not None:
+        outputs = model(**{input_name(case): ids}, **whole(case))[0]
+    tensors = {input_name(case): ids, "outputs": outputs}
+    if case.base is not None and not case.takes_pictures:
         tensors.update(masked(torch, model, case, ids))
     expected = {"transformers": transformers.__version__, "lr": LR, "batch_size": BATCH}
     if writes_text(case):
@@ -127,25 +139,37 @@ def masked(torch, model, case, ids):
     return {f"masked.{name}": tensor for name, tensor in named.items()}
 
 
+def input_name(case):
+    return "pixel_values" if case.takes_pictures else "input_ids"
+
+
 def writes_text(case):
     return case.head and not case.labels
 
 
 def whole(case):
     """The arguments for computing without a cache, which encoders do not have."""
-    return {} if case.base is SMALL_BERT else {"use_cache": False}
+    return {} if case.base in (SMALL_BERT, SMALL_VIT) else {"use_cache": False}
 
 
 def draw(torch, case, shape):
-    """Tokens, but for the one that ends a text."""
+    """Tokens, but for the one that ends a text; or numbers of pictures, of which the shape has the
+    first size."""
+    if case.takes_pictures:
+        size = case.base["image_size"]
+        return torch.randn([shape[0], case.base["num_channels"], size, size])
     return torch.randint(case.first_token, SMALL["vocab_size"] - 1, shape)
 
 
 def compared(torch, name, tensor):
     """A trained parameter without the biases of keys, if positions are not turned into keys: these
     biases change nothing, so their gradients are rounding alone."""
-    if name.endswith("attention.self.key.bias"):
+    if name.endswith(("attention.self.key.bias", "attention.attention.key.bias")):
         return None
+    if name.endswith("query_key_value.bias"):
+        # A part of each head is not turned.
+        heads = tensor.unflatten(0, (SMALL["num_attention_heads"], 3, -1))
+        return heads[:, [0, 2]]
     if name.endswith("c_attn.bias"):
         queries, _, values = tensor.chunk(3)
         return torch.cat([queries, values])
@@ -188,7 +212,7 @@ def train(torch, model, case):
             if one is not None:
                 errors.append(float((one - other).abs().max() / one.abs().max()))
         if max(errors) <= MOST_ROUNDING:
-            tensors = {"train.input_ids": ids}
+            tensors = {f"train.{input_name(case)}": ids}
             if targets is not None:
                 tensors["train.targets"] = targets
             tensors.update({f"trained.{name}": tensor for name, tensor in trained.items()})
@@ -210,7 +234,8 @@ def take_steps(torch, model, case, ids, targets, parts):
                 # It predicts each next token, and nothing at the last position.
                 loss = model(input_ids=x, labels=x, **whole(case)).loss
             elif case.labels:
-                loss = model(input_ids=x, labels=targets[part], **whole(case)).loss
+                inputs = {input_name(case): x}
+                loss = model(**inputs, labels=targets[part], **whole(case)).loss
             else:
                 states = model(input_ids=x, **whole(case))[0]
                 loss = torch.nn.functional.mse_loss(states, targets[part])
@@ -219,7 +244,20 @@ def take_steps(torch, model, case, ids, targets, parts):
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(f"{total.item():.9g}"))
+    if case.takes_pictures:
+        # The names of the files are not those of the modules.
+        return losses, saved(torch, model)
     return losses, {name: value.detach() for name, value in model.named_parameters()}
+
+
+def saved(torch, model):
+    """The tensors of a model, as its files have them."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tensors = tensor_file.read(Path(folder) / "model.safetensors")
+    return {
+        name: torch.tensor(numbers).reshape(shape) for name, (_, shape, numbers) in tensors.items()
+    }
 
 
 def record_all(torch, transformers, folder):

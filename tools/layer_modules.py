@@ -183,6 +183,21 @@ def LearnedPositions(torch, num_positions, d_model, batch_first=False, offset=0)
     return rows, call
 
 
+def Parameter(torch, shape, std=0.0):
+    class Held(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.value = torch.nn.Parameter(torch.randn(shape) * std)
+
+    held = Held()
+
+    def call(x):
+        # An input that is not used has no gradient, but the layer gives zeros.
+        return held.value.expand(len(x), *shape[1:]) + 0 * x.sum()
+
+    return held, call
+
+
 def turned(torch, heads, base, interleaved=False, scaling=None, most=None):
     """The rotary embedding of [batch, heads, positions, width], by complex numbers."""
     positions, width = heads.shape[-2:]
@@ -266,6 +281,7 @@ def LlamaAttention(
     max_position_embeddings=None,
     partial_rotary_factor=1.0,
     fused=False,
+    fused_by_head=False,
     attention_bias=False,
     qkv_bias=False,
     qk_norm_eps=None,
@@ -277,7 +293,8 @@ def LlamaAttention(
     sliding_window=None,
     key_padding_mask=False,
 ):
-    """As in Hugging Face's transformers, with what Mistral, Qwen2, Qwen3, Gemma and Phi-3 add."""
+    """As in Hugging Face's transformers, with what Mistral, Qwen2, Qwen3, Gemma, Phi-3 and GPT-NeoX
+    add."""
     queries, keys = num_attention_heads, num_key_value_heads or num_attention_heads
     width = head_dim or hidden_size // queries
     module = torch.nn.Module()
@@ -294,6 +311,9 @@ def LlamaAttention(
         module.q_norm, module.k_norm = [RMSNorm(torch, width, **norm)[0] for _ in range(2)]
 
     def projected(x):
+        if fused_by_head:
+            heads = module.qkv_proj(x).unflatten(-1, (queries, 3 * width))
+            return [part.flatten(-2) for part in heads.chunk(3, -1)]
         if fused:
             return module.qkv_proj(x).split(widths, -1)
         return [part(x) for part in [module.q_proj, module.k_proj, module.v_proj]]

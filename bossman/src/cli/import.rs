@@ -18,8 +18,8 @@ pub(crate) struct Import {
     /// The folder to write to. It must be empty, or absent.
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
-    /// A text file to train on [default: the run file has no data]
-    #[arg(long, value_name = "FILE")]
+    /// A text file or a folder of pictures to train on [default: the run file has no data]
+    #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
     /// The model's inputs, as input_ids,key_padding_mask [default: the first]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]

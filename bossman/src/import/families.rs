@@ -1,13 +1,13 @@
 //! The families that are known, and the one of a configuration. Code in a folder is never executed.
 
-use super::bert_like::{bert, gpt2, roberta};
+use super::bert_like::{bert, gpt2, roberta, vit};
 use super::family::Family;
 use super::hf_config::HfConfig;
-use super::llama_like::{gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3, smollm3};
+use super::llama_like::{gemma2, gemma3, gpt_neox, llama, mistral, phi3, qwen2, qwen3, smollm3};
 use crate::BossManError;
 use serde_json::Value;
 
-const FAMILIES: [&Family; 11] = [
+const FAMILIES: [&Family; 13] = [
     &llama::LLAMA,
     &mistral::MISTRAL,
     &qwen2::QWEN2,
@@ -17,8 +17,10 @@ const FAMILIES: [&Family; 11] = [
     &gemma3::GEMMA3,
     &phi3::PHI3,
     &gpt2::GPT2,
+    &gpt_neox::GPT_NEOX,
     &bert::BERT,
     &roberta::ROBERTA,
+    &vit::VIT,
 ];
 
 /// The family of a configuration, and the architecture's name.

@@ -39,14 +39,29 @@ pub(super) struct FamilyModel {
     pub(super) vars: Vec<(&'static str, Yaml)>,
     pub(super) inputs: Vec<ModelInput>,
     pub(super) entries: Vec<Entry>,
-    /// The number of tokens.
-    pub(super) vocab_size: u64,
-    /// The most positions of a sequence.
-    pub(super) max_positions: u64,
+    pub(super) samples: Samples,
     /// Tensors that files may hold and the model does not use, as `ignore` of a run file names
     /// them.
     pub(super) leftovers: Vec<String>,
     pub(super) output: Output,
+}
+
+/// What goes into a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Samples {
+    Tokens {
+        /// The number of tokens.
+        vocab_size: u64,
+        /// The most positions of a sequence.
+        max_positions: u64,
+    },
+    /// Square pictures.
+    Pictures {
+        /// The numbers of a point: 3 of a coloured picture.
+        channels: u64,
+        /// The points of a side.
+        size: u64,
+    },
 }
 
 /// What comes out of a model.
@@ -73,7 +88,8 @@ impl Output {
 }
 
 /// How the names of architectures with a head end.
-const HEADS: [&str; 3] = ["ForCausalLM", "LMHeadModel", "ForSequenceClassification"];
+const HEADS: [&str; 4] =
+    ["ForCausalLM", "LMHeadModel", "ForSequenceClassification", "ForImageClassification"];
 
 impl Request<'_> {
     /// Whether the model has a head.

@@ -24,13 +24,22 @@ impl HfConfig {
     /// Reads the configuration of a folder.
     pub(super) fn read(folder: &Path) -> Result<Self, BossManError> {
         let path = folder.join("config.json");
-        let Some(text) = bounded_file::read(&path, MAX_BYTES)? else {
-            let problem = "is missing; name a folder as `save_pretrained` of Hugging Face's \
-                           transformers writes it";
-            return Err(BossManError::file(&path, problem));
-        };
+        match Self::read_file(&path)? {
+            Some(config) => Ok(config),
+            None => {
+                let problem = "is missing; name a folder as `save_pretrained` of Hugging Face's \
+                               transformers writes it";
+                Err(BossManError::file(&path, problem))
+            }
+        }
+    }
+
+    /// Reads a file of keys. `None` if it is not there.
+    pub(super) fn read_file(path: &Path) -> Result<Option<Self>, BossManError> {
+        let Some(text) = bounded_file::read(path, MAX_BYTES)? else { return Ok(None) };
+        let path = path.to_path_buf();
         match serde_json::from_slice(&text) {
-            Ok(Value::Object(keys)) => Ok(HfConfig { path, prefix: String::new(), keys }),
+            Ok(Value::Object(keys)) => Ok(Some(HfConfig { path, prefix: String::new(), keys })),
             Ok(_) => Err(BossManError::file(&path, "is no mapping of keys to values")),
             Err(e) => Err(BossManError::file(&path, format!("is not JSON: {e}"))),
         }

@@ -3,7 +3,7 @@
 //! ```text
 //! import -> gguf (a GGUF file becomes such a folder)
 //!        -> hf_config (config.json) -> families -> llama_like, bert_like -> family, model_text
-//!        -> weights: tensor_headers (no weight is read)   tokenizer_file
+//!        -> weights: tensor_headers (no weight is read)   tokenizer_file, pictures
 //!        -> renames -> fit (model against headers)
 //!        -> model_text, run_text, summary: the files that it writes
 //! ```
@@ -23,6 +23,7 @@ pub(crate) mod gguf;
 mod hf_config;
 mod llama_like;
 mod model_text;
+mod pictures;
 mod renames;
 mod run_text;
 mod summary;
@@ -39,10 +40,11 @@ use crate::output::printable;
 use crate::weights::tensor_headers::TensorHeaders;
 use crate::{BossManError, Model};
 use families::family_of;
-use family::{FamilyModel, Output, Request};
+use family::{FamilyModel, Output, Request, Samples};
 use fit::compare;
 use hf_config::HfConfig;
 use model_text::{model_text, ModelFile};
+use pictures::Pictures;
 use renames::renames;
 use run_text::{run_text, RunText};
 use std::io::{ErrorKind, Write};
@@ -53,7 +55,7 @@ use tokenizer_file::TokenizerFile;
 /// What to import, beside the folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImportOptions {
-    /// A text file to train on. Without one the run file has no data.
+    /// A text file to train on, or a folder of pictures. Without one the run file has no data.
     pub data: Option<PathBuf>,
     /// The model's inputs by name. None are those that the family always has.
     pub inputs: Vec<String>,
@@ -131,7 +133,7 @@ fn import_folder(
         head: options.head,
         inputs: &options.inputs,
     };
-    let FamilyModel { vars, inputs, entries, vocab_size, max_positions, leftovers, output } =
+    let FamilyModel { vars, inputs, entries, samples, leftovers, output } =
         (family.model)(&request)?;
     let name = folder.file_name().map_or("model".into(), |name| name.to_string_lossy());
     let shown = printable(&folder.to_string_lossy(), 1000);
@@ -152,9 +154,19 @@ fn import_folder(
         BossManError::file(config.path(), problem)
     })?;
     let leftovers = compare(model.graph(), &headers, &rename, &leftovers)?;
-    let tokenizer = TokenizerFile::read(&folder, &config, vocab_size)?;
+    let (mut tokenizer, mut pictures, mut positions) = (None, None, 0);
+    match samples {
+        Samples::Tokens { vocab_size, max_positions } => {
+            tokenizer = TokenizerFile::read(&folder, &config, vocab_size)?;
+            positions = max_positions;
+        }
+        Samples::Pictures { channels, size } => {
+            pictures = Some(Pictures::read(&folder, channels, size)?);
+        }
+    }
     let data = match &options.data {
         None => None,
+        Some(data) if pictures.is_some() => Some(pictures::existing(data, output)?),
         Some(_) if output.is_of_sequences() => {
             let problem = "--data is text to predict the next token of, but the model tells of \
                            whole sequences; leave it out, and add samples to the run file";
@@ -174,7 +186,8 @@ fn import_folder(
         ignored: &leftovers.patterns,
         tokenizer: tokenizer.as_ref(),
         data: data.as_deref(),
-        max_positions,
+        pictures: pictures.as_ref(),
+        max_positions: positions,
         output,
     })?;
     let summary = Summary {
@@ -198,9 +211,10 @@ fn import_folder(
         run: write("run.yaml", &run)?,
         architecture: architecture.into(),
         parameters: model.graph().param_count(),
-        warnings: match tokenizer {
-            Some(_) => Vec::new(),
-            None => vec![no_tokenizer(&folder).to_string()],
+        warnings: match (pictures, tokenizer) {
+            (Some(pictures), _) => pictures.warnings,
+            (None, Some(_)) => Vec::new(),
+            (None, None) => vec![no_tokenizer(&folder).to_string()],
         },
     })
 }

@@ -17,10 +17,15 @@ pub(super) struct ModelFile {
     pub(super) entries: Vec<Entry>,
 }
 
-/// An input `[batch, seq]`.
+/// The shape of an input of sequences.
+pub(super) const SEQUENCES: &str = "[batch, seq]";
+
+/// An input of the model.
 #[derive(Clone, Debug)]
 pub(super) struct ModelInput {
     pub(super) name: &'static str,
+    /// As the model file writes it.
+    pub(super) shape: &'static str,
     pub(super) dtype: &'static str,
 }
 
@@ -153,8 +158,8 @@ pub(super) fn model_text(file: &ModelFile) -> String {
         writeln!(text, "  {name}: {}", flow_text(value)).ok();
     }
     text.push_str("inputs:\n");
-    for ModelInput { name, dtype } in &file.inputs {
-        writeln!(text, "  {name}: {{shape: [batch, seq], dtype: {dtype}}}").ok();
+    for ModelInput { name, shape, dtype } in &file.inputs {
+        writeln!(text, "  {name}: {{shape: {shape}, dtype: {dtype}}}").ok();
     }
     text.push_str("layers:\n");
     write_entries(&mut text, &file.entries, 2);
@@ -214,7 +219,7 @@ mod tests {
             comments: vec!["One line.".into()],
             name: "m 1".into(),
             vars: vec![("d", 4u64.into())],
-            inputs: vec![ModelInput { name: "x", dtype: "int64" }],
+            inputs: vec![ModelInput { name: "x", shape: SEQUENCES, dtype: "int64" }],
             entries: vec![
                 Block {
                     name: "layers.0".into(),

@@ -1,6 +1,7 @@
 //! The run file of an imported model, which begins with its weights.
 
 use super::family::Output;
+use super::pictures::Pictures;
 use super::tokenizer_file::TokenizerFile;
 use crate::output::printable;
 use crate::run_file::sources;
@@ -23,9 +24,11 @@ pub(super) struct RunText<'a> {
     /// Names of tensors in it that the model does not use.
     pub(super) ignored: &'a [String],
     pub(super) tokenizer: Option<&'a TokenizerFile>,
-    /// The text to train on.
+    /// Of a model that takes pictures.
+    pub(super) pictures: Option<&'a Pictures>,
+    /// The text or the pictures to train on.
     pub(super) data: Option<&'a Path>,
-    /// The most positions of a sequence.
+    /// The most positions of a sequence. A model of pictures has none.
     pub(super) max_positions: u64,
     pub(super) output: Output,
 }
@@ -68,8 +71,13 @@ pub(super) fn run_text(run: &RunText<'_>) -> Result<String, BossManError> {
     Ok(lines)
 }
 
-/// Writes the text to train on, or the tokenizer and how to add such text.
+/// Writes the samples to train on, or the tokenizer and how to add samples.
 fn write_data(lines: &mut String, run: &RunText<'_>) -> Result<(), BossManError> {
+    if let Some(pictures) = run.pictures {
+        let folder = run.data.map(path).transpose()?;
+        pictures.write_data(lines, folder.as_deref(), run.output);
+        return Ok(());
+    }
     if run.output.is_of_sequences() {
         lines.push_str(SAMPLES);
         return Ok(());
@@ -194,6 +202,7 @@ mod tests {
                 rename,
                 ignored,
                 tokenizer: Some(&tokenizer),
+                pictures: None,
                 data: Some(&data),
                 max_positions: 64,
                 output: Output::Logits,

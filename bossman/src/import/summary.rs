@@ -91,11 +91,12 @@ impl Summary<'_> {
 /// The part of a model that a layer belongs to.
 fn part_of(kind: &LayerKind, name: &str) -> &'static str {
     match kind.name() {
-        "Embedding" | "LearnedPositions" => "embedding",
+        "Embedding" | "LearnedPositions" | "Parameter" => "embedding",
+        "Conv2d" if name.contains("embeddings") => "embedding",
         kind if kind.ends_with("Attention") => "attention",
         kind if kind.ends_with("MLP") => "MLP",
         kind if kind.ends_with("Norm") => "norm",
-        "Linear" if name.ends_with("head") => "head",
+        "Linear" if name.ends_with("head") || name.ends_with("embed_out") => "head",
         "Linear" if name.contains("classifier") || name.ends_with("pooler.dense") => "head",
         "Linear" if name.contains(".mlp.") || name.contains(".layer.") => "MLP",
         _ => "other layers",

@@ -42,6 +42,9 @@ layer! {
         partial_rotary_factor: f64 = PROBABILITY, or 1.0;
         /// Whether one projection, `qkv_proj`, makes queries, keys and values, as Phi-3's.
         fused: bool = FLAG, or false;
+        /// Whether the rows of `qkv_proj` go by heads, as GPT-NeoX's: those of the query, the key
+        /// and the value of the first head, then those of the next.
+        fused_by_head: bool = FLAG, or false;
         /// Whether projections add a learned bias.
         attention_bias: bool = FLAG, or false;
         /// Whether the projections to queries, keys and values alone add one, as Qwen2's.
@@ -184,6 +187,12 @@ impl Rules for LlamaAttention {
                 "num_key_value_heads",
                 format!("a divisor of num_attention_heads ({queries})"),
             ));
+        }
+        if self.fused_by_head && !self.fused {
+            return Err(bad("fused_by_head", "false, as `fused: false` has no `qkv_proj`"));
+        }
+        if self.fused_by_head && queries != keys {
+            return Err(bad("fused_by_head", "false, as heads share keys and values"));
         }
         if self.attention_bias && self.qkv_bias {
             return Err(bad("qkv_bias", "false, as `attention_bias: true` is these biases, too"));

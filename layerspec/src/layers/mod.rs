@@ -25,6 +25,7 @@ mod masked_fill;
 mod matmul;
 mod multihead_attention;
 mod pad;
+mod parameter;
 mod piecewise;
 mod pixel_shuffle;
 mod pool;
@@ -72,6 +73,7 @@ pub use masked_fill::MaskedFill;
 pub use matmul::MatMul;
 pub use multihead_attention::MultiheadAttention;
 pub use pad::{Pad, PadMode};
+pub use parameter::Parameter;
 pub use piecewise::{Hardshrink, Hardsigmoid, Hardswish, Hardtanh, ReLU6, Softshrink};
 pub use pixel_shuffle::{PixelShuffle, PixelUnshuffle};
 pub use pool::{
@@ -200,6 +202,7 @@ layers! {
     BatchNorm2d,
     InstanceNorm2d,
     Embedding,
+    Parameter,
     MultiheadAttention,
     TransformerEncoderLayer,
     TransformerDecoderLayer,

@@ -31,29 +31,14 @@ const OTHER_HEADS: [&str; 5] = [
 ];
 
 fn bert(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
-    let Encoder {
-        mut vars,
-        inputs,
-        mut entries,
-        vocab_size,
-        max_positions,
-        dropout: hidden_dropout,
-        prefix,
-    } = encoder(request, &KIND)?;
+    let Encoder { mut vars, inputs, mut entries, samples, dropout: hidden_dropout, prefix } =
+        encoder(request, &KIND)?;
     let pooler = format!("{prefix}pooler.dense");
     if !request.has_head() {
         let unused = [&OTHER_HEADS[..], &[pooler.as_str(), "classifier"]].concat();
         let leftovers = leftovers(&prefix, &unused);
         let (entries, output) = (Encoder::named(entries, &prefix), Output::HiddenStates);
-        return Ok(FamilyModel {
-            vars,
-            inputs,
-            entries,
-            vocab_size,
-            max_positions,
-            leftovers,
-            output,
-        });
+        return Ok(FamilyModel { vars, inputs, entries, samples, leftovers, output });
     }
     let (count, output) = labels(request.config)?;
     vars.push(("num_labels", count.into()));
@@ -65,5 +50,5 @@ fn bert(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
     entries.extend(dropout(p));
     entries.push(linear("classifier", [var("hidden_size"), var("num_labels")]).into());
     let leftovers = leftovers(&prefix, &OTHER_HEADS);
-    Ok(FamilyModel { vars, inputs, entries, vocab_size, max_positions, leftovers, output })
+    Ok(FamilyModel { vars, inputs, entries, samples, leftovers, output })
 }

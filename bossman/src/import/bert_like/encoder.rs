@@ -1,17 +1,18 @@
 //! The layers that BERT and RoBERTa share: embeddings, and blocks that normalise after adding.
 
-use super::parts::{activation, add, attention, depth, dropout, keep, layer_norm, linear, PADDING};
-use crate::import::family::{Head, Request};
+use super::parts::{
+    activation, add, attention, depth, dropout, keep, layer_norm, linear, INPUT_IDS, PADDING,
+};
+use crate::import::family::{Head, Request, Samples};
 use crate::import::hf_config::HfConfig;
-use crate::import::model_text::{var, Block, Entry, LayerText, ModelInput};
+use crate::import::model_text::{var, Block, Entry, LayerText, ModelInput, SEQUENCES};
 use crate::rename::Source;
 use crate::run_file::yaml_text::Yaml;
 use crate::BossManError;
 use serde_json::json;
 
-const INPUT_IDS: ModelInput = ModelInput { name: "input_ids", dtype: "int64" };
 /// Which of two texts a token is of. Without this input all are of the first.
-const TYPES: ModelInput = ModelInput { name: "token_type_ids", dtype: "int64" };
+const TYPES: ModelInput = ModelInput { name: "token_type_ids", shape: SEQUENCES, dtype: "int64" };
 const INPUTS: [ModelInput; 3] = [INPUT_IDS, PADDING, TYPES];
 
 /// What tells one family from another.
@@ -31,8 +32,7 @@ pub(super) struct Encoder {
     pub(super) vars: Vec<(&'static str, Yaml)>,
     pub(super) inputs: Vec<ModelInput>,
     pub(super) entries: Vec<Entry>,
-    pub(super) vocab_size: u64,
-    pub(super) max_positions: u64,
+    pub(super) samples: Samples,
     /// Of hidden states.
     pub(super) dropout: f64,
     /// The beginning of its names in the files, with a dot: none in a model without a head.
@@ -102,8 +102,8 @@ pub(super) fn encoder(request: &Request<'_>, kind: &Kind) -> Result<Encoder, Bos
     let embeddings = Block { name: "embeddings".into(), repeat: None, entries: parts.embeddings() };
     let blocks = Block { name: "encoder.layer".into(), repeat, entries: parts.block()? };
     let entries = vec![embeddings.into(), blocks.into()];
-    let (max_positions, dropout) = (rows - offset, hidden_dropout);
-    Ok(Encoder { vars, inputs, entries, vocab_size, max_positions, dropout, prefix })
+    let samples = Samples::Tokens { vocab_size, max_positions: rows - offset };
+    Ok(Encoder { vars, inputs, entries, samples, dropout: hidden_dropout, prefix })
 }
 
 impl Encoder {

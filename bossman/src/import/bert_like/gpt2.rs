@@ -1,8 +1,10 @@
 //! GPT-2: blocks that normalise before attention and before the linear layers. Its files store
 //! matrices as `[in, out]`, so rules of the run file transpose them.
 
-use super::parts::{activation, add, attention, depth, dropout, keep, layer_norm, linear, PADDING};
-use crate::import::family::{Family, FamilyModel, Output, Request};
+use super::parts::{
+    activation, add, attention, depth, dropout, keep, layer_norm, linear, INPUT_IDS, PADDING,
+};
+use crate::import::family::{Family, FamilyModel, Output, Request, Samples};
 use crate::import::hf_config::HfConfig;
 use crate::import::model_text::{var, Block, Entry, LayerText, ModelInput};
 use crate::rename::Source;
@@ -13,7 +15,7 @@ use serde_json::json;
 pub(in crate::import) const GPT2: Family =
     Family { architectures: &["GPT2LMHeadModel", "GPT2Model"], model: gpt2 };
 
-const INPUTS: [ModelInput; 2] = [ModelInput { name: "input_ids", dtype: "int64" }, PADDING];
+const INPUTS: [ModelInput; 2] = [INPUT_IDS, PADDING];
 
 /// The table from keys to layers. The defaults are those of `GPT2Config`.
 fn gpt2(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
@@ -65,7 +67,8 @@ fn gpt2(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
     if output != Output::Logits {
         leftovers.push("lm_head.weight".into());
     }
-    Ok(FamilyModel { vars, inputs, entries, vocab_size, max_positions, leftovers, output })
+    let samples = Samples::Tokens { vocab_size, max_positions };
+    Ok(FamilyModel { vars, inputs, entries, samples, leftovers, output })
 }
 
 /// From the embedding to the last norm.

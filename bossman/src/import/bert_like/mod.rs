@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! bert, roberta -> encoder (embeddings and layers), labels (of a classifier)
+//! vit -> labels
 //! gpt2
-//!   -> parts    what their layers share
+//!   -> parts    what their layers share, and those of gpt_neox
 //! ```
 
 pub(super) mod bert;
@@ -14,5 +15,8 @@ pub(super) mod gpt2;
 #[cfg(test)]
 pub(super) mod gpt2_tests;
 mod labels;
-mod parts;
+pub(super) mod parts;
 pub(super) mod roberta;
+pub(super) mod vit;
+#[cfg(test)]
+mod vit_tests;

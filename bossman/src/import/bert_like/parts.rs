@@ -1,18 +1,27 @@
 //! Layers that several families share.
 
 use crate::import::hf_config::HfConfig;
-use crate::import::model_text::{var, Entry, LayerText, ModelInput};
+use crate::import::model_text::{var, Entry, LayerText, ModelInput, SEQUENCES};
 use crate::run_file::yaml_text::Yaml;
 use crate::BossManError;
 
 /// The input that tells which tokens are padding. `attention_mask` of transformers is its opposite.
-pub(super) const PADDING: ModelInput = ModelInput { name: "key_padding_mask", dtype: "bool" };
+pub(in crate::import) const PADDING: ModelInput =
+    ModelInput { name: "key_padding_mask", shape: SEQUENCES, dtype: "bool" };
+
+/// The input of tokens.
+pub(in crate::import) const INPUT_IDS: ModelInput =
+    ModelInput { name: "input_ids", shape: SEQUENCES, dtype: "int64" };
 
 /// The most repeated blocks. A model file has 10,000 layers at most, and each of these is 11.
 const MAX_BLOCKS: u64 = 800;
 
 /// The number of repeated blocks.
-pub(super) fn depth(config: &HfConfig, key: &str, default: u64) -> Result<u64, BossManError> {
+pub(in crate::import) fn depth(
+    config: &HfConfig,
+    key: &str,
+    default: u64,
+) -> Result<u64, BossManError> {
     match config.size_or(key, default)? {
         count if count > MAX_BLOCKS => {
             Err(config.refused(key, &format!("expected {MAX_BLOCKS} at most")))
@@ -22,7 +31,7 @@ pub(super) fn depth(config: &HfConfig, key: &str, default: u64) -> Result<u64, B
 }
 
 /// The function that a key names.
-pub(super) fn activation(
+pub(in crate::import) fn activation(
     config: &HfConfig,
     key: &str,
     default: &str,
@@ -44,7 +53,7 @@ pub(super) fn activation(
 }
 
 /// Attention of positions to each other. Its projections of the input are one parameter.
-pub(super) fn attention(
+pub(in crate::import) fn attention(
     name: &str,
     [width, heads]: [&str; 2],
     dropout: f64,
@@ -64,17 +73,17 @@ pub(super) fn attention(
 }
 
 /// Dropout, unless it does nothing.
-pub(super) fn dropout(p: f64) -> Option<Entry> {
+pub(in crate::import) fn dropout(p: f64) -> Option<Entry> {
     (p != 0.0).then(|| LayerText::new("Dropout").argument("p", p).into())
 }
 
 /// A linear layer between these sizes.
-pub(super) fn linear(name: &str, [from, to]: [Yaml; 2]) -> LayerText {
+pub(in crate::import) fn linear(name: &str, [from, to]: [Yaml; 2]) -> LayerText {
     LayerText::new("Linear").argument("in_features", from).argument("out_features", to).named(name)
 }
 
 /// A layer norm over a size.
-pub(super) fn layer_norm(name: &str, [width, eps]: [&str; 2]) -> LayerText {
+pub(in crate::import) fn layer_norm(name: &str, [width, eps]: [&str; 2]) -> LayerText {
     LayerText::new("LayerNorm")
         .argument("normalized_shape", var(width))
         .argument("eps", var(eps))
@@ -82,11 +91,11 @@ pub(super) fn layer_norm(name: &str, [width, eps]: [&str; 2]) -> LayerText {
 }
 
 /// Keeps the input of a block for its residual connection.
-pub(super) fn keep(variable: &str) -> Entry {
+pub(in crate::import) fn keep(variable: &str) -> Entry {
     LayerText::new("Identity").gives(&[variable.into()]).into()
 }
 
 /// Adds what was kept.
-pub(super) fn add(variable: &str) -> LayerText {
+pub(in crate::import) fn add(variable: &str) -> LayerText {
     LayerText::new("Add").takes(&[variable.into()])
 }

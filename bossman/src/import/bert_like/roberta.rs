@@ -22,15 +22,8 @@ const OTHER_HEADS: [&str; 4] =
     ["lm_head", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"];
 
 fn roberta(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
-    let Encoder {
-        mut vars,
-        inputs,
-        entries,
-        vocab_size,
-        max_positions,
-        dropout: hidden_dropout,
-        prefix,
-    } = encoder(request, &KIND)?;
+    let Encoder { mut vars, inputs, entries, samples, dropout: hidden_dropout, prefix } =
+        encoder(request, &KIND)?;
     let mut entries = Encoder::named(entries, &prefix);
     let pooler = format!("{prefix}pooler.dense");
     let mut unused = [&OTHER_HEADS[..], &[pooler.as_str()]].concat();
@@ -51,5 +44,5 @@ fn roberta(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
         unused.extend(["classifier.dense", "classifier.out_proj"]);
     }
     let leftovers = leftovers(&prefix, &unused);
-    Ok(FamilyModel { vars, inputs, entries, vocab_size, max_positions, leftovers, output })
+    Ok(FamilyModel { vars, inputs, entries, samples, leftovers, output })
 }

@@ -4,16 +4,16 @@
 
 use super::decoder_layer::{Activation, DecoderLayers, FamilyStyle, LayerStyle};
 use super::rope::{Rope, Ropes};
-use crate::import::family::{FamilyModel, Output, Request};
+use crate::import::family::{FamilyModel, Output, Request, Samples};
 use crate::import::hf_config::HfConfig;
-use crate::import::model_text::{var, Block, Entry, LayerText, ModelInput};
+use crate::import::model_text::{var, Block, Entry, LayerText, ModelInput, SEQUENCES};
 use crate::run_file::yaml_text::Yaml;
 use crate::BossManError;
 use serde_json::json;
 
 const INPUTS: [ModelInput; 2] = [
-    ModelInput { name: "input_ids", dtype: "int64" },
-    ModelInput { name: "key_padding_mask", dtype: "bool" },
+    ModelInput { name: "input_ids", shape: SEQUENCES, dtype: "int64" },
+    ModelInput { name: "key_padding_mask", shape: SEQUENCES, dtype: "bool" },
 ];
 
 /// The most decoder layers. A model file has 10,000 layers at most, and each of these is 7 to 9.
@@ -125,7 +125,8 @@ pub(super) fn decoder_with(
     if output != Output::Logits {
         leftovers.push("lm_head.weight".into());
     }
-    Ok(FamilyModel { vars, inputs, entries, vocab_size, max_positions, leftovers, output })
+    let samples = Samples::Tokens { vocab_size, max_positions };
+    Ok(FamilyModel { vars, inputs, entries, samples, leftovers, output })
 }
 
 /// Refuses an MLP with another function of its gate than the family has.

@@ -5,12 +5,17 @@
 //!   -> windows    which layers look back a limited way
 //!   -> decoder    the model around the layers
 //!        -> decoder_layer, rope    a layer, and how it turns queries and keys
+//! gpt_neox: `LlamaAttention` between layers of bert_like::parts
+//!   -> rope
 //! ```
 
 mod decoder;
 mod decoder_layer;
 #[cfg(test)]
 mod family_tests;
+pub(super) mod gpt_neox;
+#[cfg(test)]
+mod gpt_neox_tests;
 pub(super) mod gemma2;
 pub(super) mod gemma3;
 #[cfg(test)]

@@ -114,6 +114,14 @@ impl Case {
         }
     }
 
+    /// The name of the model's first input.
+    fn input(&self) -> &'static str {
+        match self.tensors.get("pixel_values") {
+            Some(_) => "pixel_values",
+            None => "input_ids",
+        }
+    }
+
     fn tensor(&self, name: &str) -> &Tensor {
         self.tensors.get(name).unwrap()
     }
@@ -131,9 +139,9 @@ impl Case {
         has_text.then(|| [tokens("prompt"), tokens("generated")])
     }
 
-    /// The samples to train on: tokens and targets.
+    /// The samples to train on: tokens or pictures, and targets.
     fn samples(&self) -> [Tensor; 2] {
-        let ids = self.tensor("train.input_ids");
+        let ids = self.tensor(&format!("train.{}", self.input()));
         if let Some(targets) = self.tensors.get("train.targets") {
             return [ids.shallow_clone(), targets.shallow_clone()];
         }

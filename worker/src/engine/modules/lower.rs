@@ -47,7 +47,7 @@ pub(crate) fn lower(
         ],
         autograd: [
             Bilinear RMSNorm GroupNorm BatchNorm1d BatchNorm2d InstanceNorm2d
-            LearnedPositions RotaryEmbedding
+            Parameter LearnedPositions RotaryEmbedding
             LeakyReLU PReLU ReLU6 ELU CELU SELU Mish Softplus LogSigmoid Softmin Softsign Hardtanh
             Hardsigmoid Hardswish Hardshrink Softshrink Tanhshrink Threshold GLU
             MaxPool1d MaxPool2d AvgPool1d AvgPool2d AdaptiveAvgPool1d AdaptiveAvgPool2d

@@ -5,8 +5,8 @@ use crate::engine::modules::attention::partial_rotary::PartialRotary;
 use crate::engine::modules::builder::LayerBuilder;
 use crate::engine::modules::by_autograd::AutogradOp;
 use layerspec::layers::{
-    Approximate, LlamaActivation, LlamaAttention, LlamaMLP, Mul, RotaryEmbedding, Sections, SiLU,
-    Split, GELU,
+    Approximate, Flatten, LlamaActivation, LlamaAttention, LlamaMLP, Mul, RotaryEmbedding,
+    Sections, SiLU, Split, Unflatten, GELU,
 };
 
 pub(crate) fn lower_attention(layer: &LlamaAttention, inputs: usize) -> LoweredLayer {
@@ -50,6 +50,9 @@ fn project(ops: &mut LayerBuilder, layer: &LlamaAttention) -> [usize; 3] {
         // Too large a width stays too large.
         let all = queries.saturating_add(keys.saturating_mul(2));
         let qkv = ops.linear(0, [model, all], ["qkv_proj.weight", "qkv_proj.bias"]);
+        if layer.fused_by_head {
+            return by_heads(ops, layer, qkv);
+        }
         let parts = parts(vec![queries, keys, keys]);
         let first = ops.add_multi_output(parts, vec![qkv], Vec::new(), 3);
         return [first, first + 1, first + 2];
@@ -59,6 +62,18 @@ fn project(ops: &mut LayerBuilder, layer: &LlamaAttention) -> [usize; 3] {
         ops.linear(0, [model, keys], ["k_proj.weight", "k_proj.bias"]),
         ops.linear(0, [model, keys], ["v_proj.weight", "v_proj.bias"]),
     ]
+}
+
+/// Queries, keys and values that lie beside each other for each head.
+fn by_heads(ops: &mut LayerBuilder, layer: &LlamaAttention, qkv: usize) -> [usize; 3] {
+    let heads = i64::try_from(layer.num_attention_heads).unwrap_or(i64::MAX);
+    let apart = Unflatten { dim: -1, unflattened_size: vec![heads, -1] };
+    let apart = ops.add(apart, vec![qkv], Vec::new());
+    let parts = parts(vec![layer.head_size(); 3]);
+    let first = ops.add_multi_output(parts, vec![apart], Vec::new(), 3);
+    let mut joined =
+        |part: usize| ops.add(Flatten { start_dim: 2, end_dim: -1 }, vec![part], Vec::new());
+    [joined(first), joined(first + 1), joined(first + 2)]
 }
 
 /// Cuts the last dimension into parts of these sizes.

@@ -1,0 +1,46 @@
+use super::arguments::{bad, SIZES};
+use super::{layer, BadArgument, Rules};
+use crate::yaml::NON_NEGATIVE;
+use crate::{DType, Dim, Init, OutOfRange, ParamSpec, TensorType};
+
+layer! {
+    /// Gives a learned tensor, the same for each sample: what a module of PyTorch holds as
+    /// `nn.Parameter`. Of its input it takes the batch size alone.
+    Parameter {
+        /// The shape of the tensor. It begins with 1, in place of which the output has the first
+        /// size of the input.
+        shape: Vec<u64> = SIZES;
+        /// Standard deviation of the normal numbers that it begins with; with 0, all are zero.
+        std: f64 = NON_NEGATIVE, or 0.0;
+    }
+}
+
+impl Rules for Parameter {
+    fn check(&self) -> Result<(), BadArgument> {
+        match self.shape.first() {
+            Some(1) => Ok(()),
+            _ => Err(bad("shape", "sizes that begin with 1, in place of which the batch comes")),
+        }
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        let init = match self.std > 0.0 {
+            true => Init::Normal { mean: 0.0, std: self.std },
+            false => Init::Zeros,
+        };
+        vec![ParamSpec::parameter("value", self.shape.clone(), init)]
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        let Some(batch) = inputs[0].dims().first() else {
+            return Err(format!("expected an input with a batch dimension, found {}", inputs[0]));
+        };
+        let sizes = self.shape.iter().skip(1).copied().map(Dim::Fixed);
+        let dims = std::iter::once(batch.clone()).chain(sizes).collect();
+        Ok(vec![TensorType::new(DType::Float32, dims)])
+    }
+
+    fn flops(&self, _: &[TensorType], _: &[TensorType]) -> Result<Dim, OutOfRange> {
+        Ok(Dim::Fixed(0))
+    }
+}

@@ -1,0 +1,30 @@
+//! A parameter for each sample.
+
+use crate::engine::layers::op_context::OpContext;
+use crate::engine::modules::by_autograd::Differentiable;
+use crate::engine::modules::helpers::single_input_ref;
+use layerspec::layers::Parameter;
+use tch::{Kind, Tensor};
+use tensor::TensorError;
+
+impl Differentiable for Parameter {
+    fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let input = single_input_ref(inputs)?;
+        let mut repeats = vec![1; self.shape.len()];
+        if let Some(batch) = repeats.first_mut() {
+            *batch = input.size().first().copied().unwrap_or(1);
+        }
+        let rows = ctx.param("value")?.f_repeat(&repeats[..])?;
+        if !input.requires_grad() {
+            return Ok(vec![rows]);
+        }
+        // The layer before expects a gradient, which is zero: the sum of no element is taken away.
+        // That leaves every bit as it is.
+        let nothing = input.f_narrow(0, 0, 0)?.f_sum(Kind::Float)?;
+        Ok(vec![rows.f_sub(&nothing)?])
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
+    }
+}
