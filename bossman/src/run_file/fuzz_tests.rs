@@ -5,7 +5,7 @@ use crate::ClassDim;
 use std::path::Path;
 use testkit::mutate::fuzz;
 
-const PIECES: [&str; 35] = [
+const PIECES: [&str; 36] = [
     "0",
     "-1",
     "1e400",

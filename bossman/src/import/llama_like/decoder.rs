@@ -183,6 +183,7 @@ fn head(output: Output, prefix: &str) -> Option<Entry> {
     match output {
         Output::Logits => Some(head.into()),
         Output::TiedLogits => Some(head.shares(&format!("{prefix}embed_tokens")).into()),
-        Output::HiddenStates => None,
+        // Decoders of texts have no other outputs.
+        _ => None,
     }
 }

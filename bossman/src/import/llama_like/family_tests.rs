@@ -1,7 +1,7 @@
 //! Tests the models of Mistral, Qwen2, Qwen3 and SmolLM3's windows.
 
-use super::*;
 use crate::import::tests::{config, text_of, Folder};
+use crate::import::*;
 use crate::StateDict;
 use serde_json::json;
 

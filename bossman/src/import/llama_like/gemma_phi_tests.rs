@@ -1,8 +1,8 @@
 //! Tests the models of Gemma 2, Gemma 3 and Phi-3.
 
 use super::family_tests::lines;
-use super::*;
 use crate::import::tests::{config, text_of, Folder};
+use crate::import::*;
 use crate::StateDict;
 use serde_json::{json, Value};
 

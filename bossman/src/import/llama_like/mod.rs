@@ -13,13 +13,13 @@ mod decoder;
 mod decoder_layer;
 #[cfg(test)]
 mod family_tests;
-pub(super) mod gpt_neox;
-#[cfg(test)]
-mod gpt_neox_tests;
 pub(super) mod gemma2;
 pub(super) mod gemma3;
 #[cfg(test)]
 mod gemma_phi_tests;
+pub(super) mod gpt_neox;
+#[cfg(test)]
+mod gpt_neox_tests;
 pub(super) mod llama;
 pub(super) mod mistral;
 pub(super) mod phi3;

@@ -10,7 +10,7 @@ use layerspec::layers::{
 };
 
 pub(crate) fn lower_attention(layer: &LlamaAttention, inputs: usize) -> LoweredLayer {
-    let (model, [queries, keys], head_dim) = (layer.hidden_size, layer.widths(), layer.head_size());
+    let (model, [queries, _], head_dim) = (layer.hidden_size, layer.widths(), layer.head_size());
     let [query_heads, key_heads] = layer.heads();
     let mut ops = LayerBuilder::new(inputs, layer.has_qkv_bias());
     let [q, k, v] = project(&mut ops, layer);
