@@ -160,7 +160,7 @@ CASES = [
         train_length=20,
     ),
     Case(
-        "smollm3",
+        "smollm-3",
         family="SmolLM3",
         config={
             "num_hidden_layers": 4,
@@ -216,7 +216,7 @@ CASES = [
     ),
     # Half of each head turns, and texts are longer than the first training's.
     Case(
-        "phi3",
+        "phi-3",
         family="Phi3",
         config={
             **scaled(
@@ -252,10 +252,10 @@ CASES = [
         first_token=5,
     ),
     Case("gpt2", family="GPT2", base=SMALL_GPT2, kind="LMHeadModel"),
-    Case("gpt-neox", family="GPTNeoX", base=SMALL_NEOX),
+    Case("pythia", family="GPTNeoX", base=SMALL_NEOX),
     # Attention before the linear layers, whole heads that turn, and no biases of attention.
     Case(
-        "gpt-neox-sequential",
+        "pythia-sequential",
         family="GPTNeoX",
         base=SMALL_NEOX,
         config={

@@ -103,6 +103,12 @@ def load(torch, transformers, case, folder):
     return model.eval()
 
 
+def in_files(name, case):
+    """The name of a parameter in files. transformers gives some another name when it saves them."""
+    renamed = {"lm_head.weight": "embed_out.weight"} if case.family == "GPTNeoX" else {}
+    return renamed.get(name, name)
+
+
 def record(torch, transformers, case, folder):
     """Makes a model and computes with it, as tests/huggingface/README.md says."""
     folder.mkdir(parents=True)
@@ -215,7 +221,8 @@ def train(torch, model, case):
             tensors = {f"train.{input_name(case)}": ids}
             if targets is not None:
                 tensors["train.targets"] = targets
-            tensors.update({f"trained.{name}": tensor for name, tensor in trained.items()})
+            for name, tensor in trained.items():
+                tensors[f"trained.{in_files(name, case)}"] = tensor
             return losses, tensors
     sys.exit(f"huggingface_oracle: {case.name}: all samples show rounding; change the weights")
 

@@ -102,7 +102,8 @@ impl Case {
         let trained = self.trained();
         assert!(trained.iter().count() > 18, "{name}");
         for (parameter, tensor) in trained.iter() {
-            let before = self.weights.get(parameter).unwrap();
+            let before = self.weights.get(parameter);
+            let before = before.unwrap_or_else(|| panic!("{name}: no {parameter}"));
             let moved = (tensor - before).abs().max().double_value(&[]);
             assert!(moved > 1e-3, "{name}: {parameter} was not trained");
         }
