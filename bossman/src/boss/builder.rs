@@ -4,13 +4,16 @@ use crate::session::trainer::Trainer;
 use crate::settings::conflicts;
 use crate::settings::guards::Guards;
 use crate::settings::user_settings::Settings;
+use crate::tuning::worker_memory;
 use crate::workers::host::{Host, Workers};
 #[cfg(doc)]
 use crate::BossMan;
 use crate::{BossManError, Model};
 use layerspec::{Precision, Recompute};
+use link::WorkerInfo;
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
+use pipeline::room::CutMemory;
 use pipeline::{Cuts, Determinism, LossSpec, Plan, ScheduleKind};
 
 /// Settings for how a model is cut and trained. Every setting has a default.
@@ -289,7 +292,18 @@ impl Builder {
             )));
         }
         conflicts::check(&self.settings.facts())?;
-        self.settings.parallel.plan(self.model.graph(), workers, &[])
+        self.settings.parallel.plan(self.model.graph(), workers, &CutMemory::default())
+    }
+
+    /// The cut for these workers and their memory.
+    ///
+    /// # Errors
+    /// As for [`Builder::build`].
+    pub(crate) fn plan_on(&self, workers: &[WorkerInfo]) -> Result<Plan, BossManError> {
+        let infos: Vec<_> = workers.iter().collect();
+        let parallel = &self.settings.parallel;
+        let memory = worker_memory::for_cuts(&infos, parallel.shortages);
+        parallel.plan(self.model.graph(), workers.len(), &memory)
     }
 
     /// Starts a session, also after a loss of workers.

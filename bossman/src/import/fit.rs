@@ -1,5 +1,6 @@
 //! Compares the parameters of a model with the tensors of the files.
 
+use crate::output::printable;
 use crate::weights::rename_rules::{RenameRules, Source};
 use crate::weights::state_dict::{expected, Expected};
 use crate::weights::tensor_headers::{TensorHeader, TensorHeaders};
@@ -9,6 +10,8 @@ use std::collections::BTreeSet;
 
 /// The differences that a message lists.
 const SHOWN: usize = 10;
+/// The letters of a name that a message shows.
+const SHOWN_LETTERS: usize = 200;
 
 /// What the files hold beside the model's parameters.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -58,7 +61,10 @@ pub(super) fn compare(
                 tensors.push(name.to_string());
             }
             None if owner.is_some() => {}
-            None => problems.push(format!("`{name}`: the model has no such parameter")),
+            None => {
+                let name = printable(name, SHOWN_LETTERS);
+                problems.push(format!("`{name}`: the model has no such parameter"));
+            }
         }
     }
     if problems.is_empty() {

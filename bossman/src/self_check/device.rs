@@ -102,6 +102,10 @@ async fn check_one(
         let is_driver = line.section == DRIVER;
         if is_driver && line.ok {
             found = Devices::of(&line.figures, name.is_some());
+            // A worker that is told a UUID sees that GPU alone, as `cuda:0`.
+            if let (Some(found), Some(name)) = (&mut found, name) {
+                found.first = name.to_string();
+            }
         }
         has_failed |= !line.ok;
         if is_wanted || !line.ok {

@@ -12,7 +12,7 @@ use crate::settings::user_settings::Settings;
 use crate::tuning::collective;
 use crate::tuning::replica_devices::{self, device_kind, UnlikeReplicas};
 use crate::tuning::schedule_state::ScheduleState;
-use crate::tuning::worker_memory::usable;
+use crate::tuning::worker_memory;
 use crate::workers::host::Workers;
 use crate::workers::local_processes::WorkerProcesses;
 use crate::{Batch, BossManError, Model};
@@ -70,12 +70,11 @@ impl Trainer {
     ) -> Result<Self, BossManError> {
         let Workers { listener, local, runtime, count, events, .. } = workers;
         let infos: Vec<_> = listener.joined().take(count).collect();
-        let plan = settings.parallel.plan(
-            model.graph(),
-            count,
-            &usable(&infos, settings.parallel.shortages),
-        )?;
-        plan.check_memory(&usable(&infos, 0))?;
+        let memory = worker_memory::for_cuts(&infos, settings.parallel.shortages);
+        let plan = settings.parallel.plan(model.graph(), count, &memory)?;
+        // Whether workers share a device is a guess by names, so each is compared with all of it.
+        let own: Vec<_> = infos.iter().map(|info| info.memory_bytes).collect();
+        plan.check_memory(&own)?;
         let strategy = Strategy::new(&settings, model.graph(), count);
         let _inside = runtime.enter();
         let observers = events.clone();

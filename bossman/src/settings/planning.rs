@@ -5,13 +5,14 @@ use crate::BossManError;
 use layerspec::LayerGraph;
 use pipeline::plan::PlanError;
 use pipeline::replicas::{Replicas, WorkerGroups};
+use pipeline::room::CutMemory;
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 
 /// The default number of stages on each worker if parameters are sharded.
 const MAX_STAGES_PER_WORKER: usize = 8;
 
 impl ParallelSettings {
-    /// Cuts the model for `workers` workers. `memory` has the bytes of each, as far as known.
+    /// Cuts the model for `workers` workers.
     ///
     /// # Errors
     /// The model or the workers do not fit the settings.
@@ -19,7 +20,7 @@ impl ParallelSettings {
         &self,
         graph: &LayerGraph,
         workers: usize,
-        memory: &[Option<u64>],
+        memory: &CutMemory,
     ) -> Result<Plan, BossManError> {
         let mut error: Option<PlanError> = None;
         for worker_groups in self.worker_groups(workers)? {

@@ -17,6 +17,7 @@ use crate::train::trace::Trace;
 use crate::{
     BossManError, Builder, Collective, Cuts, Model, Recompute, RecoverySource, Replicas, StateDict,
 };
+use link::WorkerInfo;
 
 /// The default number of microbatches in a pool, which is also the most workers that can share a
 /// batch.
@@ -118,15 +119,23 @@ impl Prepared<'_> {
         }
     }
 
-    /// The means to save memory that are left after a session on this many workers that saved it
-    /// thus.
-    pub(super) fn means_left(&self, saving: MemorySaving, workers: usize) -> MeansLeft {
+    /// The means to save memory that are left after a session on these workers that saved it thus.
+    pub(super) fn means_left(&self, saving: MemorySaving, workers: &[WorkerInfo]) -> MeansLeft {
         let mut layers = self.model.graph().layers().iter();
         let stores = layers.any(|layer| layer.recompute.is_none());
         MeansLeft {
             recompute: saving.recompute != Recompute::Full && stores,
-            plan: self.file.cuts == Cuts::Auto && workers > 1,
+            plan: self.plan_changes(saving, workers),
         }
+    }
+
+    /// Whether the model would be cut otherwise after one more shortage.
+    fn plan_changes(&self, saving: MemorySaving, workers: &[WorkerInfo]) -> bool {
+        let stages = |shortages| {
+            let builder = self.builder(0, MemorySaving { shortages, ..saving });
+            builder.plan_on(workers).ok().map(|plan| plan.stages)
+        };
+        self.file.cuts == Cuts::Auto && stages(saving.shortages) != stages(saving.shortages + 1)
     }
 
     /// The steps of an epoch.

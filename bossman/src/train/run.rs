@@ -272,7 +272,8 @@ impl Attempts {
     ) -> Result<(), BossManError> {
         let failed_at = self.failed_at.take();
         // A session that fails before its first step has stored no activations.
-        let left = prepared.means_left(self.saving, self.workers);
+        let workers = self.handle.as_ref().map(Handle::workers).unwrap_or_default();
+        let left = prepared.means_left(self.saving, workers);
         let left = MeansLeft { recompute: left.recompute && failed_at.is_some(), ..left };
         let saving = self.saving.next(left);
         let with_advice = |error| policy::with_memory_advice(error, left.recompute);

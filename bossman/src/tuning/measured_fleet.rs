@@ -2,7 +2,7 @@
 
 use super::batch_shape::MicrobatchSizes;
 use super::layer_probes::machines;
-use super::worker_memory::usable;
+use super::worker_memory;
 use crate::settings::user_settings::ParallelSettings;
 use link::WorkerInfo;
 use pipeline::fleet::Fleet;
@@ -30,10 +30,12 @@ impl MeasuredFleet {
         links: &[(WorkerId, Option<WorkerId>, LinkReport)],
         settings: &ParallelSettings,
     ) -> Self {
+        let memory = worker_memory::shared(&workers.iter().collect::<Vec<_>>());
         let mut fleet = Fleet {
             times,
             per_action: PER_ACTION_NANOS,
-            memory: usable(&workers.iter().collect::<Vec<_>>(), settings.shortages),
+            spared: worker_memory::spared(&memory, settings.shortages),
+            memory,
             compress: settings.compress,
             sharding: settings.sharding,
             machines: machines(workers.len(), links),

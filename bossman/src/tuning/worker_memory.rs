@@ -1,22 +1,36 @@
 //! The memory of workers that plans may use.
 
 use link::WorkerInfo;
+use pipeline::room::CutMemory;
 
-/// The share of the memory that remains for plans after each time that some worker was out of it:
-/// three quarters.
-const REMAINING: [u64; 2] = [3, 4];
+/// The share of the memory from which cuts rather come after some worker was out of it: three
+/// quarters.
+const SPARED: [u64; 2] = [3, 4];
 
-/// The bytes of each worker that plans may use, or `None` if unknown, after workers were out of
-/// memory this many times. Workers on one device share it.
-pub(crate) fn usable(workers: &[&WorkerInfo], shortages: u32) -> Vec<Option<u64>> {
+/// The bytes of each worker, or `None` if unknown. Workers on one device share it.
+pub(crate) fn shared(workers: &[&WorkerInfo]) -> Vec<Option<u64>> {
     let sharing = |worker: &WorkerInfo| {
         let same =
             |other: &&&WorkerInfo| other.host == worker.host && other.device == worker.device;
         workers.iter().filter(same).count().max(1) as u64
     };
-    let [part, of] = REMAINING;
-    let remaining = |bytes| (0..shortages).fold(bytes, |bytes, _| bytes / of * part);
-    workers.iter().map(|worker| Some(remaining(worker.memory_bytes? / sharing(worker)))).collect()
+    workers.iter().map(|worker| Some(worker.memory_bytes? / sharing(worker))).collect()
+}
+
+/// The memory for automatic cuts, after workers of the run were out of it this many times.
+pub(crate) fn for_cuts(workers: &[&WorkerInfo], shortages: u32) -> CutMemory {
+    let all = shared(workers);
+    CutMemory { spared: spared(&all, shortages), all }
+}
+
+/// The bytes from which cuts rather come. Empty if all may be used.
+pub(crate) fn spared(all: &[Option<u64>], shortages: u32) -> Vec<Option<u64>> {
+    let [part, of] = SPARED;
+    let less = |bytes: u64| (0..shortages).fold(bytes, |bytes, _| bytes / of * part);
+    match shortages {
+        0 => Vec::new(),
+        _ => all.iter().map(|bytes| bytes.map(less)).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -38,7 +52,9 @@ mod tests {
             info("b", "cpu", None),
         ];
         let workers: Vec<_> = workers.iter().collect();
-        assert_eq!(usable(&workers, 0), [Some(800), Some(800), Some(1600), None]);
-        assert_eq!(usable(&workers, 2), [Some(450), Some(450), Some(900), None]);
+        let all = vec![Some(800), Some(800), Some(1600), None];
+        assert_eq!(for_cuts(&workers, 0), CutMemory { all: all.clone(), spared: Vec::new() });
+        let spared = vec![Some(600), Some(600), Some(1200), None];
+        assert_eq!(for_cuts(&workers, 1), CutMemory { all, spared });
     }
 }

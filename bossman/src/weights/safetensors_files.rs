@@ -70,7 +70,8 @@ impl StateDict {
             if checkpoint::is_checkpoint(path)? {
                 return checkpoint::load_weights(path);
             }
-            for file in [INDEX_FILE, SINGLE_FILE].map(|name| path.join(name)) {
+            // As transformers: an index may be left of files that one has replaced.
+            for file in [SINGLE_FILE, INDEX_FILE].map(|name| path.join(name)) {
                 if disk::is_file(&file).map_err(|e| BossManError::io(&file, &e))? {
                     return Self::load(file);
                 }

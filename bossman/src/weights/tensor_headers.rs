@@ -42,12 +42,12 @@ impl TensorHeaders {
     /// Reads the headers of a folder, of the files that [`crate::StateDict::load`] takes.
     pub(crate) fn read(folder: &Path) -> Result<Self, BossManError> {
         let (index, single) = (folder.join(INDEX_FILE), folder.join(SINGLE_FILE));
-        if let Some(text) = bounded_file::read(&index, MAX_INDEX)? {
-            return Self::sharded(index, &text, folder);
-        }
         if is_file(&single)? {
             let tensors = header(&single)?;
             return Ok(TensorHeaders { source: single, tensors });
+        }
+        if let Some(text) = bounded_file::read(&index, MAX_INDEX)? {
+            return Self::sharded(index, &text, folder);
         }
         for other in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
             if is_file(&folder.join(other))? {

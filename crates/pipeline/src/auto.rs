@@ -7,6 +7,7 @@ use crate::optimizer::OptimizerSpec;
 use crate::plan::{Plan, PlanError};
 use crate::replicas::Reduction;
 use crate::replicas::WorkerGroups;
+use crate::room::CutMemory;
 use crate::schedule::{
     check_memory, timeline, Ending, Placement, Schedule, ScheduleError, ScheduleKind, Terms,
     Timeline,
@@ -159,7 +160,8 @@ fn candidate(
     let plan = match &space.cuts {
         Cuts::Auto => {
             let groups = worker_groups.clone();
-            Plan::balanced(graph, groups, placement, &fleet.memory, |worker, layer| {
+            let memory = CutMemory { all: fleet.memory.clone(), spared: fleet.spared.clone() };
+            Plan::balanced(graph, groups, placement, &memory, |worker, layer| {
                 let time = fleet.time(worker, layer);
                 time.forward.saturating_add(time.backward)
             })?

@@ -27,6 +27,8 @@ pub struct Fleet {
     pub per_action: u64,
     /// The memory limit of every worker in bytes, if known.
     pub memory: Vec<Option<u64>>,
+    /// Less than that, from which automatic cuts rather come. Empty if all may be used.
+    pub spared: Vec<Option<u64>>,
     /// The form in which replicas exchange gradients, if not float32.
     pub compress: Option<Compress>,
     /// The state that replicas shard, if any.

@@ -43,7 +43,7 @@ pub mod plan;
 mod plan_memory;
 pub mod recovery;
 pub mod replicas;
-mod room;
+pub mod room;
 pub mod samples;
 pub mod schedule;
 pub mod stage;

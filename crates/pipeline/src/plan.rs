@@ -4,7 +4,7 @@
 use crate::cut::{balanced_by, balanced_within, CutPlace, Cuts, TooFewLayers};
 use crate::ids::{StageId, WorkerId};
 use crate::replicas::{MicrobatchAssignment, Sharding, StagePlacement, WorkerGroups};
-use crate::room::limits;
+use crate::room::{limits, CutMemory};
 use crate::schedule::{check, Layout, Placement, Schedule, ScheduleError, ScheduleKind, Terms};
 use crate::stage_spec::stage_of;
 use crate::tied;
@@ -90,18 +90,17 @@ impl Plan {
         worker_groups: impl Into<WorkerGroups>,
         placement: Placement,
     ) -> Result<Self, PlanError> {
-        Self::within(graph, cuts, worker_groups, placement, &[])
+        Self::within(graph, cuts, worker_groups, placement, &CutMemory::default())
     }
 
     /// As [`Plan::new`]. An automatic cut leaves each worker with layers whose training, or else
-    /// whose parameters, fit into its memory, if there is such a cut. `memory` has the bytes of
-    /// every worker, or `None` if unknown.
+    /// whose parameters, fit into its memory, if there is such a cut.
     pub fn within(
         graph: &LayerGraph,
         cuts: &Cuts,
         worker_groups: impl Into<WorkerGroups>,
         placement: Placement,
-        memory: &[Option<u64>],
+        memory: &CutMemory,
     ) -> Result<Self, PlanError> {
         let worker_groups = worker_groups.into();
         let starts = match cuts {
@@ -123,7 +122,7 @@ impl Plan {
         graph: &LayerGraph,
         worker_groups: impl Into<WorkerGroups>,
         placement: Placement,
-        memory: &[Option<u64>],
+        memory: &CutMemory,
         time: impl Fn(WorkerId, LayerId) -> u64,
     ) -> Result<Self, PlanError> {
         let worker_groups = worker_groups.into();
@@ -342,7 +341,7 @@ fn automatic(
     graph: &LayerGraph,
     work: &[Vec<u64>],
     stage_placement: &StagePlacement,
-    memory: &[Option<u64>],
+    memory: &CutMemory,
 ) -> Result<Vec<usize>, TooFewLayers> {
     let places = places(graph);
     let limits = limits(graph, stage_placement, memory);

@@ -39,6 +39,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use crate::plan::{Plan, PlanError};
+    use crate::room::CutMemory;
     use crate::{Cuts, Placement};
     use layerspec::LayerGraph;
 
@@ -51,8 +52,12 @@ layers:
     const LAYER: u64 = (32 * 32 + 32) * 4;
 
     fn sizes(memory: [Option<u64>; 2], placement: Placement) -> Vec<usize> {
+        cut(&CutMemory { all: memory.to_vec(), spared: Vec::new() }, placement)
+    }
+
+    fn cut(memory: &CutMemory, placement: Placement) -> Vec<usize> {
         let graph = LayerGraph::from_yaml(MODEL, "model.yaml").unwrap();
-        let plan = Plan::within(&graph, &Cuts::Auto, 2, placement, &memory).unwrap();
+        let plan = Plan::within(&graph, &Cuts::Auto, 2, placement, memory).unwrap();
         plan.stages.iter().map(|stage| stage.layers.len()).collect()
     }
 
@@ -66,6 +71,16 @@ layers:
         assert_eq!(sizes([Some(LAYER); 2], Placement::Plain), [4, 4]);
         // The second and the third of four stages are on the second worker.
         assert_eq!(sizes([None, Some(2 * 4 * LAYER)], Placement::V), [3, 1, 1, 3]);
+    }
+
+    #[test]
+    fn less_memory_is_used_where_that_is_enough_for_training() {
+        let all = vec![Some(4 * 4 * LAYER), None];
+        let cut = |spared| cut(&CutMemory { all: all.clone(), spared }, Placement::Plain);
+        assert_eq!(cut(Vec::new()), [4, 4]);
+        assert_eq!(cut(vec![Some(3 * 4 * LAYER), None]), [3, 5]);
+        // A cut that fits without training alone would need more memory, not less.
+        assert_eq!(cut(vec![Some(2 * LAYER), Some(7 * LAYER)]), [4, 4]);
     }
 
     #[test]

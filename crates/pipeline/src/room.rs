@@ -6,31 +6,45 @@ use crate::ids::WorkerId;
 use crate::replicas::StagePlacement;
 use layerspec::{Layer, LayerGraph, Role};
 
-/// The numbers for each number of a trained parameter: in training with Adam its value, its
-/// gradient and two of state; else its value. A model is cut before its optimizer is known, and
-/// rather for training.
-const COPIES: [u64; 2] = [4, 1];
+/// The numbers for each number of a trained parameter, the most that training may need first: with
+/// Adam its value, its gradient and two of state, with momentum one of state, with SGD none, and
+/// without training its value. A model is cut before its optimizer is known.
+const COPIES: [u64; 4] = [4, 3, 2, 1];
+
+/// The bytes of every worker that automatic cuts may use, or `None` if unknown.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CutMemory {
+    /// All that there are.
+    pub all: Vec<Option<u64>>,
+    /// Fewer, from which cuts rather come: activations did not fit beside the rest. Empty if not
+    /// asked for.
+    pub spared: Vec<Option<u64>>,
+}
 
 /// The limits of each stage, the most desirable first. Empty if no worker's memory is known.
-/// `memory` has the bytes of every worker.
 pub(crate) fn limits(
     graph: &LayerGraph,
     stage_placement: &StagePlacement,
-    memory: &[Option<u64>],
+    memory: &CutMemory,
 ) -> Vec<StageMemory> {
-    let rooms: Vec<Option<u64>> = stage_placement
-        .iter()
-        .map(|(_, workers)| workers.iter().filter_map(|w| room(stage_placement, *w, memory)).min())
-        .collect();
-    if rooms.iter().all(Option::is_none) {
-        return Vec::new();
-    }
-    let rooms: Vec<u64> = rooms.into_iter().map(|room| room.unwrap_or(u64::MAX)).collect();
     let of_layers = |copies| graph.layers().iter().map(|layer| bytes(layer, copies)).collect();
-    COPIES
-        .into_iter()
-        .map(|copies| StageMemory { bytes: of_layers(copies), rooms: rooms.clone() })
-        .collect()
+    let limit = |memory: &[Option<u64>], copies| {
+        let rooms = rooms(stage_placement, memory)?;
+        Some(StageMemory { bytes: of_layers(copies), rooms })
+    };
+    let spared = limit(&memory.spared, COPIES[0]);
+    let all = COPIES.into_iter().filter_map(|copies| limit(&memory.all, copies));
+    spared.into_iter().chain(all).collect()
+}
+
+/// The memory of each stage. `None` if nothing is known.
+fn rooms(stage_placement: &StagePlacement, memory: &[Option<u64>]) -> Option<Vec<u64>> {
+    let of_stage = |workers: &[WorkerId]| {
+        workers.iter().filter_map(|worker| room(stage_placement, *worker, memory)).min()
+    };
+    let rooms: Vec<_> = stage_placement.iter().map(|(_, workers)| of_stage(workers)).collect();
+    let is_known = rooms.iter().any(Option::is_some);
+    is_known.then(|| rooms.into_iter().map(|room| room.unwrap_or(u64::MAX)).collect())
 }
 
 /// The memory of a worker for each of its stages, if known.

@@ -250,13 +250,6 @@ async fn others_take_over_from_a_worker_that_panics_or_has_no_memory_or_never_en
         let (mut boss, at) = run.boss(2).await;
         let worker = run.0.worker(&at.port, &[]);
         let (_over, ends) = mpsc::channel();
-        if fault == Fault::HasNoMemory {
-            // At first it keeps its place, and the model is cut for less memory.
-            let (_over, ends) = mpsc::channel();
-            let left = run_faulty_worker(&at, (fault, LATER), ends).await;
-            assert!(matches!(left, LinkError::Lost { .. }), "{left}");
-            boss.line("a plan that leaves a quarter of the workers' memory unused").await;
-        }
         let (said, why) = match run_faulty_worker(&at, (fault, LATER), ends).await {
             LinkError::Evicted { reason } if fault != Fault::NeverEnds => (reason.clone(), reason),
             LinkError::Hung { seconds: 2 } if fault == Fault::NeverEnds => {

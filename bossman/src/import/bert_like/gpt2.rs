@@ -26,6 +26,8 @@ fn gpt2(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
     config.expect("reorder_and_upcast_attn", &[json!(false)], why)?;
     let why = "BossMan imports this family without a second input of states";
     config.expect("add_cross_attention", &[json!(false)], why)?;
+    let why = "attention to later positions is not known for this family; take a model without it";
+    config.expect("is_causal", &[json!(true)], why)?;
     let size = |key: &str, default: u64| config.size_or(key, default);
     let vocab_size = size("vocab_size", 50257)?;
     let max_positions = size("n_positions", 1024)?;

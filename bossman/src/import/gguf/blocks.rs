@@ -48,11 +48,12 @@ impl BlockKind {
         found.map_or((1, 1), |(_, _, numbers, bytes)| (numbers, bytes))
     }
 
-    /// The bytes of a tensor. `None` if a row is no whole number of blocks, or they are too many.
+    /// The bytes of a tensor. `None` if it is empty, a row is no whole number of blocks, or they
+    /// are too many.
     pub(super) fn bytes(self, shape: &[usize]) -> Option<usize> {
         let (numbers, bytes) = self.block();
         let (row, rows) = shape.split_last().map_or((1, shape), |(row, rows)| (*row, rows));
-        if !row.is_multiple_of(numbers) {
+        if !row.is_multiple_of(numbers) || shape.contains(&0) {
             return None;
         }
         let blocks = rows.iter().try_fold(row / numbers, |all, size| all.checked_mul(*size))?;
@@ -172,6 +173,7 @@ mod tests {
         assert_eq!(Q6_K.bytes(&[512]), Some(420));
         assert_eq!(Q4_0.bytes(&[2, 48]), None);
         assert_eq!(F16.bytes(&[usize::MAX, 4]), None);
+        assert_eq!(F16.bytes(&[1 << 40, 1 << 40, 0]), None);
         assert_eq!(BlockKind::of(14), Some(Q6_K));
         assert_eq!(BlockKind::of(5), None);
     }

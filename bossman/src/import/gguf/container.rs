@@ -3,8 +3,9 @@
 
 use super::blocks::BlockKind;
 use crate::data::disk;
+use crate::output::printable;
 use crate::BossManError;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -15,6 +16,8 @@ const MAX_HEADER: u64 = 512 << 20;
 const MAX_ITEMS: u64 = 4_000_000;
 /// The alignment of the tensors unless the metadata sets another one.
 const ALIGNMENT: u64 = 32;
+/// The letters of a name that a message shows.
+const SHOWN: usize = 100;
 /// The most dimensions of a tensor.
 const MAX_DIMS: u32 = 4;
 
@@ -103,13 +106,23 @@ impl Gguf {
             Some(_) => return Err(header.broken("its alignment is out of range")),
         };
         let begin = header.position.next_multiple_of(alignment);
+        let mut names = BTreeSet::new();
+        let mut bytes = 0u64;
         for entry in &mut found {
+            // Tensors that lie on each other would become a file far larger than this one.
+            bytes = bytes.saturating_add(entry.bytes as u64);
+            if bytes > size || !names.insert(entry.name.clone()) {
+                let name = printable(&entry.name, SHOWN);
+                return Err(
+                    header.broken(&format!("tensor `{name}` is there twice, or lies on others"))
+                );
+            }
             entry.start = entry.start.saturating_add(begin);
             let end = entry.start.saturating_add(entry.bytes as u64);
             if end > size {
                 let problem = format!(
                     "is truncated: tensor `{}` ends at byte {end}, and the file has {size}",
-                    entry.name
+                    printable(&entry.name, SHOWN)
                 );
                 return Err(BossManError::file(path, problem));
             }
@@ -238,9 +251,10 @@ impl<R: Read> Header<'_, R> {
     /// A tensor, with its place among the tensors.
     fn entry(&mut self) -> Result<Entry, BossManError> {
         let name = self.text()?;
+        let shown = printable(&name, SHOWN);
         let dims = self.u32()?;
         if dims > MAX_DIMS {
-            return Err(self.broken(&format!("tensor `{name}` has {dims} dimensions")));
+            return Err(self.broken(&format!("tensor `{shown}` has {dims} dimensions")));
         }
         let mut shape = Vec::new();
         for _ in 0..dims {
@@ -251,7 +265,7 @@ impl<R: Read> Header<'_, R> {
         let code = self.u32()?;
         let kind = BlockKind::of(code).ok_or_else(|| {
             let problem = format!(
-                "tensor `{name}` has type {code}; {} are known: convert the model to one of them, \
+                "tensor `{shown}` has type {code}; {} are known: convert the model to one of them, \
                  for example with llama-quantize",
                 BlockKind::names()
             );
@@ -259,7 +273,7 @@ impl<R: Read> Header<'_, R> {
         })?;
         let start = self.u64()?;
         let bytes = kind.bytes(&shape).ok_or_else(|| {
-            self.broken(&format!("tensor `{name}` of {shape:?} is no whole number of blocks"))
+            self.broken(&format!("tensor `{shown}` of {shape:?} is no whole number of blocks"))
         })?;
         Ok(Entry { name, shape, kind, start, bytes })
     }

@@ -84,6 +84,12 @@ pub(super) fn config(gguf: &Gguf) -> Result<Json, BossManError> {
         ));
     }
     let keys = Keys(gguf);
+    for key in ["attention.sliding_window", "attention.causal"] {
+        if keys.get(key).is_some_and(|value| *value != Value::Flag(true)) {
+            let problem = format!("has the key `{ARCHITECTURE}.{key}`, which Llama has not");
+            return Err(gguf.problem(problem));
+        }
+    }
     let heads = keys.need("attention.head_count")?;
     let vocabulary = gguf.tensor("token_embd.weight").and_then(|entry| entry.shape.first());
     let vocabulary = vocabulary.ok_or_else(|| gguf.problem("has no tensor token_embd.weight"))?;
@@ -117,7 +123,13 @@ pub(super) fn config(gguf: &Gguf) -> Result<Json, BossManError> {
 /// The scaling of the angles.
 fn scaling(gguf: &Gguf, keys: &Keys<'_>) -> Result<Option<Json>, BossManError> {
     match keys.get("rope.scaling.type") {
-        None => Ok(None),
+        // As in llama.cpp.
+        None => match keys.number("rope.scaling.factor")?.or(keys.number("rope.scale_linear")?) {
+            Some(factor) if factor != 1.0 => {
+                Ok(Some(json!({"rope_type": "linear", "factor": factor})))
+            }
+            _ => Ok(None),
+        },
         Some(Value::Text(none)) if none == "none" => Ok(None),
         Some(Value::Text(linear)) if linear == "linear" => {
             let factor = keys.number("rope.scaling.factor")?.unwrap_or(1.0);
@@ -184,7 +196,7 @@ fn name(name: &str) -> Option<String> {
         return Some(outside.into());
     }
     let (number, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    let number: u32 = number.parse().ok()?;
+    let number: u32 = number.parse().ok().filter(|parsed: &u32| parsed.to_string() == number)?;
     let (part, kind) =
         rest.rsplit_once('.').filter(|(_, kind)| ["weight", "bias"].contains(kind))?;
     let part = match part {

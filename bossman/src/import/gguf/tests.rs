@@ -148,7 +148,7 @@ fn what_cannot_be_converted_is_one_error_and_leaves_nothing() {
         maker.bytes()
     };
     let whole = llama().bytes();
-    let golden: [(Vec<u8>, &str); 7] = [
+    let golden: [(Vec<u8>, &str); 8] = [
         (b"GGML".to_vec(), "is no GGUF file"),
         (whole[..whole.len() - 8].to_vec(), "is truncated: tensor `output_norm.weight` ends at"),
         (whole[..100].to_vec(), "its header goes on behind the end"),
@@ -163,6 +163,10 @@ fn what_cannot_be_converted_is_one_error_and_leaves_nothing() {
         (
             changed(|maker| maker.tensor("blk.0.attn_gate.weight", &[1], F32, &[0; 4])),
             "has a tensor `blk.0.attn_gate.weight`, which Llama has not",
+        ),
+        (
+            changed(|maker| maker.singles("output_norm.weight", &[8])),
+            "tensor `output_norm.weight` is there twice",
         ),
         (
             changed(|maker| maker.tensor("x", &[32], 6, &[0; 22])),

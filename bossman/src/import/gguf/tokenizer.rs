@@ -90,7 +90,7 @@ pub(super) fn tokenizer(gguf: &Gguf) -> Result<Option<Json>, BossManError> {
             "end_of_word_suffix": null,
             "fuse_unk": false,
             "byte_fallback": false,
-            "ignore_merges": false,
+            "ignore_merges": text("tokenizer.ggml.pre") == Some("llama-bpe"),
             "vocab": vocab,
             "merges": merges,
         },

@@ -60,6 +60,8 @@ pub(super) fn decoder_with(
     config.expect("quantization_config", &[], why)?;
     let why = "layers with sizes of their own are not known; take a model without this key";
     config.expect("per_layer_config", &[], why)?;
+    let why = "attention to later positions is not known for this family; take a model without it";
+    config.expect("is_causal", &[json!(true)], why)?;
     expect_activation(config, style.activation)?;
     let size = |key: &str, default: u64| config.size_or(key, default);
     let heads = size("num_attention_heads", defaults.num_attention_heads)?;

@@ -10,6 +10,7 @@ use crate::import::hf_config::HfConfig;
 use crate::import::model_text::{var, Block, Entry, LayerText, ModelInput};
 use crate::run_file::yaml_text::Yaml;
 use crate::BossManError;
+use serde_json::json;
 
 pub(in crate::import) const GPT_NEOX: Family =
     Family { architectures: &["GPTNeoXForCausalLM", "GPTNeoXModel"], model: gpt_neox };
@@ -19,6 +20,8 @@ const INPUTS: [ModelInput; 2] = [INPUT_IDS, PADDING];
 /// The table from keys to layers. The defaults are those of `GPTNeoXConfig`.
 fn gpt_neox(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
     let config = request.config;
+    let why = "attention to later positions is not known for this family; take a model without it";
+    config.expect("is_causal", &[json!(true)], why)?;
     let size = |key: &str, default: u64| config.size_or(key, default);
     let vocab_size = size("vocab_size", 50432)?;
     let max_positions = size("max_position_embeddings", 2048)?;

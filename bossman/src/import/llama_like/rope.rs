@@ -116,6 +116,10 @@ impl Rope {
     }
 }
 
+/// The most factors of a list. There is one for each pair of elements of a head, and each layer
+/// writes them again.
+const MAX_FACTORS: usize = 512;
+
 /// The mapping of a model whose layers all have the same angles.
 pub(super) fn parameters(config: &HfConfig) -> Result<Option<HfConfig>, BossManError> {
     match config.mapping("rope_scaling")? {
@@ -144,7 +148,10 @@ fn scaling(parameters: &HfConfig) -> Result<Option<Yaml>, BossManError> {
     for key in found.keys {
         if let Some(value) = parameters.value(key) {
             let value = yaml(value).ok_or_else(|| {
-                parameters.refused(key, "expected a number, `true`, `false` or a list of numbers")
+                let why = format!(
+                    "expected a number, `true`, `false` or a list of numbers, {MAX_FACTORS} at most"
+                );
+                parameters.refused(key, &why)
             })?;
             entries.push(((*key).to_string(), value));
         }
@@ -156,7 +163,7 @@ fn scaling(parameters: &HfConfig) -> Result<Option<Yaml>, BossManError> {
 fn yaml(value: &Value) -> Option<Yaml> {
     match value {
         Value::Number(_) | Value::Bool(_) => Some(Yaml::Plain(value.to_string())),
-        Value::Array(items) if items.iter().all(Value::is_number) => {
+        Value::Array(items) if items.len() <= MAX_FACTORS && items.iter().all(Value::is_number) => {
             Some(Yaml::List(items.iter().filter_map(yaml).collect()))
         }
         _ => None,

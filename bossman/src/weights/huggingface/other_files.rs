@@ -54,7 +54,7 @@ impl OtherFiles {
             if !goes_along(&name) || !path.is_file() {
                 continue;
             }
-            // A download has links to its files.
+            check_stays_inside(source, &path)?;
             let bytes = path.metadata().map_err(|e| BossManError::io(&path, &e))?.len();
             if bytes > MAX_BYTES {
                 let problem = format!(
@@ -99,6 +99,25 @@ fn dtype_of_kind(kind: Kind) -> Result<DType, BossManError> {
     found.ok_or_else(|| BossManError::Usage(problem()))
 }
 
+/// Refuses a link that leads out of the folder: an export is made to be given away.
+///
+/// # Errors
+/// It does, and not to the files of a downloaded model, which lie beside its `snapshots`.
+fn check_stays_inside(folder: &Path, path: &Path) -> Result<(), BossManError> {
+    let real = |path: &Path| path.canonicalize().map_err(|e| BossManError::io(path, &e));
+    let (folder, file) = (real(folder)?, real(path)?);
+    let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"));
+    let blobs = snapshots.and_then(Path::parent).map(|model| model.join("blobs"));
+    match file.starts_with(&folder) || blobs.is_some_and(|blobs| file.starts_with(blobs)) {
+        true => Ok(()),
+        false => Err(BossManError::file(
+            path,
+            "is a link that leads out of the folder; put a copy of the file in its place, or \
+             delete it",
+        )),
+    }
+}
+
 fn goes_along(name: &str) -> bool {
     let ending = Path::new(name).extension().unwrap_or_default().to_string_lossy();
     NAMES.contains(&name)
@@ -109,6 +128,25 @@ fn goes_along(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_inside_the_folder_or_the_download() {
+        use std::os::unix::fs::symlink;
+        let place = tempfile::tempdir().unwrap();
+        let (model, secret) = (place.path().join("models--a--b"), place.path().join("secret"));
+        let source = model.join("snapshots/1");
+        for folder in [&source, &model.join("blobs")] {
+            std::fs::create_dir_all(folder).unwrap();
+        }
+        std::fs::write(&secret, "a key").unwrap();
+        std::fs::write(model.join("blobs/x"), "{}").unwrap();
+        symlink("../../blobs/x", source.join("config.json")).unwrap();
+        assert_eq!(OtherFiles::of(&source).unwrap().names, ["config.json"]);
+        symlink(&secret, source.join("LICENSE")).unwrap();
+        let error = OtherFiles::of(&source).err().unwrap().to_string();
+        assert!(error.contains("LICENSE: is a link that leads out of the folder"), "{error}");
+    }
 
     #[test]
     fn known_files_are_copied_and_code_and_weights_are_not() {
