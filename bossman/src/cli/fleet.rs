@@ -72,6 +72,9 @@ pub(crate) struct Interrupted {
 
 /// Ctrl-C and SIGTERM, each with its exit code. They are handled, so they also work for process 1.
 struct Signals {
+    // Both are caught from the beginning. `tokio::signal::ctrl_c` begins once it is waited for.
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
 }
@@ -85,6 +88,8 @@ impl Signals {
     fn new() -> std::io::Result<Self> {
         Ok(Signals {
             #[cfg(unix)]
+            interrupt: tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?,
+            #[cfg(unix)]
             terminate: tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?,
         })
     }
@@ -93,7 +98,7 @@ impl Signals {
     async fn next(&mut self) -> u8 {
         #[cfg(unix)]
         tokio::select! {
-            _ = tokio::signal::ctrl_c() => INTERRUPTED,
+            _ = self.interrupt.recv() => INTERRUPTED,
             _ = self.terminate.recv() => TERMINATED,
         }
         #[cfg(not(unix))]
