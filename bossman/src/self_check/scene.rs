@@ -121,7 +121,8 @@ fn variables(sizes: &Sizes) -> String {
 fn run_text(sizes: &Sizes) -> String {
     let Sizes { batch, microbatches, steps, .. } = sizes;
     format!(
-        "model: model.yaml\ndata: {{train: data.safetensors}}\nloss: CrossEntropyLoss\noptimizer: \
+        "model: model.yaml\ndata: {{train: data.safetensors}}\nloss: \
+         {{CrossEntropyLoss: {{class_dim: -1}}}}\noptimizer: \
          {{AdamW: {{lr: 1e-3, weight_decay: 0.1}}}}\nbatch_size: {batch}\nmicrobatches: \
          {microbatches}\nsteps: {steps}\nseed: 0\n"
     )

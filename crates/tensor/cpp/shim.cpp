@@ -109,6 +109,10 @@ char* bm_choose_kernels(int32_t deterministic, int32_t tf32) {
   });
 }
 
+char* bm_kernels_are_deterministic(int32_t* they_are) {
+  return guarded([&] { *they_are = at::globalContext().deterministicAlgorithms() ? 1 : 0; });
+}
+
 char* bm_device_memory(int32_t kind, int32_t index, uint64_t* free_bytes, uint64_t* total_bytes) {
   return guarded([&] {
     auto device = device_of(kind, index);

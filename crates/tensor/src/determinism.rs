@@ -26,6 +26,18 @@ pub fn choose_kernels(kernels: Kernels) -> Result<(), TensorError> {
     ffi::check("choosing the kernels", unsafe { ffi::bm_choose_kernels(deterministic, tf32) })
 }
 
+/// Whether this process must use deterministic kernels.
+///
+/// # Errors
+/// libtorch does not say.
+pub fn must_be_deterministic() -> Result<bool, TensorError> {
+    let mut they_are = 0;
+    // SAFETY: the number is written to while it is borrowed.
+    let status = unsafe { ffi::bm_kernels_are_deterministic(&mut they_are) };
+    ffi::check("asking for the kernels", status)?;
+    Ok(they_are != 0)
+}
+
 /// Gives cuBLAS a workspace of a fixed size, unless the environment already names one. Without it
 /// products over several streams differ from run to run, and libtorch refuses them with
 /// [`Kernels::Deterministic`]. Call it first in `main`: it sets an environment variable, which no
@@ -47,6 +59,8 @@ mod tests {
         let all = [Kernels::Deterministic, Kernels::FullPrecision, Kernels::Fastest];
         let products = all.map(|kernels| {
             choose_kernels(kernels).unwrap();
+            let is_first = kernels == Kernels::Deterministic;
+            assert_eq!(must_be_deterministic().unwrap(), is_first);
             numbers.matmul(&numbers)
         });
         assert!(products[0].equal(&products[1]) && products[0].equal(&products[2]));

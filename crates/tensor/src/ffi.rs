@@ -27,6 +27,7 @@ extern "C" {
     pub(crate) fn bm_libtorch_version() -> *const c_char;
     pub(crate) fn bm_set_interop_threads(threads: i32) -> Status;
     pub(crate) fn bm_choose_kernels(deterministic: i32, tf32: i32) -> Status;
+    pub(crate) fn bm_kernels_are_deterministic(they_are: *mut i32) -> Status;
     pub(crate) fn bm_device_memory(
         kind: i32,
         index: i32,

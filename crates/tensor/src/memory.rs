@@ -2,6 +2,7 @@
 
 use crate::{ffi, TensorError};
 use std::collections::HashSet;
+use std::ffi::c_void;
 use tch::{Device, Kind, Tensor};
 
 /// Whether this is the only reference to the tensor and its memory, so that it may be written to.
@@ -20,6 +21,21 @@ pub fn has_canonical_strides(tensor: &Tensor) -> bool {
     unsafe { ffi::bm_is_plain(tensor.as_ptr()) }
 }
 
+/// Whether the tensor is all of its memory, and not a part of a larger one.
+pub fn fills_its_memory(tensor: &Tensor) -> bool {
+    let (_, bytes) = storage(tensor);
+    let size = tensor.f_kind().map_or(0, |kind| kind.elt_size_in_bytes() * tensor.numel());
+    bytes == size as u64
+}
+
+/// The place and the bytes of the memory behind a tensor.
+fn storage(tensor: &Tensor) -> (*const c_void, u64) {
+    let (mut data, mut bytes) = (std::ptr::null(), 0);
+    // SAFETY: the tensor is borrowed for the call, and both pointers are to live places.
+    unsafe { ffi::bm_storage(tensor.as_ptr(), &mut data, &mut bytes) };
+    (data, bytes)
+}
+
 /// Counts the bytes of memory that tensors keep. Shared memory counts once.
 #[derive(Debug, Default)]
 pub struct StorageCounter {
@@ -30,9 +46,7 @@ pub struct StorageCounter {
 impl StorageCounter {
     /// Counts all memory behind a tensor, also if the tensor is a view of a part.
     pub fn count(&mut self, tensor: &Tensor) {
-        let (mut data, mut bytes) = (std::ptr::null(), 0);
-        // SAFETY: the tensor is borrowed for the call, and both pointers are to live places.
-        unsafe { ffi::bm_storage(tensor.as_ptr(), &mut data, &mut bytes) };
+        let (data, bytes) = storage(tensor);
         if bytes > 0 && self.seen.insert(data as usize) {
             self.bytes += bytes;
         }

@@ -65,12 +65,12 @@ impl<'a> OpContext<'a> {
     }
 
     /// All parameters and buffers of the op, with its names for them, in its order.
-    pub(crate) fn all_params(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> + use<'a> {
+    pub(crate) fn all_params(&self) -> impl Iterator<Item = (&'static str, &'a Param)> + use<'a> {
         let params = self.params;
         self.bindings
             .params
             .iter()
-            .filter_map(move |param| Some((param.role, &params.get(param.index)?.tensor)))
+            .filter_map(move |param| Some((param.role, params.get(param.index)?)))
     }
 
     /// The op's parameters that are trained, with its names for them, in its order.

@@ -8,6 +8,7 @@ use crate::engine::layers::lowered_layer::{LoweredLayer, LoweredOp};
 use crate::engine::layers::op::{BackwardOutput, ForwardOutput, Op, SavePolicy, SavedForBackward};
 use crate::engine::layers::op_context::OpContext;
 use crate::engine::layers::op_gradients::OpGradients;
+use crate::engine::params::stage_params::Param;
 use layerspec::Precision;
 use tch::{Kind, Tensor};
 use tensor::TensorError;
@@ -51,11 +52,23 @@ impl AutocastOp {
         tensors.into_iter().map(|tensor| self.cast_down(tensor)).collect()
     }
 
-    /// The op's parameters, rounded.
+    /// The op's parameters, rounded once for all microbatches.
     fn params(&self, ctx: &OpContext<'_>) -> Result<Vec<(&'static str, Tensor)>, TensorError> {
-        ctx.all_params()
-            .map(|(role, tensor)| Ok((role, self.cast_down(tensor.shallow_clone())?)))
-            .collect()
+        ctx.all_params().map(|(role, param)| Ok((role, self.rounded(param)?))).collect()
+    }
+
+    fn rounded(&self, param: &Param) -> Result<Tensor, TensorError> {
+        if let Some(kept) = param.rounded.get() {
+            // Another layer that shares it may compute in another type.
+            if kept.f_kind()? == self.kind {
+                return Ok(kept.shallow_clone());
+            }
+        }
+        let rounded = self.cast_down(param.tensor.shallow_clone())?;
+        if rounded.f_kind()? == self.kind {
+            let _taken = param.rounded.set(rounded.shallow_clone());
+        }
+        Ok(rounded)
     }
 }
 

@@ -43,9 +43,12 @@ impl ParamStore {
         self.version
     }
 
-    /// Counts a change of the parameters: saved forward passes no longer fit.
+    /// Counts a change of the parameters: saved forward passes and rounded copies no longer fit.
     pub(crate) fn bump_version(&mut self) {
         self.version += 1;
+        for param in &mut self.params.all {
+            param.rounded.take();
+        }
     }
 
     /// Refuses the backward pass of a microbatch whose forward pass had other parameters.

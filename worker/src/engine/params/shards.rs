@@ -88,6 +88,9 @@ impl Shards {
 
     /// Frees the parameters' memory. The stand-ins have their sizes, and zeros.
     pub(super) fn free_full_params(&mut self, params: &mut Params) -> Result<(), TensorError> {
+        for param in &mut params.all {
+            param.rounded.take();
+        }
         for used in self.own_shards.iter().flat_map(BTreeMap::keys) {
             let param = params.of_use_mut(*used);
             let zero = Tensor::f_zeros([1], (param.f_kind()?, param.device()))?;

@@ -8,6 +8,7 @@ use crate::engine::sizes::sizes;
 use layerspec::{Init, Layer, LayerId, ParamSpec, Role};
 use pipeline::ids::StageId;
 use pipeline::plan::TiedCopy;
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
 use tensor::random::Key;
@@ -21,6 +22,9 @@ pub(crate) struct Param {
     /// The names under which other layers use it.
     pub(crate) aliases: Vec<String>,
     pub(crate) tensor: Tensor,
+    /// Its copy in a 16-bit type, made by the first op that computes in it and kept until the
+    /// parameters change.
+    pub(crate) rounded: OnceCell<Tensor>,
     /// Whether it has gradients: a parameter whose owner is not frozen.
     pub(crate) trained: bool,
     /// The layer that owns it.
@@ -181,6 +185,7 @@ fn make_param(
         aliases: Vec::new(),
         // Always drawn on the CPU, so that the device does not show, either.
         tensor: filled(spec, &key, &begin.file)?.f_to_device(begin.device)?,
+        rounded: OnceCell::new(),
         trained: spec.role == Role::Parameter && !layer.frozen,
         owner: layer.id,
         number,

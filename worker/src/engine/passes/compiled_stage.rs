@@ -6,6 +6,7 @@ use crate::engine::layers::custom_layers::CustomLayers;
 use crate::engine::layout::canonical_layout;
 use crate::engine::modules::autocast::in_precision;
 use crate::engine::modules::lower::lower;
+use crate::engine::modules::weighted::recurrent::join_weights;
 use crate::engine::params::stage_params::Params;
 use crate::engine::passes::compiled_layer::CompiledLayer;
 use crate::engine::passes::index_range::Lookups;
@@ -81,8 +82,11 @@ fn compile_layers(
     let ready = config.layers.iter().zip(&params.bindings).map(|(spec, bindings)| {
         let needs_input_grad: Vec<bool> =
             spec.inputs.iter().map(|value| wanted.contains(value)).collect();
-        let lowered = lower(spec, custom_layers, config.device)
-            .map_err(in_layer(spec, LayerPhase::Initialisation))?;
+        let failed = || in_layer(spec, LayerPhase::Initialisation);
+        let lowered = lower(spec, custom_layers, config.device).map_err(failed())?;
+        let weights: Vec<&Tensor> =
+            bindings.iter().map(|binding| &params.all[binding.index].tensor).collect();
+        join_weights(&spec.kind, &weights).map_err(failed())?;
         let lowered = in_precision(lowered, spec.precision);
         let recompute = spec.recompute.unwrap_or_default();
         let layer = CompiledLayer::new(lowered, bindings, params, &needs_input_grad, recompute);

@@ -5,7 +5,9 @@ use crate::engine::modules::activation::dropout::dropout_mask;
 use crate::engine::modules::by_autograd::Differentiable;
 use crate::engine::sizes::size;
 use layerspec::layers::{Nonlinearity, GRU, LSTM, RNN};
-use tch::Tensor;
+use layerspec::LayerKind;
+use tch::{Device, Tensor};
+use tensor::memory::fills_its_memory;
 use tensor::TensorError;
 
 /// A layer that goes through a sequence step by step.
@@ -22,13 +24,13 @@ pub(crate) struct Recurrent {
     names: Vec<&'static str>,
 }
 
-/// The kind of a step.
+/// The kind of a step, with cuDNN's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cell {
-    Tanh,
-    Relu,
-    Gru,
-    Lstm,
+    Relu = 0,
+    Tanh = 1,
+    Lstm = 2,
+    Gru = 3,
 }
 
 macro_rules! recurrent {
@@ -139,6 +141,52 @@ impl Recurrent {
         let last = last.iter().map(|all| Ok(Tensor::f_cat(all, 0)?));
         std::iter::once(Ok(x)).chain(last).collect()
     }
+}
+
+/// Makes the weights of a recurrent layer parts of one block of memory, as cuDNN wants them: else it
+/// copies them in each pass, with a warning. Nothing to do for other layers and devices.
+///
+/// # Errors
+/// libtorch fails.
+pub(crate) fn join_weights(kind: &LayerKind, weights: &[&Tensor]) -> Result<(), TensorError> {
+    let layer = match kind {
+        LayerKind::RNN(layer) => (Recurrent::rnn(layer, Vec::new()), layer.input_size),
+        LayerKind::GRU(layer) => (Recurrent::gru(layer, Vec::new()), layer.input_size),
+        LayerKind::LSTM(layer) => (Recurrent::lstm(layer, Vec::new()), layer.input_size),
+        _ => return Ok(()),
+    };
+    let (layer, input_size) = layer;
+    // With dropout each layer of the stack is a call of its own, to which no block fits.
+    if (layer.dropout != 0.0 && layer.num_layers > 1) || !use_cudnn(weights)? {
+        return Ok(());
+    }
+    let of_direction = if layer.bias { 4 } else { 2 };
+    let _block = tch::no_grad(|| {
+        Tensor::f_internal_cudnn_rnn_flatten_weight(
+            weights,
+            of_direction,
+            size(input_size)?,
+            layer.cell as i64,
+            size(layer.hidden_size)?,
+            0,
+            size(layer.num_layers)?,
+            layer.batch_first,
+            layer.bidirectional,
+        )
+        .map_err(TensorError::from)
+    })?;
+    Ok(())
+}
+
+/// Whether cuDNN computes with these weights, and each has memory of its own.
+fn use_cudnn(weights: &[&Tensor]) -> Result<bool, TensorError> {
+    for weight in weights {
+        let is_on_gpu = matches!(weight.device(), Device::Cuda(_));
+        if !is_on_gpu || !weight.f_cudnn_is_acceptable()? || !fills_its_memory(weight) {
+            return Ok(false);
+        }
+    }
+    Ok(!weights.is_empty())
 }
 
 impl Differentiable for Recurrent {
