@@ -26,6 +26,8 @@ PEER = CHECKOUT / "tools" / "gpu_peer.py"
 PEER_LIMIT = 300
 # The sections of the speed, the models in tools/gpu_peer.py, and what a step has many of.
 TIMED = {"speed.gpt": "tokens", "speed.resnet50": "pictures", "speed.wide": "parameters"}
+# What PyTorch runs, in the order of the page.
+WAYS = ("eager", "compiled")
 # The beginnings of the names of NVIDIA's GPUs. Old drivers leave the maker out.
 NVIDIA = re.compile(r"\b(NVIDIA|Tesla|GeForce|Quadro|TITAN)\b")
 
@@ -61,9 +63,14 @@ def figures_of(lines, section):
     return next((line["figures"] for line in lines if line["section"] == section), {})
 
 
-def peer(lines, preset):
-    """What PyTorch does on the same device, or why that is not known."""
+def peer(lines, preset, named=None):
+    """What PyTorch does on the same device, or why that is not known: PyTorch's version, the
+    figures of each model, and why there are not more of them."""
     device = figures_of(lines, "device.driver").get("device")
+    first = (named or "").split(",")[0]
+    # The worker sees that GPU alone, as `cuda:0`.
+    if first.startswith(("GPU-", "MIG-")):
+        device = first
     timed = [name for name in TIMED if "step_ms_1_worker" in figures_of(lines, name)]
     if not timed:
         return {"problem": "speed was not measured, so PyTorch was not either"}
@@ -73,18 +80,38 @@ def peer(lines, preset):
         done = subprocess.run(
             [sys.executable, PEER, "--device", device, "--preset", preset, *timed],
             capture_output=True,
-            text=True,
             timeout=PEER_LIMIT,
             check=True,
         )
-        return json.loads(done.stdout)
-    except subprocess.TimeoutExpired:
-        return {"problem": f"PyTorch took longer than {PEER_LIMIT} s"}
+        said, problem = done.stdout, None
+    except subprocess.TimeoutExpired as expired:
+        said, problem = expired.stdout, f"PyTorch took longer than {PEER_LIMIT} s"
     except subprocess.CalledProcessError as failed:
-        reason = failed.stderr.strip().splitlines()[-1:] or ["no reason given"]
-        return {"problem": f"PyTorch failed: {reason[0]}"}
-    except ValueError:
-        return {"problem": "PyTorch's figures cannot be read"}
+        errors = failed.stderr.decode(errors="replace")
+        reason = errors.strip().splitlines()[-1:] or ["no reason given"]
+        said, problem = failed.stdout, f"PyTorch failed: {reason[0]}"
+    found = peer_figures((said or b"").decode(errors="replace"))
+    if problem is None and not found:
+        problem = "PyTorch's figures cannot be read"
+    if problem is None:
+        return found
+    measured = any(name in found for name in timed)
+    return {**found, "rest": problem} if measured else {"problem": problem}
+
+
+def peer_figures(text):
+    """The figures that tools/gpu_peer.py has printed: those of models by the model's name."""
+    found = {}
+    for line in text.splitlines():
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue  # text of PyTorch itself, or cut short
+        if not isinstance(said, dict):
+            continue
+        model = said.pop("model", None)
+        found.update(said if model is None else {model: {**found.get(model, {}), **said}})
+    return found
 
 
 def cell(value):
@@ -145,6 +172,7 @@ def beside_pytorch(lines, found):
     """The section about PyTorch."""
     if "problem" in found:
         return [f"{found['problem'][:1].upper()}{found['problem'][1:]}."]
+    version = f"PyTorch {found['version']}"
     text = []
     most = figures_of(lines, "device.products").get("bfloat16_tflop_s")
 
@@ -165,15 +193,34 @@ def beside_pytorch(lines, found):
         if not rows:
             continue
         operations = speed["tflop_s_1_worker"] * speed["step_ms_1_worker"]
-        for way, seconds in found.get(section, {}).items():
-            each = speed[f"{unit}_a_step"] / seconds
-            name = f"PyTorch {found['version']}, {way}"
-            rows.append(row(name, each, seconds * 1e3, operations / seconds / 1e3))
+        its = found.get(section, {})
+        for way in WAYS:
+            if way in its:
+                seconds = its[way]
+                each = speed[f"{unit}_a_step"] / seconds
+                name = f"{version}, {way}"
+                rows.append(row(name, each, seconds * 1e3, operations / seconds / 1e3))
         model = section.partition(".")[2]
         head = [f"{model} in bf16, one device", f"{unit}/s", "step, ms", "TFLOP/s", "of products"]
-        text += table(head, rows)
-        text.append("")
+        text += [*table(head, rows), ""]
+        for note in peer_notes(its):
+            text += [note, ""]
+    if "rest" in found:
+        text += [f"{cell(found['rest'])}; what it had not measured by then is missing.", ""]
     return text[:-1]
+
+
+def peer_notes(its):
+    """Sentences about PyTorch's figures of a model that have no column."""
+    notes = []
+    if "peak_bytes" in its:
+        notes.append(f"PyTorch's eager run took {its['peak_bytes'] / 2**30:.1f} GiB of memory.")
+    if "forms" in its:
+        forms = [f"`{form}` {seconds * 1e3:.4g} ms" for form, seconds in its["forms"].items()]
+        notes.append(f"PyTorch's eager run is the faster of: {', '.join(forms)}.")
+    if "not compiled" in its:
+        notes.append(f"PyTorch did not compile it: {cell(its['not compiled'])}")
+    return notes
 
 
 def page(lines, preset, date, found):
@@ -233,7 +280,7 @@ def main():
     program = program_in(options.programs)
     lines, code = check(program, options.preset, options.device)
     date = datetime.date.today().isoformat()
-    found = peer(lines, options.preset)
+    found = peer(lines, options.preset, options.device)
     options.to.parent.mkdir(parents=True, exist_ok=True)
     options.to.write_text(page(lines, options.preset, date, found), encoding="utf-8")
     print(f"written to {options.to}")

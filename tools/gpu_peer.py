@@ -1,13 +1,23 @@
 #!/usr/bin/env python3
 """Times the models of `bossman self-check` in PyTorch on one device, in bf16 by autocast: the
-median of 10 steps after 3. Prints a JSON object with the seconds of each, eager and, if the machine
-has a compiler, compiled.
+median of 10 steps after 3.
 
     tools/gpu_peer.py --device cuda:0 --preset large speed.gpt speed.resnet50 speed.wide
+    tools/gpu_peer.py --device GPU-6f2f4f7a-...      a GPU by its UUID
+
+Prints a JSON object on a line of its own as soon as it is known: the version of PyTorch, then for
+each model the seconds of a step, eager and, if the machine has a compiler, compiled. A GPU's memory
+is that of the eager run at its peak.
+
+The GPT has two forms: blocks of `nn.TransformerEncoderLayer` with a mask, which the model file
+names, and blocks as people write them, with `scaled_dot_product_attention`. Both are timed. The
+eager time and the memory are those of the faster form, and only it is compiled.
 """
 
 import argparse
+import gc
 import json
+import os
 import statistics
 import time
 
@@ -35,42 +45,84 @@ SIZES = {
 FIRST, MEASURED = 3, 10
 
 
-def gpt(torch, device, preset):
-    """The model of bossman/src/self_check/gpt.yaml, its optimizer, and a batch."""
+def gpt_of_layers(torch, device, preset):
+    """The GPT of PyTorch's own layers."""
     nn, sizes = torch.nn, SIZES[preset]
-    width = sizes["width"]
+
+    def block():
+        return nn.TransformerEncoderLayer(
+            sizes["width"],
+            sizes["heads"],
+            4 * sizes["width"],
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+        )
+
+    def through(blocks, x):
+        later = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        for block in blocks:
+            x = block(x, src_mask=later, is_causal=True)
+        return x
+
+    return gpt(torch, device, sizes, block, through)
+
+
+def gpt_by_hand(torch, device, preset):
+    """The GPT as people write it: queries, keys and values of one product, and no mask."""
+    nn, sizes = torch.nn, SIZES[preset]
+    width, heads = sizes["width"], sizes["heads"]
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm1 = nn.LayerNorm(width)
+            self.qkv = nn.Linear(width, 3 * width)
+            self.out = nn.Linear(width, width)
+            self.norm2 = nn.LayerNorm(width)
+            self.mlp = nn.Sequential(
+                nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+            )
+
+        def forward(self, x):
+            # [N, L, 3 * width] becomes three of [N, heads, L, width / heads].
+            parts = self.qkv(self.norm1(x)).split(width, dim=2)
+            parts = [part.unflatten(2, (heads, -1)).transpose(1, 2) for part in parts]
+            attended = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+            x = x + self.out(attended.transpose(1, 2).flatten(2))
+            return x + self.mlp(self.norm2(x))
+
+    def through(blocks, x):
+        for block in blocks:
+            x = block(x)
+        return x
+
+    return gpt(torch, device, sizes, Block, through)
+
+
+def gpt(torch, device, sizes, new_block, through):
+    """The model of bossman/src/self_check/gpt.yaml of such blocks, its optimizer, and a batch."""
+    nn, width = torch.nn, sizes["width"]
 
     class GPT(nn.Module):
         def __init__(self):
             super().__init__()
             self.words = nn.Embedding(sizes["vocabulary"], width)
             self.positions = nn.Embedding(sizes["length"], width)
-            self.blocks = nn.ModuleList(
-                nn.TransformerEncoderLayer(
-                    width,
-                    sizes["heads"],
-                    4 * width,
-                    dropout=0.0,
-                    activation="gelu",
-                    batch_first=True,
-                    norm_first=True,
-                )
-                for _ in range(sizes["blocks"])
-            )
+            self.blocks = nn.ModuleList(new_block() for _ in range(sizes["blocks"]))
             self.norm = nn.LayerNorm(width)
 
         def forward(self, x):
-            later = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
             x = self.words(x) + self.positions.weight[: x.shape[1]]
-            for block in self.blocks:
-                x = block(x, src_mask=later, is_causal=True)
-            x = self.norm(x) * width**-0.5
-            return nn.functional.linear(x, self.words.weight).transpose(1, 2)
+            x = self.norm(through(self.blocks, x)) * width**-0.5
+            # Classes come last, because a softmax over another dimension is slow.
+            return nn.functional.linear(x, self.words.weight).flatten(0, 1)
 
     model = GPT().to(device)
     shape = (sizes["batch"], sizes["length"])
     inputs = torch.randint(sizes["vocabulary"], shape, device=device)
-    targets = torch.randint(sizes["vocabulary"], shape, device=device)
+    targets = torch.randint(sizes["vocabulary"], shape, device=device).flatten()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
     return model, optimizer, inputs, targets, nn.functional.cross_entropy
 
@@ -122,7 +174,15 @@ def wide(torch, device, _preset):
     return model, optimizer, sample, sample, torch.nn.functional.mse_loss
 
 
-MODELS = {"speed.gpt": gpt, "speed.resnet50": resnet50, "speed.wide": wide}
+# The forms of each model, by name.
+MODELS = {
+    "speed.gpt": {
+        "nn.TransformerEncoderLayer": gpt_of_layers,
+        "scaled_dot_product_attention": gpt_by_hand,
+    },
+    "speed.resnet50": {"": resnet50},
+    "speed.wide": {"": wide},
+}
 
 
 def measure(torch, device, made, compiled):
@@ -146,6 +206,61 @@ def measure(torch, device, made, compiled):
     return statistics.median(times[FIRST:])
 
 
+def eager(torch, device, preset, make):
+    """The median time of a step, and a GPU's memory at its peak in bytes, None on other devices."""
+    free(torch, device)
+    if is_cuda(device):
+        torch.cuda.reset_peak_memory_stats(device)
+    torch.manual_seed(0)
+    seconds = measure(torch, device, make(torch, device, preset), False)
+    return seconds, torch.cuda.max_memory_allocated(device) if is_cuda(device) else None
+
+
+def free(torch, device):
+    """Frees what earlier models left."""
+    gc.collect()
+    if is_cuda(device):
+        torch.cuda.empty_cache()
+
+
+def is_cuda(device):
+    return device.startswith("cuda")
+
+
+def figures(torch, device, preset, name):
+    """Yields the figures of a model as soon as they are known."""
+    forms = MODELS[name]
+    found = {form: eager(torch, device, preset, make) for form, make in forms.items()}
+    fastest = min(found, key=lambda form: found[form][0])
+    seconds, peak = found[fastest]
+    line = {"model": name, "eager": seconds}
+    if peak is not None:
+        line["peak_bytes"] = peak
+    if len(forms) > 1:
+        line["forms"] = {form: seconds for form, (seconds, _) in found.items()}
+    yield line
+    free(torch, device)
+    try:
+        torch.manual_seed(0)
+        made = forms[fastest](torch, device, preset)
+        yield {"model": name, "compiled": measure(torch, device, made, True)}
+    except Exception as problem:  # no compiler, or none that suits: eager is shown alone
+        yield {"model": name, "not compiled": f"{type(problem).__name__}: {problem}"[:200]}
+
+
+def show(line):
+    print(json.dumps(line), flush=True)
+
+
+def visible(device):
+    """PyTorch's name of a device. Only the GPU of a UUID is visible to PyTorch, if it is loaded
+    after this."""
+    if device.startswith(("GPU-", "MIG-")):
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+        return "cuda:0"
+    return device
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
@@ -155,21 +270,15 @@ def main():
     unknown = set(options.models) - set(MODELS)
     if unknown:
         parser.error(f"unknown model {min(unknown)}; expected some of {', '.join(MODELS)}")
+    device = visible(options.device)
     torch = pytorch.load()
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        print(json.dumps({"problem": f"PyTorch {torch.__version__} has no CUDA here"}))
+    if is_cuda(device) and not torch.cuda.is_available():
+        show({"problem": f"PyTorch {torch.__version__} has no CUDA here"})
         return
-    found = {"version": torch.__version__}
+    show({"version": torch.__version__})
     for name in options.models:
-        torch.manual_seed(0)
-        made = MODELS[name](torch, options.device, options.preset)
-        found[name] = {"eager": measure(torch, options.device, made, False)}
-        try:
-            found[name]["compiled"] = measure(torch, options.device, made, True)
-        except Exception as problem:  # no compiler, or none that suits: eager is shown alone
-            found.setdefault("not compiled", f"{type(problem).__name__}: {problem}"[:200])
-        del made
-    print(json.dumps(found))
+        for line in figures(torch, device, options.preset, name):
+            show(line)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,13 @@ ON_FAKE_GPU["tests", "it"] = [
     "sharding::in_processes",
     "using::generation::text_is_what_the_whole_model_would_say_token_by_token",
 ]
+# Tests in which replicas of one stage sum with NCCL, which refuses two ranks on one GPU, and the
+# number of these replicas.
+WITH_NCCL = {
+    "collective::the_sums_are_those_of_one_process": 3,
+    "collective::two_replicas_come_to_the_same_as_with_frames": 2,
+}
+NUMBERS = {2: "two", 3: "three"}
 FAKE_GPU = CHECKOUT / "target" / "debug" / "fake_gpu"
 FAKE_GPU_ENVIRONMENT = {
     "BOSSMAN_TEST_DEVICE": "cuda",
@@ -219,11 +226,35 @@ def jobs(programs):
     return tests[:first] + [examples] + tests[first:]
 
 
+def count_gpus():
+    """Returns the number of this machine's GPUs, which is 0 without `nvidia-smi`."""
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+    except OSError:
+        return 0
+    # A line for each GPU, and indented ones for its slices.
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def without_lacking_gpus(tests, gpus):
+    """Returns the tests for which this number of GPUs is enough, and tells the number of others."""
+    for needed, word in NUMBERS.items():
+        skipped = [test for test in tests if WITH_NCCL.get(test) == needed]
+        if skipped and gpus < needed:
+            counted = f"{len(skipped)} of {len(tests)} GPU tests skipped"
+            print(f"{counted}: NCCL needs {word} GPUs", flush=True)
+    return [test for test in tests if gpus >= WITH_NCCL.get(test, 0)]
+
+
 def real_gpu_jobs(programs):
     """Returns the jobs that run the tests of the fake GPU on real ones."""
     found = []
+    gpus = count_gpus()
     for package, name, executable, folder in programs:
         chosen = gpu_tests(package, name, tests_of(executable, folder))
+        chosen = without_lacking_gpus(chosen, gpus)
         for module, group in by_module(chosen).items():
             command = [executable, "--test-threads", "1", "--exact", *group]
             # The worker program sets the second itself, before it loads CUDA.

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -67,6 +68,28 @@ class Page(unittest.TestCase):
             self.assertIn(part, text)
         self.assertNotIn("memory_free", text)
         self.assertNotIn("not a real GPU", text)
+
+    def test_what_pytorch_says_beside_times_is_told(self):
+        lines = [line("device.driver", DRIVER), line("speed.gpt", SPEED)]
+        its = {
+            "compiled": 0.03,
+            "eager": 0.04,
+            "peak_bytes": 3 * 2**29,
+            "forms": {"layers": 0.05, "attention": 0.04},
+        }
+        text = of(lines, found={"version": "2.11.0", "speed.gpt": its})
+        self.assertIn("PyTorch's eager run took 1.5 GiB of memory.\n", text)
+        self.assertIn("is the faster of: `layers` 50 ms, `attention` 40 ms.\n", text)
+        self.assertLess(text.index("2.11.0, eager"), text.index("2.11.0, compiled"))
+        self.assertNotIn("peak_bytes", text)
+        self.assertNotIn("did not compile", text)
+        its = {"eager": 0.04, "not compiled": "OSError: no\ncompiler"}
+        found = {"version": "2.11.0", "speed.gpt": its, "rest": "PyTorch took longer than 5 s"}
+        text = of(lines, found=found)
+        self.assertIn("| PyTorch 2.11.0, eager |", text)
+        self.assertNotIn("2.11.0, compiled", text)
+        self.assertIn("\nPyTorch did not compile it: OSError: no compiler\n", text)
+        self.assertIn("\nPyTorch took longer than 5 s; what it had not measured", text)
 
     def test_a_page_of_no_real_gpu_says_so_first(self):
         driver = {**DRIVER, "processor": "cuda fake GPU"}
@@ -134,6 +157,58 @@ class Run(unittest.TestCase):
         self.assertIn("holds neither bossman nor bin/bossman", str(ended.exception.code))
 
 
+class Asking(unittest.TestCase):
+    """What is known of PyTorch after its program ended in some way."""
+
+    LINES = [line("device.driver", DRIVER), line("speed.gpt", SPEED)]
+
+    def peer(self, program, named=None, limit=3):
+        """Runs this program instead of tools/gpu_peer.py."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "peer.py"
+            path.write_text(f"import sys, time\n{program}\n", encoding="utf-8")
+            there = types.SimpleNamespace(version=lambda: "2.11.0")
+            with mock.patch.multiple(gpu_page, PEER=path, PEER_LIMIT=limit, pytorch=there):
+                return gpu_page.peer(self.LINES, "small", named)
+
+    SAYS = (
+        'print(\'{"version": "2.11.0"}\')\nprint("a warning")\n'
+        'print(\'{"model": "speed.gpt", "eager": 0.5}\', flush=True)\n'
+    )
+
+    def test_lines_of_a_model_are_put_together(self):
+        more = 'print(\'{"model": "speed.gpt", "compiled": 0.25}\')'
+        both = {"eager": 0.5, "compiled": 0.25}
+        found = self.peer(self.SAYS + more, limit=60)
+        self.assertEqual(found, {"version": "2.11.0", "speed.gpt": both})
+
+    def test_a_time_limit_or_a_failure_loses_only_what_was_not_measured(self):
+        known = {"version": "2.11.0", "speed.gpt": {"eager": 0.5}}
+        late = self.peer(self.SAYS + 'print(\'{"mod\', end="", flush=True)\ntime.sleep(60)')
+        self.assertEqual(late, {**known, "rest": "PyTorch took longer than 3 s"})
+        failed = self.peer(self.SAYS + 'sys.exit("out of memory")', limit=60)
+        self.assertEqual(failed, {**known, "rest": "PyTorch failed: out of memory"})
+
+    def test_without_figures_there_is_only_the_reason(self):
+        for program, problem in [
+            ("sys.exit(2)", "PyTorch failed: no reason given"),
+            ("print(7)", "PyTorch's figures cannot be read"),
+            ('print(\'{"problem": "it has no CUDA"}\')', "it has no CUDA"),
+        ]:
+            self.assertEqual(self.peer(program, limit=60), {"problem": problem})
+        late = self.peer("time.sleep(60)", limit=0.2)
+        self.assertEqual(late, {"problem": "PyTorch took longer than 0.2 s"})
+
+    def test_a_gpu_that_was_named_by_its_uuid_is_asked_by_it(self):
+        program = 'print(\'{"version": "\' + sys.argv[2] + \'"}\')'
+        for named, device in [
+            (None, "cuda:0"),
+            ("cuda:0,cuda:1", "cuda:0"),
+            ("GPU-6f2f,GPU-41b3", "GPU-6f2f"),
+        ]:
+            self.assertEqual(self.peer(program, named, 60)["version"], device)
+
+
 class Peer(unittest.TestCase):
     def test_pytorch_has_the_sizes_of_the_presets(self):
         preset = gpu_page.CHECKOUT / "bossman/src/self_check/preset.rs"
@@ -148,6 +223,41 @@ class Peer(unittest.TestCase):
 
     def test_the_models_are_those_of_the_page(self):
         self.assertEqual(list(gpu_peer.MODELS), list(gpu_page.TIMED))
+
+    def figures(self, times, compile_problem=None):
+        """The lines of a model with forms that take these times."""
+
+        def measure(_torch, _device, made, compiled):
+            if compiled and compile_problem:
+                raise RuntimeError(compile_problem)
+            return made / 2 if compiled else made
+
+        forms = {
+            name: lambda _torch, _device, _preset, time=time: time for name, time in times.items()
+        }
+        torch = types.SimpleNamespace(manual_seed=lambda _: None)
+        with mock.patch.dict(gpu_peer.MODELS, {"speed.gpt": forms}):
+            with mock.patch.object(gpu_peer, "measure", measure):
+                return list(gpu_peer.figures(torch, "cpu", "small", "speed.gpt"))
+
+    def test_the_faster_form_counts_and_is_compiled(self):
+        times = {"slow": 8.0, "fast": 6.0}
+        [eager, compiled] = self.figures(times)
+        self.assertEqual(eager, {"model": "speed.gpt", "eager": 6.0, "forms": times})
+        self.assertEqual(compiled, {"model": "speed.gpt", "compiled": 3.0})
+
+    def test_why_a_model_was_not_compiled_is_told(self):
+        [eager, compiled] = self.figures({"": 8.0}, "no compiler")
+        self.assertEqual(eager, {"model": "speed.gpt", "eager": 8.0})
+        problem = "RuntimeError: no compiler"
+        self.assertEqual(compiled, {"model": "speed.gpt", "not compiled": problem})
+
+    def test_a_uuid_makes_its_gpu_the_only_one(self):
+        with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="1"):
+            self.assertEqual(gpu_peer.visible("cuda:1"), "cuda:1")
+            self.assertEqual(os.environ["CUDA_VISIBLE_DEVICES"], "1")
+            self.assertEqual(gpu_peer.visible("GPU-6f2f"), "cuda:0")
+            self.assertEqual(os.environ["CUDA_VISIBLE_DEVICES"], "GPU-6f2f")
 
 
 if __name__ == "__main__":

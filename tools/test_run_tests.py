@@ -76,6 +76,48 @@ class OnTheFakeGpu(unittest.TestCase):
         self.assertEqual(run_tests.gpu_jobs(program, self.TESTS, {}), [])
 
 
+class OnRealGpus(unittest.TestCase):
+    PROGRAM = ("tests", "it", "deps/it", Path("tests"))
+    TESTS = ["by_hand::steps", *run_tests.WITH_NCCL]
+
+    def jobs(self, gpus):
+        """The tests that run, and what is said of the others."""
+        said = io.StringIO()
+        with mock.patch.object(run_tests, "tests_of", return_value=self.TESTS):
+            with mock.patch.object(run_tests, "count_gpus", return_value=gpus):
+                with contextlib.redirect_stdout(said):
+                    found = run_tests.real_gpu_jobs([self.PROGRAM])
+        for job in found:
+            self.assertEqual(job.environment["BOSSMAN_TEST_DEVICE"], "cuda")
+            self.assertEqual(job.command[:4], ["deps/it", "--test-threads", "1", "--exact"])
+            self.assertEqual(job.tests, len(job.command[4:]))
+        return [test for job in found for test in job.command[4:]], said.getvalue().splitlines()
+
+    def test_without_enough_gpus_the_tests_with_nccl_are_skipped_and_counted(self):
+        two = "1 of 3 GPU tests skipped: NCCL needs two GPUs"
+        three = "1 of 3 GPU tests skipped: NCCL needs three GPUs"
+        self.assertEqual(self.jobs(1), (self.TESTS[:1], [two, three]))
+        pair = "collective::two_replicas_come_to_the_same_as_with_frames"
+        self.assertEqual(self.jobs(2), ([self.TESTS[0], pair], [three]))
+        self.assertEqual(self.jobs(3), (self.TESTS, []))
+
+    def test_the_tests_with_nccl_are_known(self):
+        folder = run_tests.CHECKOUT / "tests" / "tests" / "it"
+        for test in run_tests.WITH_NCCL:
+            self.assertIn(test, run_tests.ON_FAKE_GPU["tests", "it"])
+            module, name = test.split("::")
+            text = (folder / f"{module}.rs").read_text(encoding="utf-8")
+            self.assertIn(f"fn {name}()", text)
+
+    def test_gpus_are_counted_without_their_slices(self):
+        listed = "GPU 0: NVIDIA A100 (UUID: GPU-a)\n  MIG 3g.20gb Device 0: (UUID: MIG-a)\n"
+        done = mock.Mock(stdout=f"{listed}GPU 1: NVIDIA A100 (UUID: GPU-b)\n")
+        with mock.patch.object(run_tests.subprocess, "run", return_value=done):
+            self.assertEqual(run_tests.count_gpus(), 2)
+        with mock.patch.object(run_tests.subprocess, "run", side_effect=FileNotFoundError):
+            self.assertEqual(run_tests.count_gpus(), 0)
+
+
 class Verdicts(unittest.TestCase):
     RESULT = "test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 9 filtered out\n"
 

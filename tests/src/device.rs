@@ -11,6 +11,12 @@ pub fn device_name() -> String {
     std::env::var(VARIABLE).unwrap_or_else(|_| "cpu".into())
 }
 
+/// Whether the GPUs are those of the fake in crates/testkit, which computes with the kernels of the
+/// CPU. `tools/run_tests.py` sets the variable.
+pub fn is_fake() -> bool {
+    std::env::var_os("FAKECUDA_DEVICES").is_some()
+}
+
 /// Returns the device of the first worker.
 pub fn device() -> Device {
     device_of(0)

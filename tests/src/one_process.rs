@@ -1,12 +1,16 @@
 //! The training in one process, to which every other one must be equal to the bit.
 
-use crate::device::device;
+use crate::device::{device, is_fake};
 use crate::{reference, train, Case, InMemoryCluster, Training};
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use tch::Device;
 
-/// The most by which a device may differ from the CPU, as a share of a tensor's largest element.
+/// The most by which the fake GPU may differ from the CPU, as a share of a tensor's largest
+/// element.
 const TOLERANCE: f64 = 1e-5;
+/// The same for real GPUs. They sum in another order, and Adam and batch norms amplify that from
+/// step to step: 2e-5 was seen after four.
+const TOLERANCE_REAL: f64 = 1e-4;
 
 /// A bias before a batch norm, which subtracts it again. Its gradient is rounding noise, and Adam
 /// makes its steps as large as others. The running mean follows the bias.
@@ -31,6 +35,7 @@ pub fn one_process(case: &Case, microbatches: u32) -> Training {
         return training;
     }
     let what = format!("{} on {} and on the CPU", case.name, tensor::device::name(device));
-    reference.assert_close(&training, TOLERANCE, &NOISE, &what);
+    let tolerance = if is_fake() { TOLERANCE } else { TOLERANCE_REAL };
+    reference.assert_close(&training, tolerance, &NOISE, &what);
     training
 }

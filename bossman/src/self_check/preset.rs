@@ -69,7 +69,8 @@ impl Preset {
     }
 
     /// The sizes of the GPT whose speed is measured, if it says something of the device. That of
-    /// the large one has the 350 million parameters of GPT-2 medium.
+    /// the large one has the 350 million parameters of GPT-2 medium. One worker takes its batch
+    /// whole.
     pub(super) fn timed_sizes(self) -> Option<Sizes> {
         match self {
             Preset::Tiny => None,

@@ -55,6 +55,8 @@ async fn measure(scene: &Scene, timed: Timed, runs: Runs) -> Result<Findings, Pr
     let mut parts = Vec::new();
     for (name, workers, determinism) in runs {
         let file = RunFile {
+            // Nobody splits a batch for one worker.
+            microbatches: if *workers == 1 { 1 } else { timed.run.microbatches },
             precision: Precision::Bf16,
             determinism: *determinism,
             length: Some(Length::Steps((FIRST + MEASURED) as u64)),

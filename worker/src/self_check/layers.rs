@@ -2,11 +2,10 @@
 
 use crate::engine::EngineError;
 use crate::self_check::report::{Findings, Problem};
-use crate::self_check::{comparison, records};
+use crate::self_check::{comparison, kernels, records};
 use serde_json::{json, Value as Json};
 use tch::Device;
-use tensor::determinism::{choose_kernels, Kernels};
-use tensor::TensorError;
+use tensor::determinism::Kernels;
 
 /// What the three errors of a case are about.
 const SORTS: [&str; 3] = ["outputs", "input gradients", "parameter gradients"];
@@ -20,23 +19,27 @@ const NAMED: usize = 5;
 /// A layer fails, or its results differ by too much.
 pub(crate) fn check(device: Device) -> Result<Findings, Problem> {
     let cases = records::cases()?;
-    let tolerance = comparison::tolerance(device);
-    choose(device, Kernels::Deterministic)?;
+    let tolerances = comparison::Tolerances::of(device);
     let mut worst = <[Worst; 3]>::default();
     let mut wrong = Vec::new();
+    let mut without = Vec::new();
     for case in &cases {
         let name = case["name"].as_str().unwrap_or_default();
         match compare(case, name, device) {
-            Ok(errors) => {
+            Ok((errors, kernels)) => {
+                if kernels != Kernels::Deterministic {
+                    without.push(name);
+                }
                 let largest = errors.iter().flatten().copied().fold(0.0, f64::max);
+                let tolerance = tolerances.for_case(case);
                 if largest > tolerance {
-                    wrong.push(format!("{name} ({largest:.1e})"));
+                    wrong.push(format!("{name} ({largest:.1e}, at most {tolerance:e})"));
                 }
                 for (worst, error) in worst.iter_mut().zip(errors) {
                     worst.include(error.unwrap_or(0.0), name);
                 }
             }
-            Err(error) => match tensor_error(&error) {
+            Err(error) => match kernels::tensor_error(&error) {
                 Some(source) if source.is_device_broken() => {
                     return Err(Problem::at(&format!("{name}: "), source));
                 }
@@ -44,10 +47,12 @@ pub(crate) fn check(device: Device) -> Result<Findings, Problem> {
             },
         }
     }
-    let mut findings = Findings::new(summary(cases.len(), &worst))
+    let mut findings = Findings::new(summary(cases.len(), &worst, without.len()))
         .figure("cases", cases.len())
         .figure("wrong", wrong.len())
-        .figure("tolerance", tolerance);
+        .figure("tolerance", tolerances.others)
+        .figure("tolerance_recurrent", tolerances.recurrent)
+        .figure("without_deterministic_kernels", without);
     for (name, Worst { error, case }) in FIGURES.into_iter().zip(&worst) {
         findings = findings.figure(name, json!({"error": error, "case": case}));
     }
@@ -60,8 +65,8 @@ pub(crate) fn check(device: Device) -> Result<Findings, Problem> {
     };
     let named = wrong[..wrong.len().min(NAMED)].join(", ");
     let problem = format!(
-        "{} of {} layers are not within {tolerance:e} of PyTorch: {named}{more}; do not train on \
-         this device: update its driver and check again, and report this if it stays",
+        "{} of {} layers do not compute what PyTorch does: {named}{more}; do not train on this \
+         device: update its driver and check again, and report this if it stays",
         wrong.len(),
         cases.len()
     );
@@ -83,50 +88,48 @@ impl Worst {
     }
 }
 
-fn summary(cases: usize, worst: &[Worst; 3]) -> String {
+fn summary(cases: usize, worst: &[Worst; 3], without: usize) -> String {
     let column = |(sort, Worst { error, case }): (&str, &Worst)| match case.is_empty() {
         true => format!("{sort} 0"),
         false => format!("{sort} {error:.1e} ({case})"),
     };
     let columns: Vec<String> = SORTS.into_iter().zip(worst).map(column).collect();
-    format!("{cases} cases as in PyTorch; largest relative errors: {}", columns.join(", "))
+    let without = match without {
+        0 => String::new(),
+        1 => "; 1 has no deterministic kernel".into(),
+        more => format!("; {more} have no deterministic kernel"),
+    };
+    let columns = columns.join(", ");
+    format!("{cases} cases as in PyTorch; largest relative errors: {columns}{without}")
 }
 
-/// The errors of a case, as of [`comparison::errors`].
-fn compare(case: &Json, name: &str, device: Device) -> Result<[Option<f64>; 3], EngineError> {
+/// The errors of a case, as of [`comparison::errors`], and the kernels that computed it.
+fn compare(
+    case: &Json,
+    name: &str,
+    device: Device,
+) -> Result<([Option<f64>; 3], Kernels), EngineError> {
     let graph = comparison::model(case)?;
     let recorded = records::recorded(name)?;
-    let run = || {
-        let stage = comparison::stage(&graph, device);
-        let found = tensor::panics::catch(|| comparison::run(stage, case, &recorded));
-        found.map_err(EngineError::from).and_then(|found| found)
-    };
-    let found = match run() {
-        // A property of libtorch, and no fault of this device.
-        Err(error) if tensor_error(&error).is_some_and(TensorError::lacks_deterministic_kernel) => {
-            choose(device, Kernels::FullPrecision)?;
-            let found = run();
-            choose(device, Kernels::Deterministic)?;
-            found?
-        }
-        found => found?,
-    };
-    Ok(comparison::errors(&found, &recorded)?)
+    let (found, kernels) = kernels::deterministic_if_possible(device, || {
+        comparison::run(comparison::stage(&graph, device), case, &recorded)
+    })?;
+    Ok((comparison::errors(&found, &recorded)?, kernels))
 }
 
-/// Other devices have no choice.
-fn choose(device: Device, kernels: Kernels) -> Result<(), TensorError> {
-    match device {
-        Device::Cuda(_) => choose_kernels(kernels),
-        _ => Ok(()),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The error of libtorch, if it is one.
-fn tensor_error(error: &EngineError) -> Option<&TensorError> {
-    match error {
-        EngineError::Layer { source, .. } | EngineError::Loss { source, .. } => Some(source),
-        EngineError::Tensor(source) => Some(source),
-        _ => None,
+    #[test]
+    fn the_line_counts_layers_without_deterministic_kernels() {
+        let worst = <[Worst; 3]>::default();
+        let errors = "3 cases as in PyTorch; largest relative errors: outputs 0, input gradients \
+                      0, parameter gradients 0";
+        assert_eq!(summary(3, &worst, 0), errors);
+        let one = format!("{errors}; 1 has no deterministic kernel");
+        assert_eq!(summary(3, &worst, 1), one);
+        let two = format!("{errors}; 2 have no deterministic kernel");
+        assert_eq!(summary(3, &worst, 2), two);
     }
 }

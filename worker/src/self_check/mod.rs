@@ -8,6 +8,7 @@
 //!                        |-> products.rs         the speed of products of matrices
 //!                        |-> layers.rs           every kind of layer
 //!                              |-> comparison.rs   a layer on recorded tensors, and its errors
+//!                              |-> kernels.rs      those that give equal bits, or else others
 //!                              |-> records.rs      what PyTorch computes; worker/build.rs packs it
 //! ```
 //!
@@ -15,6 +16,7 @@
 
 pub(crate) mod comparison;
 mod driver;
+pub(crate) mod kernels;
 mod layers;
 mod memory;
 mod products;
