@@ -1,6 +1,6 @@
 //! The gradients of parameters: one for each layer that uses one, summed over microbatches.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use tensor::{memory, products, TensorError};
 
 /// The sum over the microbatches so far, in the order of the calls. Its memory stays from step to
@@ -63,6 +63,18 @@ impl GradientBuffer {
                 self.adopted = can_stand_for_it();
                 *memory = Some(if self.adopted { term } else { copied(&term)? });
             }
+        }
+        self.filled = true;
+        Ok(())
+    }
+
+    /// Adds a term of a 16-bit type in float32, without a copy of it in float32 where there is memory
+    /// already. After an error the sum is void.
+    pub(crate) fn add_rounded(&mut self, term: Tensor) -> Result<(), TensorError> {
+        match (&mut self.memory, self.filled) {
+            (Some(sum), true) => drop(sum.f_add_(&term)?),
+            (Some(memory), false) => memory.f_copy_(&term)?,
+            (None, _) => return self.add(term.f_to_kind(Kind::Float)?),
         }
         self.filled = true;
         Ok(())
@@ -162,4 +174,34 @@ fn copied(term: &Tensor) -> Result<Tensor, TensorError> {
     let mut copy = Tensor::f_empty(term.size(), (term.f_kind()?, term.device()))?;
     copy.f_copy_(term)?;
     Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Device;
+
+    #[test]
+    fn a_rounded_term_adds_what_its_copy_in_float32_does() {
+        let term = |factor: f64| {
+            let numbers = (Tensor::arange(60, (Kind::Float, Device::Cpu)) * factor).sin();
+            numbers.view([6, 10]).to_kind(Kind::BFloat16)
+        };
+        let kept = || Some(Tensor::zeros([6, 10], (Kind::Float, Device::Cpu)));
+        let buffers = [
+            GradientBuffer::default(),
+            GradientBuffer { memory: kept(), ..GradientBuffer::default() },
+            GradientBuffer::single_microbatch(kept()),
+        ];
+        for mut rounded in buffers {
+            let mut whole = GradientBuffer::default();
+            for factor in [0.3, 0.7, 1.1] {
+                rounded.add_rounded(term(factor)).unwrap();
+                whole.add(term(factor).to_kind(Kind::Float)).unwrap();
+            }
+            let (rounded, whole) = (rounded.get().unwrap(), whole.get().unwrap());
+            assert_eq!(rounded.kind(), Kind::Float);
+            assert!(rounded.equal(whole));
+        }
+    }
 }

@@ -2,7 +2,6 @@
 
 use crate::engine::gradients::buffer::GradientBuffer;
 use crate::engine::layers::op_bindings::OpBindings;
-use tch::Tensor;
 use tensor::TensorError;
 
 /// The gradients of one op's parameters.
@@ -17,18 +16,17 @@ impl<'a> OpGradients<'a> {
         OpGradients { bindings, layer }
     }
 
-    /// Computes sums separately, converts them to another type, and adds them to these.
-    pub(crate) fn add_converted(
+    /// Computes sums of a 16-bit type separately, and adds them to these in float32.
+    pub(crate) fn add_rounded(
         &mut self,
         work: impl FnOnce(&mut OpGradients<'_>) -> Result<(), TensorError>,
-        convert: impl Fn(Tensor) -> Result<Tensor, TensorError>,
     ) -> Result<(), TensorError> {
         let mut apart: Vec<GradientBuffer> =
             self.layer.iter().map(|_| GradientBuffer::default()).collect();
         work(&mut OpGradients::new(self.bindings, &mut apart))?;
         for (sum, mut apart) in self.layer.iter_mut().zip(apart) {
             if let Some(term) = apart.take() {
-                sum.add(convert(term)?)?;
+                sum.add_rounded(term)?;
             }
         }
         Ok(())

@@ -110,10 +110,7 @@ impl Op for AutocastOp {
     ) -> Result<(), TensorError> {
         let params = self.params(ctx)?;
         let ctx = ctx.with_substitute_params(&params);
-        grads.add_converted(
-            |apart| self.op.backward_weight(&ctx, weight_inputs, apart),
-            |grad| self.cast_up(grad),
-        )
+        grads.add_rounded(|apart| self.op.backward_weight(&ctx, weight_inputs, apart))
     }
 
     fn save_policy(&self) -> SavePolicy {
