@@ -68,8 +68,8 @@ impl GradientBuffer {
         Ok(())
     }
 
-    /// Adds a term of a 16-bit type in float32, without a copy of it in float32 where there is memory
-    /// already. After an error the sum is void.
+    /// Adds a term of a 16-bit type in float32, without a copy of it in float32 if there is memory
+    /// for the sum. After an error the sum is void.
     pub(crate) fn add_rounded(&mut self, term: Tensor) -> Result<(), TensorError> {
         match (&mut self.memory, self.filled) {
             (Some(sum), true) => drop(sum.f_add_(&term)?),
