@@ -143,8 +143,8 @@ impl Recurrent {
     }
 }
 
-/// Makes the weights of a recurrent layer parts of one block of memory, as cuDNN wants them: else it
-/// copies them in each pass, with a warning. Nothing to do for other layers and devices.
+/// Makes the weights of a recurrent layer parts of one block of memory, as cuDNN wants them. Else
+/// it copies them in each pass, with a warning. Nothing to do for other layers and devices.
 ///
 /// # Errors
 /// libtorch fails.
