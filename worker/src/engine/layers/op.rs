@@ -65,6 +65,13 @@ pub(crate) trait Op: fmt::Debug + Send {
     fn runs_in_autocast(&self) -> bool {
         false
     }
+
+    /// Whether it has one input and one output, and GPUs compute it and its gradient element by
+    /// element in float32 if these are of a 16-bit type, too. Then it has the bits of an op in
+    /// float32 whose results are rounded.
+    fn is_elementwise(&self) -> bool {
+        false
+    }
 }
 
 /// The result of an op's forward pass.

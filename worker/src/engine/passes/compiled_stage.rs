@@ -87,7 +87,7 @@ fn compile_layers(
         let weights: Vec<&Tensor> =
             bindings.iter().map(|binding| &params.all[binding.index].tensor).collect();
         join_weights(&spec.kind, &weights).map_err(failed())?;
-        let lowered = in_precision(lowered, spec.precision);
+        let lowered = in_precision(lowered, spec.inputs.len(), spec.precision, config.device);
         let recompute = spec.recompute.unwrap_or_default();
         let layer = CompiledLayer::new(lowered, bindings, params, &needs_input_grad, recompute);
         if layer.has_grad {

@@ -8,9 +8,13 @@ use layerspec::layers::{Approximate, Identity, ReLU, Scale, SiLU, Sigmoid, Tanh,
 use tch::Tensor;
 use tensor::{memory, TensorError};
 
-/// A function that works in place if it can, and whose gradient depends on its output.
+/// A function that works in place if it can, and whose gradient depends on its output. A rounded
+/// output gives another gradient, unless it is that of ReLU.
 macro_rules! by_output {
-    ($Name:ident, $in_place:ident, $fresh:ident, $backward:expr, $backward_in_place:expr) => {
+    (
+        $Name:ident, $in_place:ident, $fresh:ident, $backward:expr, $backward_in_place:expr,
+        is_elementwise: $elementwise:expr
+    ) => {
         impl Op for $Name {
             fn forward(
                 &self,
@@ -45,20 +49,32 @@ macro_rules! by_output {
             fn is_cheap(&self) -> bool {
                 true
             }
+
+            fn is_elementwise(&self) -> bool {
+                $elementwise
+            }
         }
     };
 }
 
 by_output!(ReLU, f_relu_, f_relu, |grad, y| y.f_threshold_backward(grad, 0), |out, grad, y| y
-    .f_threshold_backward_grad_input(out, grad, 0));
+    .f_threshold_backward_grad_input(out, grad, 0), is_elementwise: true);
 by_output!(
     Sigmoid,
     f_sigmoid_,
     f_sigmoid,
     Tensor::f_sigmoid_backward,
-    Tensor::f_sigmoid_backward_grad_input
+    Tensor::f_sigmoid_backward_grad_input,
+    is_elementwise: false
 );
-by_output!(Tanh, f_tanh_, f_tanh, Tensor::f_tanh_backward, Tensor::f_tanh_backward_grad_input);
+by_output!(
+    Tanh,
+    f_tanh_,
+    f_tanh,
+    Tensor::f_tanh_backward,
+    Tensor::f_tanh_backward_grad_input,
+    is_elementwise: false
+);
 
 /// The gradient of an element-wise function, in the memory of `grad` if that is free.
 fn elementwise_backward(
@@ -112,6 +128,10 @@ impl Op for GELU {
     fn is_cheap(&self) -> bool {
         true
     }
+
+    fn is_elementwise(&self) -> bool {
+        true
+    }
 }
 
 trait Named {
@@ -160,6 +180,10 @@ impl Op for SiLU {
     }
 
     fn is_cheap(&self) -> bool {
+        true
+    }
+
+    fn is_elementwise(&self) -> bool {
         true
     }
 }
