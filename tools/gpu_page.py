@@ -28,6 +28,8 @@ PEER_LIMIT = 300
 TIMED = {"speed.gpt": "tokens", "speed.resnet50": "pictures", "speed.wide": "parameters"}
 # What PyTorch runs, in the order of the page.
 WAYS = ("eager", "compiled")
+# The most characters of a cell. The text of an error that libtorch gives can be longer.
+LONGEST = 300
 # The beginnings of the names of NVIDIA's GPUs. Old drivers leave the maker out.
 NVIDIA = re.compile(r"\b(NVIDIA|Tesla|GeForce|Quadro|TITAN)\b")
 
@@ -124,9 +126,12 @@ def cell(value):
         text = f"{value:,}"
     elif isinstance(value, list):
         text = ", ".join(cell(item) for item in value)
+    elif isinstance(value, dict):
+        text = ", ".join(f"{name} {cell(item)}" for name, item in value.items())
     else:
         text = str(value)
-    return " ".join(text.replace("|", "\\|").split())
+    text = " ".join(text.replace("|", "\\|").split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}.."
 
 
 def table(head, rows):
@@ -177,7 +182,9 @@ def beside_pytorch(lines, found):
     most = figures_of(lines, "device.products").get("bfloat16_tflop_s")
 
     def row(name, rate, step, speed):
-        return [name, rate, step, speed, f"{speed / most:.0%}" if most else ""]
+        share = speed / most if most else 0
+        # Less than a hundredth: the step does something else than products.
+        return [name, rate, step, speed, f"{share:.0%}" if share >= 0.01 else ""]
 
     for section, unit in TIMED.items():
         speed, rate = figures_of(lines, section), f"{unit}_per_s"

@@ -51,6 +51,10 @@ def of(lines, preset="small", found=None):
 
 
 class Page(unittest.TestCase):
+    def test_a_cell_is_short(self):
+        self.assertEqual(gpu_page.cell({"case": "rnn", "error": 6.7e-5}), "case rnn, error 6.7e-05")
+        self.assertEqual(gpu_page.cell("a" * 1000), "a" * gpu_page.LONGEST + "..")
+
     def test_a_page_has_the_device_the_sections_and_the_figures(self):
         products = line("device.products", {"bfloat16_tflop_s": 40.0})
         lines = [line("device.driver", DRIVER), products, line("speed.gpt", SPEED)]
