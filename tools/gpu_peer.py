@@ -210,6 +210,8 @@ def eager(torch, device, preset, make):
     """The median time of a step, and a GPU's memory at its peak in bytes, None on other devices."""
     free(torch, device)
     if is_cuda(device):
+        # It knows no devices before CUDA is there.
+        torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(device)
     torch.manual_seed(0)
     seconds = measure(torch, device, make(torch, device, preset), False)

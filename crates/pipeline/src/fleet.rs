@@ -5,6 +5,7 @@ use crate::ids::{StageId, WorkerId};
 use crate::optimizer::OptimizerSpec;
 use crate::plan::{Plan, StageSpec};
 use crate::replicas::{buckets, Bucket, BucketBytes, Compress, MicrobatchAssignment, Sharding};
+use crate::room::rounded;
 use crate::schedule::{Costs, Link, Process, StageBytes, StageTimes};
 use crate::task::LayerTimes;
 use layerspec::{Bindings, Layer, LayerGraph, LayerId, ParamSpec, Role, ValueId};
@@ -165,10 +166,10 @@ impl Fleet {
     /// Permanent memory: the value of every parameter and buffer, and the gradient and optimizer
     /// state of a trained parameter. Optimizer state is no copy for SGD, one with momentum and two
     /// for Adam, or this replica's shard of them. A copied parameter has its value and a gradient
-    /// for each use. Memory of a microbatch: the bytes that the stage's layers keep from forward to
-    /// backward, and between the halves of backward, as measured. Not counted: libtorch itself,
-    /// tensors in flight, the working memory of one layer, and sums of replicas that wait for their
-    /// neighbours.
+    /// for each use. A layer in mixed precision has its parameters in a 16-bit type, too. Memory of
+    /// a microbatch: the bytes that the stage's layers keep from forward to backward, and between
+    /// the halves of backward, as measured. Not counted: libtorch itself, tensors in flight, the
+    /// working memory of one layer, and sums of replicas that wait for their neighbours.
     pub fn bytes(&self, plan: &Plan, optimizer: &OptimizerSpec) -> Vec<StageBytes> {
         let of_stage = |stage: &StageSpec| {
             let home = plan.home(stage.stage).unwrap_or(WorkerId(0));
@@ -233,7 +234,7 @@ fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
                 _ => bytes,
             }
         };
-        own.map(bytes).sum::<u64>()
+        own.map(bytes).sum::<u64>().saturating_add(rounded(layer))
     };
     let own: u64 = stage.layers.iter().map(of_layer).sum();
     let tied_copies =

@@ -4,7 +4,7 @@
 use crate::cut::StageMemory;
 use crate::ids::WorkerId;
 use crate::replicas::StagePlacement;
-use layerspec::{Layer, LayerGraph, Role};
+use layerspec::{Layer, LayerGraph, Precision, Role};
 
 /// The numbers for each number of a trained parameter, the most that training may need first: with
 /// Adam its value, its gradient and two of state, with momentum one of state, with SGD none, and
@@ -54,7 +54,8 @@ fn room(stage_placement: &StagePlacement, worker: WorkerId, memory: &[Option<u64
     Some(available / (stages.count().max(1) as u64))
 }
 
-/// The bytes of a layer's parameters, with this number of copies of those that are trained.
+/// The bytes of a layer's parameters, with this number of copies of those that are trained. More
+/// than one is for training, which keeps [rounded copies](rounded), too.
 pub(crate) fn bytes(layer: &Layer, copies: u64) -> u64 {
     let of_parameter = |param: layerspec::ParamSpec| {
         let bytes = param.bytes().unwrap_or(u64::MAX);
@@ -63,5 +64,40 @@ pub(crate) fn bytes(layer: &Layer, copies: u64) -> u64 {
             _ => bytes,
         }
     };
-    layer.kind.params().into_iter().map(of_parameter).fold(0, u64::saturating_add)
+    let own = layer.kind.params().into_iter().map(of_parameter).fold(0, u64::saturating_add);
+    if copies > 1 {
+        own.saturating_add(rounded(layer))
+    } else {
+        own
+    }
+}
+
+/// The bytes of the copies in a 16-bit type that products in mixed precision keep of parameters in
+/// training, at most.
+pub(crate) fn rounded(layer: &Layer) -> u64 {
+    if layer.precision == Precision::F32 {
+        return 0;
+    }
+    let params = layer.kind.params().into_iter().filter(|param| param.role == Role::Parameter);
+    params.map(|param| param.bytes().unwrap_or(u64::MAX) / 2).fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn training_in_mixed_precision_keeps_rounded_copies() {
+        let yaml =
+            "{inputs: {x: [batch, 32]}, layers: [Linear: {in_features: 32, out_features: 32}]}";
+        let graph = LayerGraph::from_yaml(yaml, "model.yaml").unwrap();
+        let mut layer = graph.layers()[0].clone();
+        let values = (32 * 32 + 32) * 4;
+        assert_eq!([1, 4].map(|copies| bytes(&layer, copies)), [values, 4 * values]);
+        layer.precision = Precision::Bf16;
+        assert_eq!(bytes(&layer, 1), values);
+        assert_eq!(bytes(&layer, 4), 4 * values + values / 2);
+        layer.frozen = true;
+        assert_eq!(bytes(&layer, 4), values + values / 2);
+    }
 }

@@ -245,6 +245,7 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let pending = self.saved.take_pending(key)?;
         self.params.check_version(key, pending.version)?;
+        self.params.check_gathered()?;
         self.emit_statistics(key.batch, target.as_mut())?;
         let runner = PassRunner::new(&self.stage, &self.params, &self.statistics, &self.kv_cache);
         let mut target = self.gradients.target(key, target.as_mut().map(TreeTarget::reborrow))?;

@@ -105,10 +105,12 @@ impl AutocastOp {
 
     /// The op's parameters, rounded once for all microbatches.
     fn params(&self, ctx: &OpContext<'_>) -> Result<Vec<(&'static str, Tensor)>, TensorError> {
-        ctx.all_params().map(|(role, param)| Ok((role, self.rounded(param)?))).collect()
+        let keeps = ctx.training();
+        ctx.all_params().map(|(role, param)| Ok((role, self.rounded(param, keeps)?))).collect()
     }
 
-    fn rounded(&self, param: &Param) -> Result<Tensor, TensorError> {
+    /// Outside of training a plan counts no memory for copies.
+    fn rounded(&self, param: &Param, keeps: bool) -> Result<Tensor, TensorError> {
         if let Some(kept) = param.rounded.get() {
             // Another layer that shares it may compute in another type.
             if kept.f_kind()? == self.kind {
@@ -116,7 +118,7 @@ impl AutocastOp {
             }
         }
         let rounded = self.cast_down(param.tensor.shallow_clone())?;
-        if rounded.f_kind()? == self.kind {
+        if keeps && rounded.f_kind()? == self.kind {
             let _taken = param.rounded.set(rounded.shallow_clone());
         }
         Ok(rounded)

@@ -62,6 +62,9 @@ impl ParamStore {
 
     /// Gives parameters memory, with this replica's shard of each in it.
     fn allocate_full_params(&mut self) -> Result<(), TensorError> {
+        for param in &mut self.params.all {
+            param.rounded.take();
+        }
         for (used, part) in self.shards.own_shards.iter().flatten() {
             let param = self.params.of_use_mut(*used);
             *param = Tensor::f_empty(param.size(), (param.f_kind()?, param.device()))?;

@@ -141,7 +141,10 @@ impl SavedPasses {
 
 fn bytes<'a>(params: &Params, tensors: impl Iterator<Item = &'a Tensor>) -> u64 {
     let mut counter = StorageCounter::default();
-    params.all.iter().for_each(|param| counter.ignore(&param.tensor));
+    for param in &params.all {
+        counter.ignore(&param.tensor);
+        param.rounded.get().into_iter().for_each(|rounded| counter.ignore(rounded));
+    }
     tensors.for_each(|tensor| counter.count(tensor));
     counter.bytes()
 }
