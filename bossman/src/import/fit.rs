@@ -82,6 +82,31 @@ pub(super) fn compare(
     Err(BossManError::file(headers.source(), problem))
 }
 
+/// A warning for each leftover that a tied parameter takes the place of, though its numbers are
+/// others. They are compared, so both tensors are read.
+///
+/// # Errors
+/// A file cannot be read.
+pub(super) fn untied(
+    graph: &LayerGraph,
+    headers: &TensorHeaders,
+    leftovers: &Leftovers,
+) -> Result<Vec<String>, BossManError> {
+    let tied = expected(graph).tied;
+    let mut warnings = Vec::new();
+    for name in &leftovers.tensors {
+        let Some(owner) = tied.get(name) else { continue };
+        if headers.differ(name, owner)? {
+            let problem = format!(
+                "`{name}` differs from `{owner}` and is not used, because the configuration ties \
+                 the two; to use it, set `tie_word_embeddings` in config.json to false"
+            );
+            warnings.push(BossManError::file(headers.source(), problem).to_string());
+        }
+    }
+    Ok(warnings)
+}
+
 /// The tensor that becomes a parameter. The error says why there is none.
 fn made(
     name: &str,

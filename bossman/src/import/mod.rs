@@ -3,7 +3,8 @@
 //! ```text
 //! import -> gguf (a GGUF file becomes such a folder)
 //!        -> hf_config (config.json) -> families -> llama_like, bert_like -> family, model_text
-//!        -> weights: tensor_headers (no weight is read)   tokenizer_file, pictures
+//!        -> weights: tensor_headers (a head that is tied is read, nothing else)
+//!        -> tokenizer_file, pictures
 //!        -> renames -> fit (model against headers)
 //!        -> model_text, run_text, summary: the files that it writes
 //! ```
@@ -41,7 +42,7 @@ use crate::weights::tensor_headers::TensorHeaders;
 use crate::{BossManError, Model};
 use families::family_of;
 use family::{FamilyModel, Output, Request, Samples};
-use fit::compare;
+use fit::{compare, untied};
 use hf_config::HfConfig;
 use model_text::{model_text, ModelFile};
 use pictures::Pictures;
@@ -81,9 +82,9 @@ pub struct Imported {
 }
 
 /// Writes a model file, a run file that begins with its weights, and a page about it, for a folder
-/// of Hugging Face's transformers. Of the weights it reads the headers alone. The run file names
-/// the folder, so the folder must stay. A GGUF file in place of the folder is first converted to
-/// one, `source` in the folder to write to.
+/// of Hugging Face's transformers. Of the weights it reads the headers alone, and a head that is
+/// tied, to compare it. The run file names the folder, so the folder must stay. A GGUF file in
+/// place of the folder is first converted to one, `source` in the folder to write to.
 ///
 /// ```no_run
 /// use bossman::{import, ImportOptions, Model};
@@ -199,11 +200,17 @@ fn import_folder(
         output,
     };
     let page = summary.page();
+    let mut warnings = untied(model.graph(), &headers, &leftovers)?;
     std::fs::create_dir_all(to).map_err(|e| BossManError::io(to, &e))?;
     let write = |name: &str, text: &str| {
         let path = to.join(name);
         write(&path, text).map(|()| path)
     };
+    match (pictures, tokenizer) {
+        (Some(pictures), _) => warnings.extend(pictures.warnings),
+        (None, Some(_)) => {}
+        (None, None) => warnings.push(no_tokenizer(&folder).to_string()),
+    }
     Ok(Imported {
         model: write("model.yaml", &text)?,
         summary: write("MODEL.md", &page)?,
@@ -211,11 +218,7 @@ fn import_folder(
         run: write("run.yaml", &run)?,
         architecture: architecture.into(),
         parameters: model.graph().param_count(),
-        warnings: match (pictures, tokenizer) {
-            (Some(pictures), _) => pictures.warnings,
-            (None, Some(_)) => Vec::new(),
-            (None, None) => vec![no_tokenizer(&folder).to_string()],
-        },
+        warnings,
     })
 }
 

@@ -1,5 +1,5 @@
 //! Names, types and shapes of the tensors of a folder, from the headers of its safetensors files.
-//! No weight is read.
+//! No weight is read, unless two tensors are compared.
 
 use super::safetensors_files::{dtype, Index, INDEX_FILE, SINGLE_FILE};
 use crate::data::{bounded_file, disk};
@@ -8,8 +8,9 @@ use layerspec::DType;
 use safetensors::tensor::Metadata;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The largest header in bytes. It is the limit of the safetensors library.
 const MAX_HEADER: u64 = 100_000_000;
@@ -17,6 +18,8 @@ const MAX_HEADER: u64 = 100_000_000;
 const MAX_INDEX: u64 = 64 << 20;
 /// The bytes before the header, which tell its size.
 const SIZE_BYTES: u64 = 8;
+/// The bytes of a tensor that are in memory when it is compared.
+const PART: usize = 1 << 20;
 
 /// Converts all `pytorch_model*.bin` of the working folder.
 const CONVERT: &str = "python3 -c \"import glob, torch; from safetensors.torch import save_file; \
@@ -31,11 +34,39 @@ pub(crate) struct TensorHeader {
     pub(crate) shape: Vec<u64>,
 }
 
+/// A tensor, and where its numbers are.
+#[derive(Debug)]
+struct Stored {
+    header: TensorHeader,
+    file: Arc<Path>,
+    /// The place of its first byte in the file.
+    start: u64,
+    /// The number of its bytes.
+    bytes: usize,
+}
+
+impl Stored {
+    /// Its file, at its first byte.
+    fn open(&self) -> Result<File, BossManError> {
+        let io = |e: std::io::Error| BossManError::io(&self.file, &e);
+        let mut file = File::open(&self.file).map_err(io)?;
+        file.seek(SeekFrom::Start(self.start)).map_err(io)?;
+        Ok(file)
+    }
+
+    /// The next bytes of its file.
+    fn part(&self, file: &mut File, bytes: usize) -> Result<Vec<u8>, BossManError> {
+        let mut part = vec![0; bytes];
+        file.read_exact(&mut part).map_err(|e| BossManError::io(&self.file, &e))?;
+        Ok(part)
+    }
+}
+
 /// All tensors of a folder, by name.
 #[derive(Debug)]
 pub(crate) struct TensorHeaders {
     source: PathBuf,
-    tensors: BTreeMap<String, TensorHeader>,
+    tensors: BTreeMap<String, Stored>,
 }
 
 impl TensorHeaders {
@@ -94,7 +125,7 @@ impl TensorHeaders {
 
     /// The tensor of this name.
     pub(crate) fn get(&self, name: &str) -> Option<&TensorHeader> {
-        self.tensors.get(name)
+        self.tensors.get(name).map(|tensor| &tensor.header)
     }
 
     /// Whether there is a tensor of this name.
@@ -104,7 +135,30 @@ impl TensorHeaders {
 
     /// Every tensor, by name.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &TensorHeader)> {
-        self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
+        self.tensors.iter().map(|(name, tensor)| (name.as_str(), &tensor.header))
+    }
+
+    /// Whether both tensors are there and differ. Their numbers are read, a part at a time.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn differ(&self, one: &str, other: &str) -> Result<bool, BossManError> {
+        let (Some(one), Some(other)) = (self.tensors.get(one), self.tensors.get(other)) else {
+            return Ok(false);
+        };
+        if one.header != other.header || one.bytes != other.bytes {
+            return Ok(true);
+        }
+        let (mut file, mut other_file) = (one.open()?, other.open()?);
+        let mut left = one.bytes;
+        while left > 0 {
+            let bytes = left.min(PART);
+            if one.part(&mut file, bytes)? != other.part(&mut other_file, bytes)? {
+                return Ok(true);
+            }
+            left -= bytes;
+        }
+        Ok(false)
     }
 }
 
@@ -113,7 +167,7 @@ fn is_file(path: &Path) -> Result<bool, BossManError> {
 }
 
 /// The tensors of a file, whose length must be the one that its header tells of.
-fn header(path: &Path) -> Result<BTreeMap<String, TensorHeader>, BossManError> {
+fn header(path: &Path) -> Result<BTreeMap<String, Stored>, BossManError> {
     let io = |e: std::io::Error| BossManError::io(path, &e);
     let wrong = |problem: String| BossManError::file(path, problem);
     let mut file = File::open(path).map_err(io)?;
@@ -146,10 +200,20 @@ fn header(path: &Path) -> Result<BTreeMap<String, TensorHeader>, BossManError> {
              damaged: download it again"
         )));
     }
+    let source: Arc<Path> = Arc::from(path);
     let tensors = metadata.tensors().into_iter().map(|(name, info)| {
         let shape = info.shape.iter().map(|size| *size as u64).collect();
+        let (first, end) = info.data_offsets;
         match dtype(info.dtype) {
-            Some(dtype) => Ok((name, TensorHeader { dtype, shape })),
+            Some(dtype) => {
+                let stored = Stored {
+                    header: TensorHeader { dtype, shape },
+                    file: source.clone(),
+                    start: SIZE_BYTES.saturating_add(header).saturating_add(first as u64),
+                    bytes: end.saturating_sub(first),
+                };
+                Ok((name, stored))
+            }
             None => Err(wrong(format!(
                 "tensor `{name}` has dtype {}, which BossMan cannot use; take weights in float32, \
                  bfloat16 or float16",
@@ -197,6 +261,37 @@ mod tests {
         let error = refused(place.path());
         assert!(error.contains("model-00002-of-00002.safetensors: is missing, but"), "{error}");
         assert!(error.contains("model.safetensors.index.json names it"), "{error}");
+    }
+
+    #[test]
+    fn tensors_are_compared_by_type_shape_and_numbers() {
+        let mut state = StateDict::default();
+        // The last number is in the third part of the bytes.
+        let numbers = Tensor::arange(600_000, (Kind::Float, Device::Cpu));
+        let changed = numbers.copy();
+        let _last = changed.get(599_999).fill_(0.5);
+        state.insert("a", &numbers);
+        state.insert("changed", &changed);
+        state.insert("same", &numbers);
+        state.insert("shaped", &numbers.reshape([2, 300_000]));
+        state.insert("typed", &numbers.to_kind(Kind::Int));
+        let place = tempfile::tempdir().unwrap();
+        state.save(place.path().join("model.safetensors")).unwrap();
+        let sharded = tempfile::tempdir().unwrap();
+        state.save_sharded(sharded.path(), 1).unwrap();
+        for folder in [place.path(), sharded.path()] {
+            let headers = TensorHeaders::read(folder).unwrap();
+            for (other, expected) in [
+                ("a", false),
+                ("absent", false),
+                ("changed", true),
+                ("same", false),
+                ("shaped", true),
+                ("typed", true),
+            ] {
+                assert_eq!(headers.differ("a", other).unwrap(), expected, "{other}");
+            }
+        }
     }
 
     #[test]
