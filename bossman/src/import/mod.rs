@@ -101,12 +101,12 @@ pub struct Imported {
 pub fn import(folder: &Path, to: &Path, options: &ImportOptions) -> Result<Imported, BossManError> {
     check_is_empty(to)?;
     if !gguf::is_named(folder) {
-        return import_folder(folder, to, options);
+        return import_folder(folder, None, to, options);
     }
     let source = to.join("source");
     std::fs::create_dir_all(&source).map_err(|e| BossManError::io(&source, &e))?;
-    let imported =
-        gguf::to_huggingface(folder, &source).and_then(|()| import_folder(&source, to, options));
+    let imported = gguf::to_huggingface(folder, &source)
+        .and_then(|()| import_folder(&source, Some(folder), to, options));
     if imported.is_err() {
         // The error counts; that nothing stays is a courtesy.
         std::fs::remove_dir_all(&source).ok();
@@ -114,9 +114,11 @@ pub fn import(folder: &Path, to: &Path, options: &ImportOptions) -> Result<Impor
     imported
 }
 
-/// As [`import`], into a folder that may have other files.
+/// As [`import`], into a folder that may have other files. `gguf` is the file that the folder was
+/// made of.
 fn import_folder(
     folder: &Path,
+    gguf: Option<&Path>,
     to: &Path,
     options: &ImportOptions,
 ) -> Result<Imported, BossManError> {
@@ -136,7 +138,8 @@ fn import_folder(
     };
     let FamilyModel { vars, inputs, entries, samples, leftovers, output } =
         (family.model)(&request)?;
-    let name = folder.file_name().map_or("model".into(), |name| name.to_string_lossy());
+    let name = gguf.map_or(folder.file_name(), Path::file_stem);
+    let name = name.map_or("model".into(), |name| name.to_string_lossy());
     let shown = printable(&folder.to_string_lossy(), 1000);
     let rename = renames(&entries)?;
     let names = match rename.texts().renamed.is_empty() {
@@ -178,7 +181,7 @@ fn import_folder(
                            and tokens as its only input; leave out --data, or --head and --inputs";
             return Err(BossManError::Usage(problem.into()));
         }
-        Some(_) if tokenizer.is_none() => return Err(no_tokenizer(&folder)),
+        Some(_) if tokenizer.is_none() => return Err(no_tokenizer(&folder, gguf)),
         Some(data) => Some(existing(data)?),
     };
     let run = run_text(&RunText {
@@ -209,7 +212,7 @@ fn import_folder(
     match (pictures, tokenizer) {
         (Some(pictures), _) => warnings.extend(pictures.warnings),
         (None, Some(_)) => {}
-        (None, None) => warnings.push(no_tokenizer(&folder).to_string()),
+        (None, None) => warnings.push(no_tokenizer(&folder, gguf).to_string()),
     }
     Ok(Imported {
         model: write("model.yaml", &text)?,
@@ -243,7 +246,12 @@ fn existing(path: &Path) -> Result<PathBuf, BossManError> {
     }
 }
 
-fn no_tokenizer(folder: &Path) -> BossManError {
+fn no_tokenizer(folder: &Path, gguf: Option<&Path>) -> BossManError {
+    if let Some(file) = gguf {
+        let problem = "has no tokenizer of a kind that is known, so text cannot become its tokens; \
+                       take the folder of transformers instead";
+        return BossManError::file(file, problem);
+    }
     let problem = "has no tokenizer.json, so text cannot become its tokens; with transformers, \
                    `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` writes one";
     BossManError::file(folder, problem)
