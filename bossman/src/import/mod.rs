@@ -248,7 +248,8 @@ fn existing(path: &Path) -> Result<PathBuf, BossManError> {
 
 fn no_tokenizer(folder: &Path, gguf: Option<&Path>) -> BossManError {
     if let Some(file) = gguf {
-        let problem = "has no tokenizer of a kind that is known, so text cannot become its tokens; \
+        let problem =
+            "has no tokenizer of a kind that is known, so text cannot become its tokens; \
                        take the folder of transformers instead";
         return BossManError::file(file, problem);
     }
