@@ -1,7 +1,7 @@
 //! Compares the parameters of a model with the tensors of the files.
 
-use crate::output::printable;
 use crate::weights::rename_rules::{RenameRules, Source};
+use crate::weights::safetensors_files::shown;
 use crate::weights::state_dict::{expected, Expected};
 use crate::weights::tensor_headers::{TensorHeader, TensorHeaders};
 use crate::BossManError;
@@ -10,8 +10,6 @@ use std::collections::BTreeSet;
 
 /// The differences that a message lists.
 const SHOWN: usize = 10;
-/// The letters of a name that a message shows.
-const SHOWN_LETTERS: usize = 200;
 
 /// What the files hold beside the model's parameters.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -62,7 +60,7 @@ pub(super) fn compare(
             }
             None if owner.is_some() => {}
             None => {
-                let name = printable(name, SHOWN_LETTERS);
+                let name = shown(name);
                 problems.push(format!("`{name}`: the model has no such parameter"));
             }
         }

@@ -1,7 +1,7 @@
 //! Names, types and shapes of the tensors of a folder, from the headers of its safetensors files.
 //! No weight is read, unless two tensors are compared.
 
-use super::safetensors_files::{dtype, Index, INDEX_FILE, SINGLE_FILE};
+use super::safetensors_files::{dtype, shown, unreadable, Index, INDEX_FILE, SINGLE_FILE};
 use crate::data::{bounded_file, disk};
 use crate::BossManError;
 use layerspec::DType;
@@ -108,6 +108,7 @@ impl TensorHeaders {
             let mut found = header(&shard)?;
             for name in index.tensors_of(file) {
                 let tensor = found.remove(name).ok_or_else(|| {
+                    let name = shown(name);
                     let problem =
                         format!("lacks `{name}`, which {} looks for in it", path.display());
                     BossManError::file(&shard, problem)
@@ -191,7 +192,7 @@ fn header(path: &Path) -> Result<BTreeMap<String, Stored>, BossManError> {
     let mut text = Vec::new();
     file.take(header).read_to_end(&mut text).map_err(io)?;
     let metadata: Metadata = serde_json::from_slice(&text)
-        .map_err(|e| wrong(format!("is not a safetensors file: {e}")))?;
+        .map_err(|e| wrong(unreadable("is not a safetensors file", e)))?;
     let data = metadata.data_len() as u64;
     let described = SIZE_BYTES.saturating_add(header).saturating_add(data);
     if described != length {
@@ -215,8 +216,9 @@ fn header(path: &Path) -> Result<BTreeMap<String, Stored>, BossManError> {
                 Ok((name, stored))
             }
             None => Err(wrong(format!(
-                "tensor `{name}` has dtype {}, which BossMan cannot use; take weights in float32, \
+                "tensor `{}` has dtype {}, which BossMan cannot use; take weights in float32, \
                  bfloat16 or float16",
+                shown(&name),
                 info.dtype
             ))),
         }
@@ -320,6 +322,33 @@ mod tests {
             let error = refused(place.path());
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn names_in_a_file_have_no_control_characters_in_messages() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.safetensors");
+        for (dtype, end, expected) in [
+            ("F8_E4M3", 1, "tensor `a [2J` has dtype F8_E4M3, which BossMan"),
+            ("\\u001b[2J", 1, "is not a safetensors file"),
+            ("F32", 7, "is not a safetensors file"),
+        ] {
+            let info =
+                format!(r#"{{"dtype": "{dtype}", "shape": [1], "data_offsets": [0, {end}]}}"#);
+            let header = format!(r#"{{"a\u001b[2J": {info}}}"#);
+            let size = (header.len() as u64).to_le_bytes();
+            let data = [0; 8];
+            let file = [&size[..], header.as_bytes(), &data[..end]].concat();
+            std::fs::write(&path, file).unwrap();
+            let error = refused(place.path());
+            assert!(error.contains(expected) && !error.contains('\u{1b}'), "{error:?}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        state().save(place.path().join("a.safetensors")).unwrap();
+        let index = r#"{"weight_map": {"\u001b[2J": "a.safetensors"}}"#;
+        std::fs::write(place.path().join(INDEX_FILE), index).unwrap();
+        let error = refused(place.path());
+        assert!(error.contains("a.safetensors: lacks ` [2J`, which"), "{error:?}");
     }
 
     #[test]
