@@ -250,7 +250,7 @@ fn no_tokenizer(folder: &Path, gguf: Option<&Path>) -> BossManError {
     if let Some(file) = gguf {
         let problem =
             "has no tokenizer of a kind that is known, so text cannot become its tokens; \
-                       take the folder of transformers instead";
+             take the folder of transformers instead";
         return BossManError::file(file, problem);
     }
     let problem = "has no tokenizer.json, so text cannot become its tokens; with transformers, \
