@@ -1,7 +1,7 @@
 //! Compares the parameters of a model with the tensors of the files.
 
-use crate::output::printable;
 use crate::weights::rename_rules::{RenameRules, Source};
+use crate::weights::safetensors_files::shown;
 use crate::weights::state_dict::{expected, Expected};
 use crate::weights::tensor_headers::{TensorHeader, TensorHeaders};
 use crate::BossManError;
@@ -10,8 +10,6 @@ use std::collections::BTreeSet;
 
 /// The differences that a message lists.
 const SHOWN: usize = 10;
-/// The letters of a name that a message shows.
-const SHOWN_LETTERS: usize = 200;
 
 /// What the files hold beside the model's parameters.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -62,7 +60,7 @@ pub(super) fn compare(
             }
             None if owner.is_some() => {}
             None => {
-                let name = printable(name, SHOWN_LETTERS);
+                let name = shown(name);
                 problems.push(format!("`{name}`: the model has no such parameter"));
             }
         }
@@ -80,6 +78,31 @@ pub(super) fn compare(
         problems.join("\n  ")
     );
     Err(BossManError::file(headers.source(), problem))
+}
+
+/// A warning for each leftover that a tied parameter takes the place of, though its numbers are
+/// others. They are compared, so both tensors are read.
+///
+/// # Errors
+/// A file cannot be read.
+pub(super) fn untied(
+    graph: &LayerGraph,
+    headers: &TensorHeaders,
+    leftovers: &Leftovers,
+) -> Result<Vec<String>, BossManError> {
+    let tied = expected(graph).tied;
+    let mut warnings = Vec::new();
+    for name in &leftovers.tensors {
+        let Some(owner) = tied.get(name) else { continue };
+        if headers.differ(name, owner)? {
+            let problem = format!(
+                "`{name}` differs from `{owner}` and is not used, because the configuration ties \
+                 the two; to use it, set `tie_word_embeddings` in config.json to false"
+            );
+            warnings.push(BossManError::file(headers.source(), problem).to_string());
+        }
+    }
+    Ok(warnings)
 }
 
 /// The tensor that becomes a parameter. The error says why there is none.

@@ -50,6 +50,27 @@ impl HfConfig {
         &self.path
     }
 
+    /// Gives values the names that their class stores them under: each pair is a further name that
+    /// it takes, and its own one.
+    ///
+    /// # Errors
+    /// A value stands under both names, and they differ.
+    pub(super) fn with_own_names(&self, names: &[(&str, &str)]) -> Result<Self, BossManError> {
+        let mut keys = self.keys.clone();
+        for (other, own) in names {
+            let Some(value) = keys.remove(*other).filter(|value| !value.is_null()) else {
+                continue;
+            };
+            if self.value(own).is_some_and(|found| *found != value) {
+                let why =
+                    format!("expected the value of `{own}`, which means the same; remove one");
+                return Err(self.refused(other, &why));
+            }
+            keys.insert((*own).to_string(), value);
+        }
+        Ok(HfConfig { path: self.path.clone(), prefix: self.prefix.clone(), keys })
+    }
+
     /// A value as it is written.
     pub(super) fn value(&self, key: &str) -> Option<&Value> {
         self.keys.get(key).filter(|value| !value.is_null())
@@ -212,6 +233,21 @@ mod tests {
         assert_eq!(rope.number("factor").unwrap(), Some(8.0));
         config.expect("act", &[json!("silu")], "it is the only one").unwrap();
         config.expect("none", &[], "it cannot be read").unwrap();
+    }
+
+    #[test]
+    fn a_value_may_have_another_name() {
+        let names = [("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer")];
+        let own = |text: &str| read(text).unwrap().with_own_names(&names);
+        let config = own(r#"{"hidden_size": 8, "n_layer": 2, "num_hidden_layers": null}"#).unwrap();
+        assert_eq!(config.size("n_embd").unwrap(), Some(8));
+        assert_eq!(config.size("n_layer").unwrap(), Some(2));
+        assert_eq!(config.size("hidden_size").unwrap(), None);
+        let config = own(r#"{"hidden_size": 8, "n_embd": 8, "n_layer": null}"#).unwrap();
+        assert_eq!((config.size("n_embd").unwrap(), config.is_null("n_layer")), (Some(8), true));
+        let error = own(r#"{"hidden_size": 8, "n_embd": 4}"#).unwrap_err().to_string();
+        let expected = "config.json: `hidden_size` is 8: expected the value of `n_embd`, which";
+        assert!(error.contains(expected), "{error}");
     }
 
     #[test]

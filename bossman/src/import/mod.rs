@@ -3,7 +3,8 @@
 //! ```text
 //! import -> gguf (a GGUF file becomes such a folder)
 //!        -> hf_config (config.json) -> families -> llama_like, bert_like -> family, model_text
-//!        -> weights: tensor_headers (no weight is read)   tokenizer_file, pictures
+//!        -> weights: tensor_headers (a head that is tied is read, nothing else)
+//!        -> tokenizer_file, pictures
 //!        -> renames -> fit (model against headers)
 //!        -> model_text, run_text, summary: the files that it writes
 //! ```
@@ -41,7 +42,7 @@ use crate::weights::tensor_headers::TensorHeaders;
 use crate::{BossManError, Model};
 use families::family_of;
 use family::{FamilyModel, Output, Request, Samples};
-use fit::compare;
+use fit::{compare, untied};
 use hf_config::HfConfig;
 use model_text::{model_text, ModelFile};
 use pictures::Pictures;
@@ -81,9 +82,9 @@ pub struct Imported {
 }
 
 /// Writes a model file, a run file that begins with its weights, and a page about it, for a folder
-/// of Hugging Face's transformers. Of the weights it reads the headers alone. The run file names
-/// the folder, so the folder must stay. A GGUF file in place of the folder is first converted to
-/// one, `source` in the folder to write to.
+/// of Hugging Face's transformers. Of the weights it reads the headers alone, and a head that is
+/// tied, to compare it. The run file names the folder, so the folder must stay. A GGUF file in
+/// place of the folder is first converted to one, `source` in the folder to write to.
 ///
 /// ```no_run
 /// use bossman::{import, ImportOptions, Model};
@@ -100,12 +101,12 @@ pub struct Imported {
 pub fn import(folder: &Path, to: &Path, options: &ImportOptions) -> Result<Imported, BossManError> {
     check_is_empty(to)?;
     if !gguf::is_named(folder) {
-        return import_folder(folder, to, options);
+        return import_folder(folder, None, to, options);
     }
     let source = to.join("source");
     std::fs::create_dir_all(&source).map_err(|e| BossManError::io(&source, &e))?;
-    let imported =
-        gguf::to_huggingface(folder, &source).and_then(|()| import_folder(&source, to, options));
+    let imported = gguf::to_huggingface(folder, &source)
+        .and_then(|()| import_folder(&source, Some(folder), to, options));
     if imported.is_err() {
         // The error counts; that nothing stays is a courtesy.
         std::fs::remove_dir_all(&source).ok();
@@ -113,9 +114,11 @@ pub fn import(folder: &Path, to: &Path, options: &ImportOptions) -> Result<Impor
     imported
 }
 
-/// As [`import`], into a folder that may have other files.
+/// As [`import`], into a folder that may have other files. `gguf` is the file that the folder was
+/// made of.
 fn import_folder(
     folder: &Path,
+    gguf: Option<&Path>,
     to: &Path,
     options: &ImportOptions,
 ) -> Result<Imported, BossManError> {
@@ -135,7 +138,8 @@ fn import_folder(
     };
     let FamilyModel { vars, inputs, entries, samples, leftovers, output } =
         (family.model)(&request)?;
-    let name = folder.file_name().map_or("model".into(), |name| name.to_string_lossy());
+    let name = gguf.map_or(folder.file_name(), Path::file_stem);
+    let name = name.map_or("model".into(), |name| name.to_string_lossy());
     let shown = printable(&folder.to_string_lossy(), 1000);
     let rename = renames(&entries)?;
     let names = match rename.texts().renamed.is_empty() {
@@ -177,7 +181,7 @@ fn import_folder(
                            and tokens as its only input; leave out --data, or --head and --inputs";
             return Err(BossManError::Usage(problem.into()));
         }
-        Some(_) if tokenizer.is_none() => return Err(no_tokenizer(&folder)),
+        Some(_) if tokenizer.is_none() => return Err(no_tokenizer(&folder, gguf)),
         Some(data) => Some(existing(data)?),
     };
     let run = run_text(&RunText {
@@ -199,11 +203,17 @@ fn import_folder(
         output,
     };
     let page = summary.page();
+    let mut warnings = untied(model.graph(), &headers, &leftovers)?;
     std::fs::create_dir_all(to).map_err(|e| BossManError::io(to, &e))?;
     let write = |name: &str, text: &str| {
         let path = to.join(name);
         write(&path, text).map(|()| path)
     };
+    match (pictures, tokenizer) {
+        (Some(pictures), _) => warnings.extend(pictures.warnings),
+        (None, Some(_)) => {}
+        (None, None) => warnings.push(no_tokenizer(&folder, gguf).to_string()),
+    }
     Ok(Imported {
         model: write("model.yaml", &text)?,
         summary: write("MODEL.md", &page)?,
@@ -211,11 +221,7 @@ fn import_folder(
         run: write("run.yaml", &run)?,
         architecture: architecture.into(),
         parameters: model.graph().param_count(),
-        warnings: match (pictures, tokenizer) {
-            (Some(pictures), _) => pictures.warnings,
-            (None, Some(_)) => Vec::new(),
-            (None, None) => vec![no_tokenizer(&folder).to_string()],
-        },
+        warnings,
     })
 }
 
@@ -240,7 +246,13 @@ fn existing(path: &Path) -> Result<PathBuf, BossManError> {
     }
 }
 
-fn no_tokenizer(folder: &Path) -> BossManError {
+fn no_tokenizer(folder: &Path, gguf: Option<&Path>) -> BossManError {
+    if let Some(file) = gguf {
+        let problem =
+            "has no tokenizer of a kind that is known, so text cannot become its tokens; \
+             take the folder of transformers instead";
+        return BossManError::file(file, problem);
+    }
     let problem = "has no tokenizer.json, so text cannot become its tokens; with transformers, \
                    `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` writes one";
     BossManError::file(folder, problem)

@@ -4,6 +4,7 @@ use crate::checkpoint;
 use crate::data::atomic_file;
 use crate::data::disk;
 use crate::data::tensor_payload::{from_payload, to_payload};
+use crate::output::printable;
 use crate::{BossManError, StateDict};
 use bytes::Bytes;
 use layerspec::DType;
@@ -22,6 +23,9 @@ const INDEX_ENDING: &str = ".safetensors.index.json";
 /// The file of weights that are in one.
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 
+/// The letters of a name in a file that a message shows.
+const SHOWN_LETTERS: usize = 200;
+
 /// The index: the file of each tensor.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Index {
@@ -34,11 +38,12 @@ impl Index {
     /// Reads an index from the text of the file at `path`.
     pub(crate) fn parse(text: &[u8], path: &Path) -> Result<Self, BossManError> {
         let index: Index = serde_json::from_slice(text)
-            .map_err(|e| BossManError::file(path, format!("not an index of weights: {e}")))?;
-        // An index names its neighbours, and nothing elsewhere.
+            .map_err(|e| BossManError::file(path, unreadable("not an index of weights", e)))?;
+        // An index names its neighbours, and nothing elsewhere. Errors show the names.
         for file in index.weight_map.values() {
-            if Path::new(file).file_name() != Some(file.as_ref()) {
-                let problem = format!("names `{file}`, which is not a file beside it");
+            let is_beside = Path::new(file).file_name() == Some(file.as_ref());
+            if !is_beside || file.contains(char::is_control) {
+                let problem = format!("names `{}`, which is not a file beside it", shown(file));
                 return Err(BossManError::file(path, problem));
             }
         }
@@ -55,6 +60,16 @@ impl Index {
         let of_shard = self.weight_map.iter().filter(move |(_, of)| *of == shard);
         of_shard.map(|(name, _)| name.as_str())
     }
+}
+
+/// A name in a file, as a message shows it.
+pub(crate) fn shown(name: &str) -> String {
+    printable(name, SHOWN_LETTERS)
+}
+
+/// A problem, and why a library refuses a file. It may tell parts of the file.
+pub(super) fn unreadable(problem: &str, why: impl ToString) -> String {
+    format!("{problem}: {}", printable(&why.to_string(), 2 * SHOWN_LETTERS))
 }
 
 impl StateDict {
@@ -132,12 +147,12 @@ pub(crate) fn encode<'a>(
 /// The tensors of a safetensors file. Errors name the file.
 pub(crate) fn decode(bytes: &Bytes, path: &Path) -> Result<StateDict, BossManError> {
     let file = SafeTensors::deserialize(bytes)
-        .map_err(|e| BossManError::file(path, format!("not a safetensors file: {e}")))?;
+        .map_err(|e| BossManError::file(path, unreadable("not a safetensors file", e)))?;
     let mut state = StateDict::default();
     for (name, view) in file.iter() {
         let dtype = dtype(view.dtype()).ok_or_else(|| {
-            let problem =
-                format!("tensor `{name}` has dtype {:?}, which BossMan cannot use", view.dtype());
+            let (name, dtype) = (shown(name), view.dtype());
+            let problem = format!("tensor `{name}` has dtype {dtype:?}, which BossMan cannot use");
             BossManError::file(path, problem)
         })?;
         let meta = TensorMeta { dtype, shape: view.shape().iter().map(|d| *d as u64).collect() };
@@ -159,7 +174,7 @@ fn load_sharded(path: &Path) -> Result<StateDict, BossManError> {
             let missing = || {
                 BossManError::file(
                     &shard,
-                    format!("lacks `{name}`, which {} looks for in it", path.display()),
+                    format!("lacks `{}`, which {} looks for in it", shown(name), path.display()),
                 )
             };
             state.insert(name, found.get(name).ok_or_else(missing)?);
@@ -320,6 +335,10 @@ mod tests {
             elsewhere.contains("names `../a.safetensors`, which is not a file beside it"),
             "{elsewhere}"
         );
+        let hostile = refused(r#"{"weight_map": {"0.bias": "\u001b[2J.safetensors"}}"#);
+        assert!(hostile.contains("names ` [2J.safetensors`, which is not a file"), "{hostile}");
+        let hostile = refused(r#"{"weight_map": {"\u001b[2J": "a.safetensors"}}"#);
+        assert!(hostile.contains("lacks ` [2J`"), "{hostile}");
         let lacking = refused(r#"{"weight_map": {"2.bias": "a.safetensors"}}"#);
         assert!(lacking.contains("lacks `2.bias`"), "{lacking}");
         let missing = r#"{"weight_map": {"0.bias": "b.safetensors"}}"#;

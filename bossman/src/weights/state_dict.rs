@@ -1,5 +1,6 @@
 //! Weights by PyTorch's names.
 
+use crate::weights::safetensors_files::shown;
 use crate::BossManError;
 use layerspec::LayerGraph;
 use pipeline::TensorMeta;
@@ -77,7 +78,7 @@ impl StateDict {
         }
         let unknown = self.iter().filter(|(name, _)| !expected.owned.contains_key(*name));
         for (name, _) in unknown.filter(|(name, _)| !expected.tied.contains_key(*name)) {
-            problems.push(format!("`{name}`: the model has no such parameter"));
+            problems.push(format!("`{}`: the model has no such parameter", shown(name)));
         }
         for (name, owner) in &expected.tied {
             if let (Some(one), Some(other)) = (self.get(name), self.get(owner)) {

@@ -1,15 +1,16 @@
 //! Names, types and shapes of the tensors of a folder, from the headers of its safetensors files.
-//! No weight is read.
+//! No weight is read, unless two tensors are compared.
 
-use super::safetensors_files::{dtype, Index, INDEX_FILE, SINGLE_FILE};
+use super::safetensors_files::{dtype, shown, unreadable, Index, INDEX_FILE, SINGLE_FILE};
 use crate::data::{bounded_file, disk};
 use crate::BossManError;
 use layerspec::DType;
 use safetensors::tensor::Metadata;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The largest header in bytes. It is the limit of the safetensors library.
 const MAX_HEADER: u64 = 100_000_000;
@@ -17,6 +18,8 @@ const MAX_HEADER: u64 = 100_000_000;
 const MAX_INDEX: u64 = 64 << 20;
 /// The bytes before the header, which tell its size.
 const SIZE_BYTES: u64 = 8;
+/// The bytes of a tensor that are in memory when it is compared.
+const PART: usize = 1 << 20;
 
 /// Converts all `pytorch_model*.bin` of the working folder.
 const CONVERT: &str = "python3 -c \"import glob, torch; from safetensors.torch import save_file; \
@@ -31,11 +34,39 @@ pub(crate) struct TensorHeader {
     pub(crate) shape: Vec<u64>,
 }
 
+/// A tensor, and where its numbers are.
+#[derive(Debug)]
+struct Stored {
+    header: TensorHeader,
+    file: Arc<Path>,
+    /// The place of its first byte in the file.
+    start: u64,
+    /// The number of its bytes.
+    bytes: usize,
+}
+
+impl Stored {
+    /// Its file, at its first byte.
+    fn open(&self) -> Result<File, BossManError> {
+        let io = |e: std::io::Error| BossManError::io(&self.file, &e);
+        let mut file = File::open(&self.file).map_err(io)?;
+        file.seek(SeekFrom::Start(self.start)).map_err(io)?;
+        Ok(file)
+    }
+
+    /// The next bytes of its file.
+    fn part(&self, file: &mut File, bytes: usize) -> Result<Vec<u8>, BossManError> {
+        let mut part = vec![0; bytes];
+        file.read_exact(&mut part).map_err(|e| BossManError::io(&self.file, &e))?;
+        Ok(part)
+    }
+}
+
 /// All tensors of a folder, by name.
 #[derive(Debug)]
 pub(crate) struct TensorHeaders {
     source: PathBuf,
-    tensors: BTreeMap<String, TensorHeader>,
+    tensors: BTreeMap<String, Stored>,
 }
 
 impl TensorHeaders {
@@ -77,6 +108,7 @@ impl TensorHeaders {
             let mut found = header(&shard)?;
             for name in index.tensors_of(file) {
                 let tensor = found.remove(name).ok_or_else(|| {
+                    let name = shown(name);
                     let problem =
                         format!("lacks `{name}`, which {} looks for in it", path.display());
                     BossManError::file(&shard, problem)
@@ -94,7 +126,7 @@ impl TensorHeaders {
 
     /// The tensor of this name.
     pub(crate) fn get(&self, name: &str) -> Option<&TensorHeader> {
-        self.tensors.get(name)
+        self.tensors.get(name).map(|tensor| &tensor.header)
     }
 
     /// Whether there is a tensor of this name.
@@ -104,7 +136,30 @@ impl TensorHeaders {
 
     /// Every tensor, by name.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &TensorHeader)> {
-        self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
+        self.tensors.iter().map(|(name, tensor)| (name.as_str(), &tensor.header))
+    }
+
+    /// Whether both tensors are there and differ. Their numbers are read, a part at a time.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn differ(&self, one: &str, other: &str) -> Result<bool, BossManError> {
+        let (Some(one), Some(other)) = (self.tensors.get(one), self.tensors.get(other)) else {
+            return Ok(false);
+        };
+        if one.header != other.header || one.bytes != other.bytes {
+            return Ok(true);
+        }
+        let (mut file, mut other_file) = (one.open()?, other.open()?);
+        let mut left = one.bytes;
+        while left > 0 {
+            let bytes = left.min(PART);
+            if one.part(&mut file, bytes)? != other.part(&mut other_file, bytes)? {
+                return Ok(true);
+            }
+            left -= bytes;
+        }
+        Ok(false)
     }
 }
 
@@ -113,7 +168,7 @@ fn is_file(path: &Path) -> Result<bool, BossManError> {
 }
 
 /// The tensors of a file, whose length must be the one that its header tells of.
-fn header(path: &Path) -> Result<BTreeMap<String, TensorHeader>, BossManError> {
+fn header(path: &Path) -> Result<BTreeMap<String, Stored>, BossManError> {
     let io = |e: std::io::Error| BossManError::io(path, &e);
     let wrong = |problem: String| BossManError::file(path, problem);
     let mut file = File::open(path).map_err(io)?;
@@ -137,7 +192,7 @@ fn header(path: &Path) -> Result<BTreeMap<String, TensorHeader>, BossManError> {
     let mut text = Vec::new();
     file.take(header).read_to_end(&mut text).map_err(io)?;
     let metadata: Metadata = serde_json::from_slice(&text)
-        .map_err(|e| wrong(format!("is not a safetensors file: {e}")))?;
+        .map_err(|e| wrong(unreadable("is not a safetensors file", e)))?;
     let data = metadata.data_len() as u64;
     let described = SIZE_BYTES.saturating_add(header).saturating_add(data);
     if described != length {
@@ -146,13 +201,24 @@ fn header(path: &Path) -> Result<BTreeMap<String, TensorHeader>, BossManError> {
              damaged: download it again"
         )));
     }
+    let source: Arc<Path> = Arc::from(path);
     let tensors = metadata.tensors().into_iter().map(|(name, info)| {
         let shape = info.shape.iter().map(|size| *size as u64).collect();
+        let (first, end) = info.data_offsets;
         match dtype(info.dtype) {
-            Some(dtype) => Ok((name, TensorHeader { dtype, shape })),
+            Some(dtype) => {
+                let stored = Stored {
+                    header: TensorHeader { dtype, shape },
+                    file: source.clone(),
+                    start: SIZE_BYTES.saturating_add(header).saturating_add(first as u64),
+                    bytes: end.saturating_sub(first),
+                };
+                Ok((name, stored))
+            }
             None => Err(wrong(format!(
-                "tensor `{name}` has dtype {}, which BossMan cannot use; take weights in float32, \
+                "tensor `{}` has dtype {}, which BossMan cannot use; take weights in float32, \
                  bfloat16 or float16",
+                shown(&name),
                 info.dtype
             ))),
         }
@@ -200,6 +266,37 @@ mod tests {
     }
 
     #[test]
+    fn tensors_are_compared_by_type_shape_and_numbers() {
+        let mut state = StateDict::default();
+        // The last number is in the third part of the bytes.
+        let numbers = Tensor::arange(600_000, (Kind::Float, Device::Cpu));
+        let changed = numbers.copy();
+        let _last = changed.get(599_999).fill_(0.5);
+        state.insert("a", &numbers);
+        state.insert("changed", &changed);
+        state.insert("same", &numbers);
+        state.insert("shaped", &numbers.reshape([2, 300_000]));
+        state.insert("typed", &numbers.to_kind(Kind::Int));
+        let place = tempfile::tempdir().unwrap();
+        state.save(place.path().join("model.safetensors")).unwrap();
+        let sharded = tempfile::tempdir().unwrap();
+        state.save_sharded(sharded.path(), 1).unwrap();
+        for folder in [place.path(), sharded.path()] {
+            let headers = TensorHeaders::read(folder).unwrap();
+            for (other, expected) in [
+                ("a", false),
+                ("absent", false),
+                ("changed", true),
+                ("same", false),
+                ("shaped", true),
+                ("typed", true),
+            ] {
+                assert_eq!(headers.differ("a", other).unwrap(), expected, "{other}");
+            }
+        }
+    }
+
+    #[test]
     fn a_truncated_or_hostile_file_is_refused() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("model.safetensors");
@@ -225,6 +322,33 @@ mod tests {
             let error = refused(place.path());
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn names_in_a_file_have_no_control_characters_in_messages() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.safetensors");
+        for (dtype, end, expected) in [
+            ("F8_E4M3", 1, "tensor `a [2J` has dtype F8_E4M3, which BossMan"),
+            ("\\u001b[2J", 1, "is not a safetensors file"),
+            ("F32", 7, "is not a safetensors file"),
+        ] {
+            let info =
+                format!(r#"{{"dtype": "{dtype}", "shape": [1], "data_offsets": [0, {end}]}}"#);
+            let header = format!(r#"{{"a\u001b[2J": {info}}}"#);
+            let size = (header.len() as u64).to_le_bytes();
+            let data = [0; 8];
+            let file = [&size[..], header.as_bytes(), &data[..end]].concat();
+            std::fs::write(&path, file).unwrap();
+            let error = refused(place.path());
+            assert!(error.contains(expected) && !error.contains('\u{1b}'), "{error:?}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        state().save(place.path().join("a.safetensors")).unwrap();
+        let index = r#"{"weight_map": {"\u001b[2J": "a.safetensors"}}"#;
+        std::fs::write(place.path().join(INDEX_FILE), index).unwrap();
+        let error = refused(place.path());
+        assert!(error.contains("a.safetensors: lacks ` [2J`, which"), "{error:?}");
     }
 
     #[test]

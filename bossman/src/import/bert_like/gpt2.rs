@@ -17,9 +17,17 @@ pub(in crate::import) const GPT2: Family =
 
 const INPUTS: [ModelInput; 2] = [INPUT_IDS, PADDING];
 
+/// The names that other families have for these keys, and `GPT2Config` takes, too.
+const OTHER_NAMES: [(&str, &str); 4] = [
+    ("hidden_size", "n_embd"),
+    ("max_position_embeddings", "n_positions"),
+    ("num_attention_heads", "n_head"),
+    ("num_hidden_layers", "n_layer"),
+];
+
 /// The table from keys to layers. The defaults are those of `GPT2Config`.
 fn gpt2(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
-    let config = request.config;
+    let config = &request.config.with_own_names(&OTHER_NAMES)?;
     let why = "BossMan's attention divides by the root of the head's size, and by nothing else";
     config.expect("scale_attn_weights", &[json!(true)], why)?;
     config.expect("scale_attn_by_inverse_layer_idx", &[json!(false)], why)?;

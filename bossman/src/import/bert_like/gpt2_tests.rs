@@ -149,8 +149,24 @@ fn gpt2_may_have_names_without_a_prefix_and_no_head() {
 }
 
 #[test]
+fn keys_of_gpt2_may_have_the_names_of_other_families() {
+    let mut config = gpt2(&json!({"num_attention_heads": 2}));
+    for (own, other) in [
+        ("n_embd", "hidden_size"),
+        ("n_positions", "max_position_embeddings"),
+        ("n_layer", "num_hidden_layers"),
+    ] {
+        config[other] = config[own].take();
+    }
+    let folder = Folder::new(&config, &gpt2_tensors("transformer."));
+    folder.import(&ImportOptions::default()).unwrap();
+    assert_eq!(folder.model_text(), GPT2);
+}
+
+#[test]
 fn what_gpt2_may_have_and_bossman_does_not_is_refused() {
     let cases = [
+        (gpt2(&json!({"num_hidden_layers": 3})), "`num_hidden_layers` is 3: expected the value of"),
         (gpt2(&json!({"activation_function": "quick_gelu"})), "`activation_function` is \"quick"),
         (gpt2(&json!({"scale_attn_by_inverse_layer_idx": true})), "`scale_attn_by_inverse_layer_"),
         (gpt2(&json!({"reorder_and_upcast_attn": true})), "`reorder_and_upcast_attn` is true"),

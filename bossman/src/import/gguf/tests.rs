@@ -123,6 +123,7 @@ fn a_file_becomes_a_folder_that_is_imported() {
     let imported = imported.unwrap();
     assert_eq!((imported.architecture.as_str(), imported.warnings.len()), ("LlamaForCausalLM", 0));
     let model = Model::from_file(&imported.model).unwrap();
+    assert_eq!(model.graph().name(), "tiny");
     let weights = StateDict::load(to.join("source")).unwrap();
     weights.fit_to(model.graph()).unwrap();
     let numbers =
@@ -185,8 +186,15 @@ fn what_cannot_be_converted_is_one_error_and_leaves_nothing() {
 fn a_tokenizer_of_another_kind_is_left_out_with_a_warning() {
     let mut maker = llama();
     maker.value("tokenizer.ggml.model", TEXT, &text("llama"));
-    let (_place, _, imported) = imported(&maker.bytes());
-    assert!(imported.unwrap().warnings[0].contains("has no tokenizer.json"));
+    let (place, to, imported) = imported(&maker.bytes());
+    let expected = "tiny.gguf: has no tokenizer of a kind that is known";
+    let warnings = imported.unwrap().warnings;
+    assert!(warnings.len() == 1 && warnings[0].contains(expected), "{warnings:?}");
+    std::fs::remove_dir_all(&to).unwrap();
+    let data = Some(place.path().join("text.txt"));
+    let options = ImportOptions { data, ..ImportOptions::default() };
+    let error = import(&place.path().join("tiny.gguf"), &to, &options).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
 }
 
 #[test]

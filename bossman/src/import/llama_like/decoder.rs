@@ -34,6 +34,7 @@ pub(super) struct Defaults {
     pub(super) rms_norm_eps: f64,
     pub(super) rope_theta: f64,
     pub(super) tie_word_embeddings: bool,
+    pub(super) pad_token_id: Option<u64>,
 }
 
 /// Builds a model. `styles` tells the layers apart; it gets their number.
@@ -102,7 +103,8 @@ pub(super) fn decoder_with(
     let (headers, embedding) = (request.headers, "embed_tokens.weight");
     let is_bare = headers.has(embedding) && !headers.has(&format!("model.{embedding}"));
     let prefix = if is_bare { "" } else { "model." };
-    let body = body(&layers, &styles, hidden_size);
+    let padding = padding(config, defaults.pad_token_id, vocab_size)?;
+    let body = body(&layers, &styles, hidden_size, padding);
     let mut entries: Vec<Entry> = match is_bare {
         true => body,
         false => vec![Block { name: "model".into(), repeat: None, entries: body }.into()],
@@ -145,13 +147,37 @@ fn expect_activation(config: &HfConfig, activation: Activation) -> Result<(), Bo
     }
 }
 
+/// The row of the embedding that is not trained: that of the padding token. A number that is no
+/// token, as -1, means none.
+fn padding(
+    config: &HfConfig,
+    default: Option<u64>,
+    vocab_size: u64,
+) -> Result<Option<u64>, BossManError> {
+    let key = "pad_token_id";
+    let row = match config.value(key) {
+        None if config.is_null(key) => None,
+        None => default,
+        Some(value) if value.as_i64().is_some_and(|token| token < 0) => None,
+        Some(_) => config.count(key)?,
+    };
+    Ok(row.filter(|row| *row < vocab_size))
+}
+
 /// From the embedding to the last norm. Equal layers are one block that repeats.
-fn body(layers: &DecoderLayers, styles: &[LayerStyle], hidden_size: u64) -> Vec<Entry> {
-    let embedding = LayerText::new("Embedding")
+fn body(
+    layers: &DecoderLayers,
+    styles: &[LayerStyle],
+    hidden_size: u64,
+    padding: Option<u64>,
+) -> Vec<Entry> {
+    let mut embedding = LayerText::new("Embedding")
         .argument("num_embeddings", var("vocab_size"))
-        .argument("embedding_dim", var("hidden_size"))
-        .named("embed_tokens");
-    let mut entries: Vec<Entry> = vec![embedding.into()];
+        .argument("embedding_dim", var("hidden_size"));
+    if let Some(row) = padding {
+        embedding = embedding.argument("padding_idx", row);
+    }
+    let mut entries: Vec<Entry> = vec![embedding.named("embed_tokens").into()];
     if layers.style.scales_embedding {
         let factor = (hidden_size as f64).sqrt();
         entries.push(LayerText::new("Scale").argument("factor", factor).into());

@@ -201,3 +201,40 @@ fn what_is_wrong_is_named() {
         assert!(error.contains(expected) && error.contains("config.json: "), "{error}");
     }
 }
+
+#[test]
+fn the_row_of_the_padding_token_is_not_trained() {
+    let padding = |architecture: &str, token: serde_json::Value| {
+        let text = text_of(&config(architecture, &json!({"pad_token_id": token}))).unwrap();
+        Model::from_yaml(&text).unwrap();
+        let row = text.split_once("padding_idx: ").map(|(_, rest)| rest.split_once('}').unwrap().0);
+        row.map(ToString::to_string)
+    };
+    let families = [
+        "LlamaForCausalLM",
+        "MistralModel",
+        "Qwen2Model",
+        "Qwen3Model",
+        "SmolLM3ForCausalLM",
+        "Gemma2Model",
+        "Phi3ForCausalLM",
+    ];
+    for family in families {
+        assert_eq!(padding(family, json!(3)).as_deref(), Some("3"), "{family}");
+        for none in [json!(null), json!(-1), json!(32)] {
+            assert_eq!(padding(family, none), None, "{family}");
+        }
+    }
+    // A key that is absent has the default of the configuration class.
+    for (family, is_padded) in [
+        ("LlamaModel", false),
+        ("SmolLM3Model", true),
+        ("Phi3Model", true),
+        ("Gemma3TextModel", true),
+    ] {
+        let text = text_of(&config(family, &json!({"vocab_size": 262_144}))).unwrap();
+        assert_eq!(text.contains("padding_idx: "), is_padded, "{text}");
+    }
+    let error = text_of(&config("LlamaModel", &json!({"pad_token_id": "x"}))).unwrap_err();
+    assert!(error.contains("`pad_token_id` is \"x\": expected a whole number"), "{error}");
+}

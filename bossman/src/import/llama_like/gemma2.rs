@@ -26,6 +26,7 @@ const DEFAULTS: Defaults = Defaults {
     rms_norm_eps: 1e-6,
     rope_theta: 10000.0,
     tie_word_embeddings: true,
+    pad_token_id: Some(0),
 };
 const WINDOW: u64 = 4096;
 const SCORE_CAP: f64 = 50.0;

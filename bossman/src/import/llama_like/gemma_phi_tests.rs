@@ -34,7 +34,7 @@ inputs:
 layers:
   - name: model
     layers:
-      - Embedding: {num_embeddings: ${vocab_size}, embedding_dim: ${hidden_size}}
+      - Embedding: {num_embeddings: ${vocab_size}, embedding_dim: ${hidden_size}, padding_idx: 0}
         name: embed_tokens
       - Scale: {factor: 2.8284271247461903}
       - name: layers.0

@@ -162,7 +162,7 @@ fn rope(config: &HfConfig) -> Result<Rope, BossManError> {
         Some(parameters) => parameters.number_or("partial_rotary_factor", part)?,
         None => part,
     };
-    Ok(Rope { part, ..Rope::of_parameters(parameters.as_ref(), theta)? })
+    Ok(Rope { part, ..Rope::of_all_layers(config, parameters.as_ref(), theta)? })
 }
 
 fn norm(name: &str) -> LayerText {

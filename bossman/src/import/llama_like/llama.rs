@@ -23,6 +23,7 @@ const DEFAULTS: Defaults = Defaults {
     rms_norm_eps: 1e-6,
     rope_theta: 10000.0,
     tie_word_embeddings: false,
+    pad_token_id: None,
 };
 
 fn llama(request: &Request<'_>) -> Result<FamilyModel, BossManError> {

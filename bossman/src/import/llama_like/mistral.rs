@@ -21,6 +21,7 @@ const DEFAULTS: Defaults = Defaults {
     rms_norm_eps: 1e-6,
     rope_theta: 10000.0,
     tie_word_embeddings: false,
+    pad_token_id: None,
 };
 const WINDOW: u64 = 4096;
 

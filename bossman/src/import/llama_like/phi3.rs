@@ -26,6 +26,7 @@ const DEFAULTS: Defaults = Defaults {
     rms_norm_eps: 1e-5,
     rope_theta: 10000.0,
     tie_word_embeddings: false,
+    pad_token_id: Some(32000),
 };
 const ORIGINAL_POSITIONS: u64 = 4096;
 

@@ -14,23 +14,21 @@ struct Type {
     keys: &'static [&'static str],
 }
 
+/// The length of the first training, which some configurations have beside the mapping.
+const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
+
 const TYPES: [Type; 5] = [
     Type { name: "linear", keys: &["factor"] },
     Type { name: "dynamic", keys: &["factor"] },
     Type {
         name: "llama3",
-        keys: &[
-            "factor",
-            "low_freq_factor",
-            "high_freq_factor",
-            "original_max_position_embeddings",
-        ],
+        keys: &["factor", "low_freq_factor", "high_freq_factor", ORIGINAL_LENGTH],
     },
     Type {
         name: "yarn",
         keys: &[
             "factor",
-            "original_max_position_embeddings",
+            ORIGINAL_LENGTH,
             "attention_factor",
             "beta_fast",
             "beta_slow",
@@ -41,13 +39,7 @@ const TYPES: [Type; 5] = [
     },
     Type {
         name: "longrope",
-        keys: &[
-            "short_factor",
-            "long_factor",
-            "original_max_position_embeddings",
-            "attention_factor",
-            "factor",
-        ],
+        keys: &["short_factor", "long_factor", ORIGINAL_LENGTH, "attention_factor", "factor"],
     },
 ];
 
@@ -100,7 +92,18 @@ impl Rope {
             parameters.expect(kind, &[], why)?;
         }
         let part = parameters.number_or("partial_rotary_factor", part)?;
-        Ok(Rope { part, ..Rope::of_parameters(Some(&parameters), theta)? })
+        Ok(Rope { part, ..Rope::of_all_layers(config, Some(&parameters), theta)? })
+    }
+
+    /// Reads the mapping of all layers, which is in `config`. As in transformers 5, the length of
+    /// the first training beside the mapping comes before the one in it.
+    pub(super) fn of_all_layers(
+        config: &HfConfig,
+        parameters: Option<&HfConfig>,
+        default_theta: f64,
+    ) -> Result<Self, BossManError> {
+        let has_length = config.value(ORIGINAL_LENGTH).is_some();
+        Rope::read(parameters, has_length.then_some(config), default_theta)
     }
 
     /// Reads the mapping of one kind of layer.
@@ -108,11 +111,20 @@ impl Rope {
         parameters: Option<&HfConfig>,
         default_theta: f64,
     ) -> Result<Self, BossManError> {
+        Rope::read(parameters, None, default_theta)
+    }
+
+    /// Reads a mapping. `length` has the length of the first training in its place.
+    fn read(
+        parameters: Option<&HfConfig>,
+        length: Option<&HfConfig>,
+        default_theta: f64,
+    ) -> Result<Self, BossManError> {
         let Some(parameters) = parameters else {
             return Ok(Rope { theta: default_theta, scaling: None, part: 1.0 });
         };
         let theta = parameters.number_or("rope_theta", default_theta)?;
-        Ok(Rope { theta, scaling: scaling(parameters)?, part: 1.0 })
+        Ok(Rope { theta, scaling: scaling(parameters, length)?, part: 1.0 })
     }
 }
 
@@ -128,8 +140,9 @@ pub(super) fn parameters(config: &HfConfig) -> Result<Option<HfConfig>, BossManE
     }
 }
 
-/// The argument `rope_scaling`, with the numbers as the configuration has them.
-fn scaling(parameters: &HfConfig) -> Result<Option<Yaml>, BossManError> {
+/// The argument `rope_scaling`, with the numbers as the configuration has them. `length` has the
+/// length of the first training, if that is not in the mapping.
+fn scaling(parameters: &HfConfig, length: Option<&HfConfig>) -> Result<Option<Yaml>, BossManError> {
     let key = if parameters.value("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = match parameters.text(key)?.unwrap_or("default") {
         // Its name in early configurations.
@@ -146,12 +159,13 @@ fn scaling(parameters: &HfConfig) -> Result<Option<Yaml>, BossManError> {
     };
     let mut entries = vec![("rope_type".to_string(), kind.into())];
     for key in found.keys {
-        if let Some(value) = parameters.value(key) {
+        let keys = length.filter(|_| *key == ORIGINAL_LENGTH).unwrap_or(parameters);
+        if let Some(value) = keys.value(key) {
             let value = yaml(value).ok_or_else(|| {
                 let why = format!(
                     "expected a number, `true`, `false` or a list of numbers, {MAX_FACTORS} at most"
                 );
-                parameters.refused(key, &why)
+                keys.refused(key, &why)
             })?;
             entries.push(((*key).to_string(), value));
         }
@@ -211,6 +225,40 @@ mod tests {
         let empty = r#"{"rope_scaling": {}, "rope_theta": 7.0,
             "rope_parameters": {"rope_theta": 3.0, "rope_type": "default", "factor": 2.0}}"#;
         assert_eq!(rope(empty), Ok((3.0, None)));
+    }
+
+    #[test]
+    fn the_length_of_the_first_training_may_stand_beside_the_mapping() {
+        let beside = |scaling: &str| {
+            let text = format!(
+                r#"{{"original_max_position_embeddings": 16, "rope_scaling": {{{scaling}}}}}"#
+            );
+            rope(&text).map(|(_, scaling)| scaling.unwrap())
+        };
+        let original = "original_max_position_embeddings: 16";
+        let cases = [
+            (
+                r#""rope_type": "llama3", "factor": 8.0"#,
+                format!("{{rope_type: llama3, factor: 8.0, {original}}}"),
+            ),
+            (
+                r#""rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]"#,
+                format!(
+                    "{{rope_type: longrope, short_factor: [1.0], long_factor: [2.0], {original}}}"
+                ),
+            ),
+            // It comes first.
+            (
+                r#""type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32"#,
+                format!("{{rope_type: yarn, factor: 2.0, {original}}}"),
+            ),
+        ];
+        for (scaling, expected) in cases {
+            assert_eq!(beside(scaling), Ok(expected), "{scaling}");
+        }
+        let text = r#"{"original_max_position_embeddings": "x", "rope_scaling": {"type": "yarn"}}"#;
+        let error = rope(text).unwrap_err();
+        assert!(error.contains("`original_max_position_embeddings` is \"x\": expected"), "{error}");
     }
 
     #[test]

@@ -24,6 +24,7 @@ const DEFAULTS: Defaults = Defaults {
     rms_norm_eps: 1e-6,
     rope_theta: 2_000_000.0,
     tie_word_embeddings: true,
+    pad_token_id: Some(128_004),
 };
 
 fn smollm3(request: &Request<'_>) -> Result<FamilyModel, BossManError> {

@@ -3,6 +3,7 @@
 use super::part::Part;
 use crate::weights::model::Model;
 use crate::weights::rename_rules::{RenameRules, Source};
+use crate::weights::safetensors_files::shown;
 use crate::weights::state_dict::{expected, Expected, ExpectedTensor};
 use crate::weights::tensor_headers::{TensorHeader, TensorHeaders};
 use crate::{BossManError, StateDict};
@@ -57,7 +58,10 @@ impl Plan {
                 true => plan.copied.push(name.to_string()),
                 // Why a tensor does not fit is said already.
                 false if sought.contains(name) => {}
-                false => problems.push(format!("`{name}`: the model has no such parameter")),
+                false => {
+                    let name = shown(name);
+                    problems.push(format!("`{name}`: the model has no such parameter"));
+                }
             }
         }
         if problems.is_empty() {
@@ -151,7 +155,7 @@ impl Plan {
         }
         for name in &self.copied {
             let Some(tensor) = source.get(name) else {
-                let problem = format!("`{name}`: was in the source, but no longer is");
+                let problem = format!("`{}`: was in the source, but no longer is", shown(name));
                 return Err(BossManError::StateDict(vec![problem]));
             };
             let value = match self.twin(name, tensor, source)? {
