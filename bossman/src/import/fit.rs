@@ -80,29 +80,29 @@ pub(super) fn compare(
     Err(BossManError::file(headers.source(), problem))
 }
 
-/// A warning for each leftover that a tied parameter takes the place of, though its numbers are
-/// others. They are compared, so both tensors are read.
+/// Checks that each leftover that a tied parameter takes the place of has its numbers: transformers
+/// ties nothing else. They are compared, so both tensors are read.
 ///
 /// # Errors
-/// A file cannot be read.
-pub(super) fn untied(
+/// A tensor has other numbers, or a file cannot be read.
+pub(super) fn check_ties(
     graph: &LayerGraph,
     headers: &TensorHeaders,
     leftovers: &Leftovers,
-) -> Result<Vec<String>, BossManError> {
+) -> Result<(), BossManError> {
     let tied = expected(graph).tied;
-    let mut warnings = Vec::new();
     for name in &leftovers.tensors {
         let Some(owner) = tied.get(name) else { continue };
         if headers.differ(name, owner)? {
             let problem = format!(
-                "`{name}` differs from `{owner}` and is not used, because the configuration ties \
-                 the two; to use it, set `tie_word_embeddings` in config.json to false"
+                "`{name}` differs from `{owner}`, and the configuration ties the two; set \
+                 `tie_word_embeddings` in config.json to false to use it, as transformers does, or \
+                 take it out of the file"
             );
-            warnings.push(BossManError::file(headers.source(), problem).to_string());
+            return Err(BossManError::file(headers.source(), problem));
         }
     }
-    Ok(warnings)
+    Ok(())
 }
 
 /// The tensor that becomes a parameter. The error says why there is none.

@@ -42,7 +42,7 @@ use crate::weights::tensor_headers::TensorHeaders;
 use crate::{BossManError, Model};
 use families::family_of;
 use family::{FamilyModel, Output, Request, Samples};
-use fit::{compare, untied};
+use fit::{check_ties, compare};
 use hf_config::HfConfig;
 use model_text::{model_text, ModelFile};
 use pictures::Pictures;
@@ -203,7 +203,8 @@ fn import_folder(
         output,
     };
     let page = summary.page();
-    let mut warnings = untied(model.graph(), &headers, &leftovers)?;
+    check_ties(model.graph(), &headers, &leftovers)?;
+    let mut warnings = Vec::new();
     std::fs::create_dir_all(to).map_err(|e| BossManError::io(to, &e))?;
     let write = |name: &str, text: &str| {
         let path = to.join(name);
