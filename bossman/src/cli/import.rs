@@ -10,8 +10,8 @@ use std::path::PathBuf;
   bossman import SmolLM2-135M --to smol --data text.txt   to train on a text
   bossman import SmolLM2-135M --to smol                   to generate text; data can be added later
 
-The weights stay where they are; only their names and shapes are read, and a tied head. Code in the folder is never \
-                        executed.")]
+The weights stay where they are; only their names and shapes are read, and a tied head. Code in \
+                        the folder is never executed.")]
 pub(crate) struct Import {
     /// The folder with config.json, tokenizer.json and the weights in safetensors; or a GGUF file.
     folder: PathBuf,
