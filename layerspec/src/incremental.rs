@@ -88,15 +88,23 @@ fn output(layer: &Layer, ports: &[Option<usize>], dims: usize) -> Result<usize, 
         | LayerKind::Tanh(_)
         | LayerKind::Mish(_)
         | LayerKind::Scale(_)
+        | LayerKind::Clamp(_)
+        | LayerKind::Abs(_)
+        | LayerKind::Exp(_)
+        | LayerKind::Sqrt(_)
+        | LayerKind::Rsqrt(_)
+        | LayerKind::DropPath(_)
         | LayerKind::Dropout(_) => alone,
         LayerKind::Linear(_) | LayerKind::LlamaMLP(_) => before_last(),
         LayerKind::RMSNorm(norm) if norm.normalized_shape.len() == 1 => before_last(),
         LayerKind::LayerNorm(norm) if norm.normalized_shape.len() == 1 => before_last(),
-        LayerKind::Add(_) | LayerKind::Sub(_) | LayerKind::Mul(_) => match first {
-            // An input without positions would be broadcast over the new positions.
-            Some(dim) if ports.iter().all(|port| *port == first) => Ok(dim),
-            _ => Err("every input to grow"),
-        },
+        LayerKind::Add(_) | LayerKind::Sub(_) | LayerKind::Mul(_) | LayerKind::Div(_) => {
+            match first {
+                // An input without positions would be broadcast over the new positions.
+                Some(dim) if ports.iter().all(|port| *port == first) => Ok(dim),
+                _ => Err("every input to grow"),
+            }
+        }
         LayerKind::Transpose(axes) => alone.map(|dim| transposed(axes, dim, dims)),
         LayerKind::PositionalEncoding(encoding) if encoding.batch_first => second(),
         LayerKind::LearnedPositions(learned) if learned.batch_first => second(),

@@ -42,6 +42,16 @@ pub(super) const OPTIONAL_POSITIVE: Reader<Option<f64>> =
         _ => (POSITIVE.read)(node).map(Some),
     });
 
+/// A whole number, or several.
+pub(super) const WHOLE_NUMBERS: Reader<Vec<i64>> =
+    Reader::new("a whole number, or a list of them", |node| match &node.kind {
+        Kind::List(items) if (1..=MAX_RANK).contains(&items.len()) => {
+            items.iter().map(INTEGER.read).collect()
+        }
+        Kind::List(_) => None,
+        _ => (INTEGER.read)(node).map(|number| vec![number]),
+    });
+
 /// A shape, in which one size may be inferred.
 pub(super) const SHAPE: Reader<Vec<i64>> = Reader::new(
     "a list of whole numbers, 1 or more, of which one may be -1 (whatever is left)",
@@ -71,6 +81,24 @@ pub(super) fn new_dimension(index: i64, rank: usize) -> Result<usize, String> {
     let rank = rank + 1;
     dimension(index, rank)
         .map_err(|_| format!("the output has {rank} dimensions, so there is no dimension {index}"))
+}
+
+/// For each dimension of `input`, whether `dims` names it. None is named twice.
+pub(super) fn named_dimensions(
+    dims: &[i64],
+    argument: &str,
+    input: &TensorType,
+) -> Result<Vec<bool>, String> {
+    let rank = input.shape.rank();
+    let mut named = vec![false; rank];
+    for dim in dims {
+        if std::mem::replace(&mut named[dimension(*dim, rank)?], true) {
+            return Err(format!(
+                "expected each dimension once in `{argument}`, found {dims:?} for {input}"
+            ));
+        }
+    }
+    Ok(named)
 }
 
 /// Refuses inputs of another dtype than float32, which parameters have.

@@ -45,6 +45,23 @@ layer! {
 }
 
 layer! {
+    /// Normalises each channel of `[batch, channels, depth, height, width]` over the (micro)batch,
+    /// then scales and shifts; evaluation uses the running statistics.
+    BatchNorm3d {
+        /// Number of channels.
+        num_features: u64 = SIZE;
+        /// Added to the variance, against division by zero.
+        eps: f64 = NON_NEGATIVE, or 1e-5;
+        /// Share of the newest batch in the running statistics; `null` averages over all batches.
+        momentum: Option<f64> = MOMENTUM, or Some(0.1) => "0.1";
+        /// Whether to scale by a learned weight and shift by a learned bias.
+        affine: bool = FLAG, or true;
+        /// Whether to keep running statistics; without them evaluation normalises over its batch.
+        track_running_stats: bool = FLAG, or true;
+    }
+}
+
+layer! {
     /// Normalises each channel of each sample of `[batch, channels, height, width]` by itself.
     InstanceNorm2d {
         /// Number of channels.
@@ -92,6 +109,7 @@ norm! {
         )),
     };
     BatchNorm2d: |input| spatial_dims::<2>(input).map(drop);
+    BatchNorm3d: |input| spatial_dims::<3>(input).map(drop);
     InstanceNorm2d: |input| spatial_dims::<2>(input).map(drop);
 }
 

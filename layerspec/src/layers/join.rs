@@ -1,4 +1,4 @@
-use super::arguments::{dimension, new_dimension};
+use super::arguments::{dimension, expect_floating, new_dimension, OPTIONAL_NUMBER};
 use super::rules::Arity;
 use super::{layer, Rules};
 use crate::yaml::INTEGER;
@@ -6,7 +6,10 @@ use crate::{Dim, OutOfRange, TensorType};
 
 layer! {
     /// Adds its inputs, element by element; sizes of 1 broadcast.
-    Add {}
+    Add {
+        /// A number that is added to the sum. With it, one input is enough.
+        number: Option<f64> = OPTIONAL_NUMBER, or None => "null";
+    }
 }
 
 layer! {
@@ -36,6 +39,28 @@ layer! {
     }
 }
 
+impl Rules for Add {
+    fn arity(&self) -> Arity {
+        if self.number.is_some() {
+            Arity::Any
+        } else {
+            Arity::Several
+        }
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        if self.number.is_some() {
+            inputs.iter().try_for_each(expect_floating)?;
+        }
+        joined_all(inputs)
+    }
+
+    fn flops(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Result<Dim, OutOfRange> {
+        let terms = inputs.len() + usize::from(self.number.is_some());
+        Dim::product(outputs[0].dims())?.times_number(terms.saturating_sub(1) as u64)
+    }
+}
+
 /// Rules of a layer that joins its inputs element by element.
 macro_rules! broadcasting {
     ($($Name:ident: $arity:expr),*) => {$(
@@ -45,8 +70,7 @@ macro_rules! broadcasting {
             }
 
             fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-                let (first, others) = inputs.split_first().ok_or("expected an input")?;
-                others.iter().try_fold(first.clone(), joined).map(|joined| vec![joined])
+                joined_all(inputs)
             }
 
             fn flops(
@@ -60,7 +84,13 @@ macro_rules! broadcasting {
     )*};
 }
 
-broadcasting! { Add: Arity::Several, Mul: Arity::Several, Sub: Arity::Two }
+broadcasting! { Mul: Arity::Several, Sub: Arity::Two }
+
+/// The type of what joins all inputs element by element.
+pub(super) fn joined_all(inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+    let (first, others) = inputs.split_first().ok_or("expected an input")?;
+    others.iter().try_fold(first.clone(), joined).map(|joined| vec![joined])
+}
 
 /// The type of an element-wise result.
 fn joined(left: TensorType, right: &TensorType) -> Result<TensorType, String> {

@@ -9,13 +9,17 @@ mod batch_norm;
 mod bilinear;
 mod conv;
 mod declare;
+mod div;
 mod dropout;
+mod elementary;
 mod elementwise;
 mod embedding;
+mod expand;
 mod flatten;
 mod gelu;
 mod glu;
 mod group_norm;
+mod index;
 mod join;
 mod layer_norm;
 mod linear;
@@ -36,11 +40,13 @@ mod recurrent;
 mod reduce;
 mod reshape;
 mod rms_norm;
+mod roll;
 mod rope_scaling;
 mod rope_scaling_reader;
 mod rotary;
 mod rules;
 mod scale;
+mod scaled_dot_product;
 mod slice;
 mod softmax;
 mod spatial;
@@ -55,15 +61,19 @@ mod window;
 
 pub use activation::{Identity, LogSigmoid, ReLU, SiLU, Sigmoid, Softsign, Tanh, Tanhshrink};
 pub use axes::{Permute, Squeeze, Unflatten, Unsqueeze};
-pub use batch_norm::{BatchNorm1d, BatchNorm2d, InstanceNorm2d};
+pub use batch_norm::{BatchNorm1d, BatchNorm2d, BatchNorm3d, InstanceNorm2d};
 pub use bilinear::Bilinear;
 pub use conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
-pub use dropout::{Dropout, Dropout2d};
+pub use div::Div;
+pub use dropout::{DropPath, DropPathMode, Dropout, Dropout2d};
+pub use elementary::{Abs, Clamp, Exp, Rsqrt, Sqrt};
 pub use embedding::Embedding;
+pub use expand::Expand;
 pub use flatten::Flatten;
 pub use gelu::{Approximate, GELU};
 pub use glu::GLU;
 pub use group_norm::GroupNorm;
+pub use index::Index;
 pub use join::{Add, Concat, Mul, Stack, Sub};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
@@ -77,8 +87,8 @@ pub use parameter::Parameter;
 pub use piecewise::{Hardshrink, Hardsigmoid, Hardswish, Hardtanh, ReLU6, Softshrink};
 pub use pixel_shuffle::{PixelShuffle, PixelUnshuffle};
 pub use pool::{
-    AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, MaxPool1d,
-    MaxPool2d,
+    AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AdaptiveMaxPool2d, AvgPool1d,
+    AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d,
 };
 pub use positions::{LearnedPositions, PositionalEncoding};
 pub use prelu::PReLU;
@@ -87,10 +97,12 @@ pub use recurrent::{Nonlinearity, GRU, LSTM, RNN};
 pub use reduce::{Mean, Sum};
 pub use reshape::Reshape;
 pub use rms_norm::RMSNorm;
+pub use roll::{Flip, Roll};
 pub use rope_scaling::{Llama3, LongRope, RopeScaling, Yarn};
 pub use rotary::RotaryEmbedding;
 pub use rules::Arity;
 pub use scale::Scale;
+pub use scaled_dot_product::ScaledDotProductAttention;
 pub use slice::{Select, Slice};
 pub use softmax::{LogSoftmax, Softmax, Softmin};
 pub use spatial::Padding;
@@ -195,15 +207,18 @@ layers! {
     LogSoftmax,
     Dropout,
     Dropout2d,
+    DropPath,
     LayerNorm,
     RMSNorm,
     GroupNorm,
     BatchNorm1d,
     BatchNorm2d,
+    BatchNorm3d,
     InstanceNorm2d,
     Embedding,
     Parameter,
     MultiheadAttention,
+    ScaledDotProductAttention,
     TransformerEncoderLayer,
     TransformerDecoderLayer,
     PositionalEncoding,
@@ -222,10 +237,13 @@ layers! {
     ConvTranspose3d,
     MaxPool1d,
     MaxPool2d,
+    MaxPool3d,
     AvgPool1d,
     AvgPool2d,
+    AvgPool3d,
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
     AdaptiveMaxPool2d,
     Upsample,
     PixelShuffle,
@@ -238,8 +256,12 @@ layers! {
     Permute,
     Squeeze,
     Unsqueeze,
+    Expand,
+    Roll,
+    Flip,
     Slice,
     Select,
+    Index,
     Split,
     Chunk,
     Concat,
@@ -247,8 +269,14 @@ layers! {
     Add,
     Sub,
     Mul,
+    Div,
     MatMul,
     Scale,
+    Clamp,
+    Abs,
+    Exp,
+    Sqrt,
+    Rsqrt,
     Mean,
     Sum,
     MaskedFill,

@@ -1,25 +1,31 @@
 use super::arguments::{bad, SIZES};
 use super::{layer, BadArgument, Rules};
-use crate::yaml::NON_NEGATIVE;
+use crate::yaml::{FLAG, NON_NEGATIVE};
 use crate::{DType, Dim, Init, OutOfRange, ParamSpec, TensorType};
 
 layer! {
     /// Gives a learned tensor, the same for each sample: what a module of PyTorch holds as
-    /// `nn.Parameter`. Of its input it takes the batch size alone.
+    /// `nn.Parameter`. Of its input it takes the batch size alone, or nothing.
     Parameter {
-        /// The shape of the tensor. It begins with 1, in place of which the output has the first
-        /// size of the input.
+        /// The shape of the tensor. With `expand` it begins with 1, in place of which the output has
+        /// the first size of the input.
         shape: Vec<u64> = SIZES;
         /// Standard deviation of the normal numbers that it begins with; with 0, all are zero.
         std: f64 = NON_NEGATIVE, or 0.0;
+        /// Whether each sample gets the tensor. Without it the output is the tensor itself, of any
+        /// shape and without a batch.
+        expand: bool = FLAG, or true;
     }
 }
 
 impl Rules for Parameter {
     fn check(&self) -> Result<(), BadArgument> {
-        match self.shape.first() {
-            Some(1) => Ok(()),
-            _ => Err(bad("shape", "sizes that begin with 1, in place of which the batch comes")),
+        match (self.expand, self.shape.first()) {
+            (true, Some(1)) | (false, Some(_)) => Ok(()),
+            (true, _) => {
+                Err(bad("shape", "sizes that begin with 1, in place of which the batch comes"))
+            }
+            (false, None) => Err(bad("shape", "one size or more")),
         }
     }
 
@@ -32,6 +38,10 @@ impl Rules for Parameter {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+        if !self.expand {
+            let sizes = self.shape.iter().copied().map(Dim::Fixed);
+            return Ok(vec![TensorType::new(DType::Float32, sizes.collect())]);
+        }
         let Some(batch) = inputs[0].dims().first() else {
             return Err(format!("expected an input with a batch dimension, found {}", inputs[0]));
         };

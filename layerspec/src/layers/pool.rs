@@ -43,6 +43,10 @@ max_pool! {
     /// The largest element of each window of `[batch, channels, height, width]`.
     MaxPool2d, 2
 }
+max_pool! {
+    /// The largest element of each window of `[batch, channels, depth, height, width]`.
+    MaxPool3d, 3
+}
 
 layer! {
     /// The mean of each window of `[batch, channels, length]`.
@@ -79,6 +83,24 @@ layer! {
 }
 
 layer! {
+    /// The mean of each window of `[batch, channels, depth, height, width]`.
+    AvgPool3d {
+        /// Size of the window.
+        kernel_size: [u64; 3] = Spatial::<3>::SIZES;
+        /// Step from one window to the next.
+        stride: [u64; 3] = Spatial::<3>::SIZES, or kernel_size;
+        /// Zeros added at every side; at most half the kernel.
+        padding: [u64; 3] = Spatial::<3>::COUNTS, or [0, 0, 0] => "0";
+        /// Whether a last window may reach over the end.
+        ceil_mode: bool = FLAG, or false;
+        /// Whether the zeros of the padding count in the mean.
+        count_include_pad: bool = FLAG, or true;
+        /// The divisor of the sum, instead of the number of elements.
+        divisor_override: Option<i64> = DIVISOR, or None => "null";
+    }
+}
+
+layer! {
     /// Takes the mean of each window of `[batch, channels, length]`. The number of windows is the
     /// size of the output.
     AdaptiveAvgPool1d {
@@ -92,6 +114,15 @@ layer! {
     AdaptiveAvgPool2d {
         /// Height and width of the output.
         output_size: [u64; 2] = Spatial::<2>::SIZES;
+    }
+}
+
+layer! {
+    /// Takes the mean of each window of `[batch, channels, depth, height, width]`. The number of
+    /// windows is the size of the output.
+    AdaptiveAvgPool3d {
+        /// Depth, height and width of the output.
+        output_size: [u64; 3] = Spatial::<3>::SIZES;
     }
 }
 
@@ -154,8 +185,10 @@ macro_rules! pool {
 pool! {
     MaxPool1d, 1: |pool, axis| pool.dilation[axis];
     MaxPool2d, 2: |pool, axis| pool.dilation[axis];
+    MaxPool3d, 3: |pool, axis| pool.dilation[axis];
     AvgPool1d, 1: |_, _| 1;
     AvgPool2d, 2: |_, _| 1;
+    AvgPool3d, 3: |_, _| 1;
 }
 
 /// Rules of a layer whose windows follow from the sizes of input and output.
@@ -176,4 +209,9 @@ macro_rules! adaptive {
     )*};
 }
 
-adaptive! { AdaptiveAvgPool1d, 1; AdaptiveAvgPool2d, 2; AdaptiveMaxPool2d, 2 }
+adaptive! {
+    AdaptiveAvgPool1d, 1;
+    AdaptiveAvgPool2d, 2;
+    AdaptiveAvgPool3d, 3;
+    AdaptiveMaxPool2d, 2
+}

@@ -1,23 +1,13 @@
-use super::arguments::{dimension, expect_floating};
+use super::arguments::{expect_floating, named_dimensions, WHOLE_NUMBERS};
 use super::{layer, Rules};
-use crate::spec::MAX_RANK;
-use crate::yaml::{Kind, Reader, FLAG, INTEGER};
+use crate::yaml::FLAG;
 use crate::{Dim, OutOfRange, TensorType};
-
-const DIMS: Reader<Vec<i64>> =
-    Reader::new("a whole number, or a list of them", |node| match &node.kind {
-        Kind::List(items) if (1..=MAX_RANK).contains(&items.len()) => {
-            items.iter().map(INTEGER.read).collect()
-        }
-        Kind::List(_) => None,
-        _ => (INTEGER.read)(node).map(|dim| vec![dim]),
-    });
 
 layer! {
     /// The mean over a dimension or several.
     Mean {
         /// The dimensions; `-1` is the last.
-        dim: Vec<i64> = DIMS;
+        dim: Vec<i64> = WHOLE_NUMBERS;
         /// Whether they stay, with size 1.
         keepdim: bool = FLAG, or false;
     }
@@ -27,7 +17,7 @@ layer! {
     /// The sum over a dimension or several.
     Sum {
         /// The dimensions; `-1` is the last.
-        dim: Vec<i64> = DIMS;
+        dim: Vec<i64> = WHOLE_NUMBERS;
         /// Whether they stay, with size 1.
         keepdim: bool = FLAG, or false;
     }
@@ -52,14 +42,7 @@ macro_rules! reducing {
 reducing! { Mean, Sum }
 
 fn reduced(input: &TensorType, dims: &[i64], keep: bool) -> Result<TensorType, String> {
-    let mut gone = vec![false; input.shape.rank()];
-    for dim in dims {
-        if std::mem::replace(&mut gone[dimension(*dim, input.shape.rank())?], true) {
-            return Err(format!(
-                "expected each dimension once in `dim`, found {dims:?} for {input}"
-            ));
-        }
-    }
+    let gone = named_dimensions(dims, "dim", input)?;
     let sizes = input.dims().iter().zip(gone);
     let kept = sizes.filter_map(|(size, gone)| match (gone, keep) {
         (false, _) => Some(size.clone()),

@@ -191,7 +191,7 @@ fn read_merge(keys: &Mapping<'_>) -> Result<Option<Merge>, Diagnostic> {
     let how = keys.optional("merge", &MERGE)?;
     let dim = keys.get("dim");
     let kind = match (how, dim) {
-        (Some("add"), None) => LayerKind::Add(Add {}),
+        (Some("add"), None) => LayerKind::Add(Add { number: None }),
         (Some("mul"), None) => LayerKind::Mul(Mul {}),
         (Some("concat"), Some(dim)) => {
             LayerKind::Concat(Concat { dim: dim.read("`dim`", &INTEGER)? })

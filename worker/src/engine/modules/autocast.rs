@@ -212,7 +212,7 @@ mod tests {
         let first = linear(&mut ops, 0);
         let second = linear(&mut ops, first);
         let third = linear(&mut ops, second);
-        let sum = ops.add(Add {}, vec![second, third], Vec::new());
+        let sum = ops.add(Add { number: None }, vec![second, third], Vec::new());
         let active = ops.add(ReLU {}, vec![sum], Vec::new());
         let last = linear(&mut ops, active);
         let layer = ops.finish(last);
