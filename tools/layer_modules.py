@@ -183,7 +183,7 @@ def LearnedPositions(torch, num_positions, d_model, batch_first=False, offset=0)
     return rows, call
 
 
-def Parameter(torch, shape, std=0.0):
+def Parameter(torch, shape, std=0.0, expand=True):
     class Held(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -193,9 +193,36 @@ def Parameter(torch, shape, std=0.0):
 
     def call(x):
         # An input that is not used has no gradient, but the layer gives zeros.
-        return held.value.expand(len(x), *shape[1:]) + 0 * x.sum()
+        value = held.value.expand(len(x), *shape[1:]) if expand else held.value
+        return value + 0 * x.sum()
 
     return held, call
+
+
+def DropPath(torch, p, mode="row"):
+    """As torchvision.ops.stochastic_depth."""
+    module = torch.nn.Module()
+
+    def call(x):
+        if not module.training or p == 0.0:
+            return x
+        drawn = x.new_empty([len(x) if mode == "row" else 1] + [1] * (x.dim() - 1))
+        drawn.bernoulli_(1.0 - p)
+        return x * (drawn if p == 1.0 else drawn.div_(1.0 - p))
+
+    return module, call
+
+
+def ScaledDotProductAttention(torch, dropout_p=0.0, **arguments):
+    module = torch.nn.Module()
+
+    def call(query, key, value, mask=None):
+        p = dropout_p if module.training else 0.0
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, mask, dropout_p=p, **arguments
+        )
+
+    return module, call
 
 
 def turned(torch, heads, base, interleaved=False, scaling=None, most=None):

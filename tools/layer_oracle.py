@@ -57,10 +57,21 @@ def functions(torch):
         places = range(x.shape[dim])[start:end:step]
         return x.index_select(dim, torch.tensor(places))
 
+    def add(*inputs, number=None):
+        total = functools.reduce(torch.add, inputs)
+        return total if number is None else total + number
+
     return {
-        "Add": lambda *inputs: functools.reduce(torch.add, inputs),
+        "Abs": torch.abs,
+        "Add": add,
         "Chunk": torch.chunk,
+        "Clamp": torch.clamp,
         "Concat": lambda *inputs, dim: torch.cat(inputs, dim),
+        "Div": torch.div,
+        "Exp": torch.exp,
+        "Expand": torch.Tensor.expand,
+        "Flip": lambda x, dims: torch.flip(x, dims if isinstance(dims, tuple) else (dims,)),
+        "Index": lambda x, index, dim=0: x[(slice(None),) * (dim % x.dim()) + (index,)],
         "MaskedFill": torch.masked_fill,
         "MatMul": torch.matmul,
         "Mean": torch.mean,
@@ -68,12 +79,15 @@ def functions(torch):
         "Pad": torch.nn.functional.pad,
         "Permute": torch.permute,
         "Reshape": torch.reshape,
+        "Roll": torch.roll,
+        "Rsqrt": torch.rsqrt,
         "Scale": lambda x, factor: x * factor,
         "Select": torch.select,
         "Slice": part,
         "Split": lambda x, split_size_or_sections, dim=0: torch.split(
             x, split_size_or_sections, dim
         ),
+        "Sqrt": torch.sqrt,
         "Squeeze": torch.squeeze,
         "Stack": lambda *inputs, dim=0: torch.stack(inputs, dim),
         "Sub": torch.sub,
@@ -101,10 +115,12 @@ def make(torch, case):
 
 
 def drawn(torch, given, batch):
-    """An input: normal numbers of a shape, perhaps times a number, or whole numbers below a bound,
-    or true and false."""
+    """An input: normal numbers of a shape, perhaps times a number, or numbers above a bound, or whole
+    numbers below one, or true and false."""
     given = {"shape": given, "times": 1} if isinstance(given, list) else given
     shape = [batch if size == "batch" else size for size in given["shape"]]
+    if "above" in given:
+        return (torch.rand(shape) + given["above"]).requires_grad_()
     if "times" in given:
         return (torch.randn(shape) * given["times"]).requires_grad_()
     if given.get("dtype") == "bool":

@@ -43,16 +43,19 @@ pub(crate) fn lower(
         ops: [
             Linear Embedding LayerNorm
             ReLU GELU SiLU Sigmoid Tanh Softmax LogSoftmax Identity Scale
-            Flatten Unflatten Reshape Transpose Permute Squeeze Unsqueeze Add Concat
+            Flatten Unflatten Reshape Transpose Permute Squeeze Unsqueeze Roll Flip Add Concat
         ],
         autograd: [
-            Bilinear RMSNorm GroupNorm BatchNorm1d BatchNorm2d InstanceNorm2d
+            Bilinear RMSNorm GroupNorm BatchNorm1d BatchNorm2d BatchNorm3d InstanceNorm2d
             Parameter LearnedPositions RotaryEmbedding
             LeakyReLU PReLU ReLU6 ELU CELU SELU Mish Softplus LogSigmoid Softmin Softsign Hardtanh
             Hardsigmoid Hardswish Hardshrink Softshrink Tanhshrink Threshold GLU
-            MaxPool1d MaxPool2d AvgPool1d AvgPool2d AdaptiveAvgPool1d AdaptiveAvgPool2d
+            Clamp Abs Exp Sqrt Rsqrt
+            MaxPool1d MaxPool2d MaxPool3d AvgPool1d AvgPool2d AvgPool3d
+            AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d
             AdaptiveMaxPool2d Upsample PixelShuffle PixelUnshuffle Pad
-            Slice Select Split Chunk Stack Mul Sub MatMul Mean Sum MaskedFill
+            Slice Select Index Split Chunk Stack Expand Mul Sub Div MatMul Mean Sum MaskedFill
+            ScaledDotProductAttention
         ],
         LayerKind::MultiheadAttention(layer) => {
             return Ok(multihead_attention::lower(&layer, inputs))
@@ -74,6 +77,7 @@ pub(crate) fn lower(
         LayerKind::ConvTranspose3d(layer) => return Ok(layer.lower()),
         LayerKind::Dropout(layer) => Box::new(DropoutOp::of(&layer)),
         LayerKind::Dropout2d(layer) => Box::new(DropoutOp::of_channels(&layer)),
+        LayerKind::DropPath(layer) => Box::new(DropoutOp::of_paths(&layer)),
         LayerKind::RNN(layer) => Box::new(AutogradOp(Recurrent::rnn(&layer, names.clone()))),
         LayerKind::GRU(layer) => Box::new(AutogradOp(Recurrent::gru(&layer, names.clone()))),
         LayerKind::LSTM(layer) => Box::new(AutogradOp(Recurrent::lstm(&layer, names.clone()))),

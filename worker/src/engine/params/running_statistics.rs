@@ -57,6 +57,7 @@ impl RunningStatistics {
             let (momentum, count) = match &spec.kind {
                 LayerKind::BatchNorm1d(norm) => (norm.momentum, count),
                 LayerKind::BatchNorm2d(norm) => (norm.momentum, count),
+                LayerKind::BatchNorm3d(norm) => (norm.momentum, count),
                 // As in its op: it never counts batches, and does not change without momentum.
                 LayerKind::InstanceNorm2d(norm) => (Some(norm.momentum.unwrap_or(0.0)), None),
                 _ => return None,

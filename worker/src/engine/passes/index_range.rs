@@ -5,16 +5,26 @@
 
 use crate::engine::config::StageConfig;
 use crate::engine::error::{in_layer, layer_error, EngineError, LayerPhase};
+use layerspec::layers::Parameter;
 use layerspec::{Layer, LayerKind, ValueId};
 use pipeline::loss::Classes;
 use std::collections::HashMap;
 use tch::{Device, Tensor};
 use tensor::TensorError;
 
-/// The layers that look up values which come from outside, by value. Each is its place among the
-/// stage's layers, with the number of rows of its table.
+/// The layers that look up values which come from outside, by value.
 #[derive(Debug, Default)]
-pub(crate) struct Lookups(HashMap<ValueId, Vec<(usize, i64)>>);
+pub(crate) struct Lookups(HashMap<ValueId, Vec<Lookup>>);
+
+/// A layer that looks up rows.
+#[derive(Debug)]
+struct Lookup {
+    /// Its place among the stage's layers.
+    place: usize,
+    /// The number of rows of its table, and what tells it.
+    rows: i64,
+    told_by: &'static str,
+}
 
 impl Lookups {
     /// Finds the layers. Between the border of the stage and a lookup, layers may arrange values
@@ -22,6 +32,8 @@ impl Lookups {
     pub(crate) fn of(config: &StageConfig) -> Self {
         let mut origins: HashMap<ValueId, Vec<ValueId>> =
             config.inputs.iter().map(|input| (input.value, vec![input.value])).collect();
+        // Tables that are parameters of the stage. Only their sizes are known beforehand.
+        let mut tables: HashMap<ValueId, &Parameter> = HashMap::new();
         let mut lookups = Lookups::default();
         for (place, layer) in config.layers.iter().enumerate() {
             let from: Vec<ValueId> = layer
@@ -31,16 +43,35 @@ impl Lookups {
                 .flatten()
                 .copied()
                 .collect();
-            if let LayerKind::Embedding(embedding) = &layer.kind {
-                let rows = i64::try_from(embedding.num_embeddings).unwrap_or(i64::MAX);
-                for value in from {
-                    lookups.0.entry(value).or_default().push((place, rows));
+            match &layer.kind {
+                LayerKind::Embedding(embedding) => {
+                    let rows = i64::try_from(embedding.num_embeddings).unwrap_or(i64::MAX);
+                    lookups.add(&from, || Lookup { place, rows, told_by: "`num_embeddings`" });
                 }
-            } else if arranges(&layer.kind) {
-                origins.extend(layer.outputs.iter().map(|value| (*value, from.clone())));
+                LayerKind::Parameter(parameter) if !parameter.expand => {
+                    tables.extend(layer.outputs.iter().map(|value| (*value, parameter)));
+                }
+                LayerKind::Index(index) => {
+                    let table = layer.inputs.first().and_then(|value| tables.get(value));
+                    let rows = table.and_then(|table| size_along(&table.shape, index.dim));
+                    let from = layer.inputs.get(1).and_then(|value| origins.get(value));
+                    if let (Some(rows), Some(from)) = (rows, from) {
+                        lookups.add(from, || Lookup { place, rows, told_by: "the dimension" });
+                    }
+                }
+                kind if arranges(kind) => {
+                    origins.extend(layer.outputs.iter().map(|value| (*value, from.clone())));
+                }
+                _ => {}
             }
         }
         lookups
+    }
+
+    fn add(&mut self, values: &[ValueId], lookup: impl Fn() -> Lookup) {
+        for value in values {
+            self.0.entry(*value).or_default().push(lookup());
+        }
     }
 
     /// Checks a value that arrives, if it is on the host.
@@ -53,15 +84,13 @@ impl Lookups {
         value: ValueId,
         ids: &Tensor,
     ) -> Result<(), EngineError> {
-        for (place, rows) in self.0.get(&value).into_iter().flatten() {
+        for Lookup { place, rows, told_by } in self.0.get(&value).into_iter().flatten() {
             let layer = &layers[*place];
             let failed = || in_layer(layer, LayerPhase::Forward);
             let Some([least, most]) = range(ids).map_err(failed())? else { return Ok(()) };
             if let Some(wrong) = outside(least, most, *rows) {
-                let problem = format!(
-                    "id {wrong}, but `num_embeddings` is {rows}: ids are 0 to {}",
-                    rows - 1
-                );
+                let problem =
+                    format!("id {wrong}, but {told_by} is {rows}: ids are 0 to {}", rows - 1);
                 return Err(failed()(layer_error(problem)));
             }
         }
@@ -92,6 +121,13 @@ pub(super) fn check_classes(
     }
 }
 
+/// The size of a dimension. A negative one counts from the last.
+fn size_along(shape: &[u64], dim: i64) -> Option<i64> {
+    let rank = i64::try_from(shape.len()).ok()?;
+    let index = if dim < 0 { dim.checked_add(rank)? } else { dim };
+    i64::try_from(*shape.get(usize::try_from(index).ok()?)?).ok()
+}
+
 /// Whether a layer gives all numbers that it takes, in another arrangement.
 fn arranges(kind: &LayerKind) -> bool {
     matches!(
@@ -104,6 +140,9 @@ fn arranges(kind: &LayerKind) -> bool {
             | LayerKind::Permute(_)
             | LayerKind::Squeeze(_)
             | LayerKind::Unsqueeze(_)
+            | LayerKind::Roll(_)
+            | LayerKind::Flip(_)
+            | LayerKind::Expand(_)
             | LayerKind::Concat(_)
             | LayerKind::Stack(_)
     )

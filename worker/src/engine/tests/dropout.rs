@@ -88,6 +88,72 @@ layers: [Dropout2d: {p: 0.25}]
     assert!(grad.equal(&output));
 }
 
+#[test]
+fn whole_samples_are_dropped_each_or_all() {
+    let drop = |mode: &str, pass: &Pass| {
+        let mut engine = engine(&format!(
+            "
+model: dropout
+inputs: {{x: [batch, 3, 2]}}
+layers: [DropPath: {{p: 0.25{mode}}}]
+"
+        ));
+        let input = Tensor::ones([400, 3, 2], (Kind::Float, Device::Cpu));
+        let output = engine.forward(pass, vec![input]).unwrap().remove(0);
+        if pass.mode == Mode::Train {
+            let grads = engine.backward(key(pass.key.index), vec![vec![output.ones_like()]]);
+            assert!(grads.unwrap()[0][0].equal(&output));
+        }
+        output
+    };
+    let output = drop("", &train(0));
+    let of_samples = output.mean_dim(&[1i64, 2][..], true, Kind::Float);
+    assert!(output.equal(&of_samples.expand_as(&output)), "a sample is dropped in parts");
+    let share = output.not_equal(0.0).to_kind(Kind::Float).mean(Kind::Float).double_value(&[]);
+    assert!((share - 0.75).abs() < 0.08, "{share}");
+    let largest = output.max().double_value(&[]);
+    assert!((largest - 1.0 / 0.75).abs() < 1e-6, "{largest}");
+    assert!(output.equal(&drop(", mode: row", &train(0))));
+    assert!(!output.equal(&drop("", &train(1))));
+
+    let mut kept = 0;
+    for index in 0..40 {
+        let output = drop(", mode: batch", &train(index));
+        let first = output.double_value(&[0, 0, 0]);
+        assert!(output.equal(&output.full_like(first)), "samples are dropped apart");
+        kept += u32::from(first > 0.0);
+    }
+    assert!((20..40).contains(&kept), "{kept}");
+    let evaluated = drop("", &eval());
+    assert!(evaluated.equal(&evaluated.ones_like()));
+}
+
+#[test]
+fn scaled_dot_products_drop_in_training_alone() {
+    for causal in [false, true] {
+        let mut engine = engine(&format!(
+            "
+model: attention
+inputs: {{x: [batch, 2, 6, 4]}}
+layers:
+  - ScaledDotProductAttention: {{dropout_p: 0.5, is_causal: {causal}}}
+    in_variables: [x, x]
+"
+        ));
+        let mut run =
+            |pass: Pass| engine.forward(&pass, vec![normal("x", &[3, 2, 6, 4])]).unwrap().remove(0);
+        let (dropped, kept) = (run(train(0)), run(eval()));
+        assert!(!dropped.allclose(&kept, 1e-3, 1e-3, false));
+        assert!(!dropped.equal(&run(train(1))));
+        assert!(kept.equal(&run(eval())));
+        // The first query of a causal attention has one weight, which is 1 before dropout.
+        let first = (dropped.select(2, 0), normal("x", &[3, 2, 6, 4]).select(2, 0));
+        let ratio = (first.0 / first.1).round();
+        let expected = ratio.eq(0.0).logical_or(&ratio.eq(2.0)).all().int64_value(&[]) == 1;
+        assert_eq!(causal, expected, "{ratio:?}");
+    }
+}
+
 /// Dropout acts only between the layers, with another mask for each layer. With everything dropped,
 /// the second layer receives zeros, and the first layer's state does not change.
 #[test]

@@ -52,6 +52,36 @@ layers:
     assert!(negative.to_string().contains("id -1, but"), "{negative}");
 }
 
+/// The size of a table that is a parameter is known before the layer runs.
+#[test]
+fn an_index_outside_its_dimension_is_refused() {
+    let mut engine = engine(
+        "
+model: rows
+inputs: {ids: {shape: [batch], dtype: int64}}
+layers:
+  - Parameter: {shape: [2, 3], expand: false}
+    out_variables: [table]
+  - Flip: {dims: 0}
+    input: ids
+    out_variables: [flipped]
+  - Index: {dim: -1}
+    input: table
+    in_variables: [flipped]
+  - Index: {dim: -1}
+    in_variables: [flipped]
+",
+    );
+    let mut run = |ids: &[i64]| engine.forward(&train(0), vec![Tensor::from_slice(ids)]);
+    let error = run(&[0, 3]).unwrap_err().to_string();
+    assert!(error.ends_with("id 3, but the dimension is 3: ids are 0 to 2"), "{error}");
+    let negative = run(&[-1]).unwrap_err().to_string();
+    assert!(negative.contains("id -1, but"), "{negative}");
+    // The second index looks into a result, whose size libtorch checks.
+    let late = run(&[2]).unwrap_err().to_string();
+    assert!(late.contains("out of") && late.contains("(Index)"), "{late}");
+}
+
 #[test]
 fn a_gradient_of_another_shape_is_refused() {
     let mut engine = engine(RESIDUAL);

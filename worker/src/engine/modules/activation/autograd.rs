@@ -5,8 +5,9 @@ use crate::engine::layers::op_context::OpContext;
 use crate::engine::modules::by_autograd::Differentiable;
 use crate::engine::modules::helpers::single_input_ref;
 use layerspec::layers::{
-    Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LeakyReLU, LogSigmoid, Mish, PReLU, ReLU6,
-    Softmin, Softplus, Softshrink, Softsign, Tanhshrink, Threshold, CELU, ELU, GLU, SELU,
+    Abs, Clamp, Exp, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LeakyReLU, LogSigmoid, Mish,
+    PReLU, ReLU6, Rsqrt, Softmin, Softplus, Softshrink, Softsign, Sqrt, Tanhshrink, Threshold,
+    CELU, ELU, GLU, SELU,
 };
 use tch::{Kind, Tensor};
 use tensor::activation::Activation;
@@ -54,6 +55,18 @@ functions! {
     Tanhshrink: |_, x| Ok(x.f_sub(&x.f_tanh()?)?);
     Threshold: |layer, x| Ok(x.f_threshold(layer.threshold, layer.value)?);
     GLU: |layer, x| Ok(x.f_glu(layer.dim)?);
+    Rsqrt: |_, x| Ok(x.f_rsqrt()?);
+    Sqrt: |_, x| Ok(x.f_sqrt()?);
+    Exp: |_, x| Ok(x.f_exp()?);
+    Abs: |_, x| Ok(x.f_abs()?);
+    Clamp: |layer, x| {
+        Ok(match (layer.min, layer.max) {
+            (Some(min), Some(max)) => x.f_clamp(min, max)?,
+            (Some(min), None) => x.f_clamp_min(min)?,
+            (None, Some(max)) => x.f_clamp_max(max)?,
+            (None, None) => x.shallow_clone(),
+        })
+    };
     Softmin: |layer, x| Ok(x.f_neg()?.f_softmax(layer.dim, None::<Kind>)?);
 }
 

@@ -1,7 +1,7 @@
 use crate::engine::layers::op::{BackwardOutput, ForwardOutput, Op, SavedForBackward};
 use crate::engine::layers::op_context::OpContext;
 use crate::engine::modules::helpers::{in_place_or_fresh, single_grad, single_input};
-use layerspec::layers::{Dropout, Dropout2d};
+use layerspec::layers::{DropPath, DropPathMode, Dropout, Dropout2d};
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
@@ -10,15 +10,17 @@ use tensor::TensorError;
 pub(crate) struct DropoutOp {
     p: f64,
     purpose: &'static str,
-    /// Whether it drops elements, or whole channels.
+    /// What it drops as a whole.
     what: DropUnit,
 }
 
 /// The unit that dropout drops.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 enum DropUnit {
     Element,
     Channel,
+    Sample,
+    Microbatch,
 }
 
 impl DropoutOp {
@@ -35,12 +37,25 @@ impl DropoutOp {
         DropoutOp { p: layer.p, purpose: "dropout", what: DropUnit::Channel }
     }
 
+    pub(crate) fn of_paths(layer: &DropPath) -> Self {
+        let what = match layer.mode {
+            DropPathMode::Row => DropUnit::Sample,
+            DropPathMode::Batch => DropUnit::Microbatch,
+        };
+        DropoutOp { p: layer.p, purpose: "dropout", what }
+    }
+
     /// The shape of the mask. Sizes of 1 broadcast.
     fn drawn(&self, input: &Tensor) -> Vec<i64> {
+        // The number of outer dimensions that have draws of their own.
+        let apart = match self.what {
+            DropUnit::Element => input.dim(),
+            DropUnit::Channel => 2,
+            DropUnit::Sample => 1,
+            DropUnit::Microbatch => 0,
+        };
         let sizes = input.size().into_iter().enumerate();
-        sizes
-            .map(|(dim, size)| if self.what == DropUnit::Channel && dim > 1 { 1 } else { size })
-            .collect()
+        sizes.map(|(dim, size)| if dim < apart { size } else { 1 }).collect()
     }
 }
 

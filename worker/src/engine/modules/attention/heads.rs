@@ -151,7 +151,37 @@ fn append_to_cache(
     Ok((k, v, all.next().map(|padding| padding.f_flatten(1, -1)).transpose()?))
 }
 
+/// The weights of the values after dropout.
+pub(super) fn dropped(
+    ctx: &OpContext<'_>,
+    purpose: &str,
+    weights: &Tensor,
+    p: f64,
+) -> Result<Tensor, TensorError> {
+    let mask = dropout_mask(ctx, purpose, &weights.size(), weights.f_kind()?, p)?;
+    Ok(weights.f_mul(&mask)?)
+}
+
 impl Scores {
+    /// Attention one operation after the other. `drop` gets the weights of the values.
+    pub(super) fn attend(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        mask: &Mask,
+        drop: impl FnOnce(Tensor) -> Result<Tensor, TensorError>,
+    ) -> Result<Tensor, TensorError> {
+        let scores = self.between(q, k)?;
+        // In a 16-bit type the sum of the weights would be far from one.
+        let full =
+            Some(Kind::Float).filter(|_| matches!(v.f_kind(), Ok(Kind::BFloat16 | Kind::Half)));
+        let weights = match mask.is_empty() {
+            true => scores.f_softmax(-1, full)?,
+            // Zeros if all positions are blocked.
+            false => mask.apply_to(&scores)?.f_internal_safe_softmax(-1, full)?,
+        };
+        Ok(drop(weights)?.f_to_kind(v.f_kind()?)?.f_matmul(v)?)
+    }
+
     /// The scores of queries and keys before they are masked.
     fn between(&self, queries: &Tensor, keys: &Tensor) -> Result<Tensor, TensorError> {
         let width = queries.size().last().copied().unwrap_or(1) as f64;
@@ -259,27 +289,13 @@ impl Differentiable for AttentionHeads {
             };
             return Ok(vec![self.join(&attended)?]);
         }
-        let scores = self.scores.between(&q, &k)?;
-        let blocked = Mask::new([&q, &k], between, padding, causal)?;
-        // In a 16-bit type the sum of the weights would be far from one.
-        let full =
-            Some(Kind::Float).filter(|_| matches!(v.f_kind(), Ok(Kind::BFloat16 | Kind::Half)));
-        let weights = match blocked.is_empty() {
-            true => scores.f_softmax(-1, full)?,
-            // Zeros if all positions are blocked.
-            false => blocked.apply_to(&scores)?.f_internal_safe_softmax(-1, full)?,
-        };
-        let weights = match self.drops(ctx) {
-            true => weights.f_mul(&dropout_mask(
-                ctx,
-                self.purpose,
-                &weights.size(),
-                weights.f_kind()?,
-                self.dropout,
-            )?)?,
-            false => weights,
-        };
-        Ok(vec![self.join(&weights.f_to_kind(v.f_kind()?)?.f_matmul(&v)?)?])
+        let mask = Mask::new([&q, &k], between, padding, causal)?;
+        let attended =
+            self.scores.attend([&q, &k, &v], &mask, |weights| match self.drops(ctx) {
+                true => dropped(ctx, self.purpose, &weights, self.dropout),
+                false => Ok(weights),
+            })?;
+        Ok(vec![self.join(&attended)?])
     }
 
     fn is_cheap(&self) -> bool {

@@ -64,6 +64,29 @@ impl Mask {
         Ok(mask)
     }
 
+    /// The mask of a layer that takes it as libtorch does, in a form that broadcasts to the scores:
+    /// true for attended positions, or numbers to add.
+    pub(crate) fn from_libtorch(mask: &Tensor) -> Result<Self, TensorError> {
+        Ok(match mask.f_kind()? {
+            Kind::Bool => Mask { blocked: Some(mask.f_logical_not()?), added: None },
+            _ => Mask { blocked: None, added: Some(mask.shallow_clone()) },
+        })
+    }
+
+    /// The mask of later keys for scores of these queries and keys, `[.., positions, width]`. Their
+    /// positions begin together.
+    pub(crate) fn of_later([queries, keys]: [&Tensor; 2]) -> Result<Self, TensorError> {
+        let positions = |tensor: &Tensor| tensor.size().iter().rev().nth(1).copied().unwrap_or(0);
+        let sizes = [positions(queries), positions(keys)];
+        let all = Tensor::f_ones(sizes, (Kind::Bool, queries.device()))?;
+        Ok(Mask { blocked: Some(all.f_triu(1)?), added: None })
+    }
+
+    /// No mask.
+    pub(crate) fn none() -> Self {
+        Mask { blocked: None, added: None }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.blocked.is_none() && self.added.is_none()
     }

@@ -5,7 +5,7 @@
 //!                                \             |             /
 //!                                 +------> heads.rs <-------+        (the attention op)
 //!                                              |               |
-//!                                           mask.rs      head_norm.rs
+//!     lower.rs -> scaled_dot_product.rs -> mask.rs      head_norm.rs
 //!     lower.rs -> positions.rs  rotary.rs <- partial_rotary.rs <- llama.rs
 //!                                   |                                (encodings of positions)
 //!                           rope_frequencies.rs                      (and how fast they turn)
@@ -20,4 +20,5 @@ pub(crate) mod partial_rotary;
 pub(crate) mod positions;
 pub(crate) mod rope_frequencies;
 pub(crate) mod rotary;
+pub(crate) mod scaled_dot_product;
 pub(crate) mod transformer;

@@ -1,7 +1,7 @@
 use crate::engine::error::layer_error;
 use crate::engine::layers::op_context::OpContext;
 use crate::engine::modules::by_autograd::Differentiable;
-use layerspec::layers::{BatchNorm1d, BatchNorm2d};
+use layerspec::layers::{BatchNorm1d, BatchNorm2d, BatchNorm3d};
 use tch::Tensor;
 use tensor::TensorError;
 
@@ -58,7 +58,7 @@ macro_rules! batch_norm {
     )*};
 }
 
-batch_norm! { BatchNorm1d, BatchNorm2d }
+batch_norm! { BatchNorm1d, BatchNorm2d, BatchNorm3d }
 
 /// The variance of a single value is undefined; PyTorch refuses it here, too.
 fn expect_several_values(input: &Tensor) -> Result<(), TensorError> {

@@ -3,7 +3,7 @@ use crate::engine::layers::op::{BackwardOutput, ForwardOutput, Op, SavePolicy, S
 use crate::engine::layers::op_context::OpContext;
 use crate::engine::modules::by_autograd::Differentiable;
 use crate::engine::modules::helpers::{in_place_or_fresh, single_grad, two_inputs};
-use layerspec::layers::{Add, Concat, MaskedFill, MatMul, Mul, Stack, Sub};
+use layerspec::layers::{Add, Concat, Div, MaskedFill, MatMul, Mul, Stack, Sub};
 use tch::Tensor;
 use tensor::{memory, TensorError};
 
@@ -20,7 +20,16 @@ impl Op for Add {
         };
         let mut inputs = inputs.into_iter();
         let first = inputs.next().ok_or_else(|| layer_error("expected an input, got none"))?;
-        Ok(ForwardOutput::with_sizes(inputs.try_fold(first, sum)?, sizes))
+        let total = inputs.try_fold(first, sum)?;
+        let total = match self.number {
+            Some(number) => in_place_or_fresh(
+                total,
+                |total| total.f_add_scalar_(number),
+                |total| total.f_add_scalar(number),
+            )?,
+            None => total,
+        };
+        Ok(ForwardOutput::with_sizes(total, sizes))
     }
 
     /// Every input gets the gradient itself, summed over broadcast dimensions.
@@ -108,6 +117,13 @@ impl Differentiable for Sub {
     fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let [left, right] = two_inputs(inputs)?;
         Ok(vec![left.f_sub(right)?])
+    }
+}
+
+impl Differentiable for Div {
+    fn compute(&self, _: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let [dividend, divisor] = two_inputs(inputs)?;
+        Ok(vec![dividend.f_div(divisor)?])
     }
 }
 

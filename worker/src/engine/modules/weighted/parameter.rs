@@ -1,4 +1,4 @@
-//! A parameter for each sample.
+//! A parameter for each sample, or by itself.
 
 use crate::engine::layers::op_context::OpContext;
 use crate::engine::modules::by_autograd::Differentiable;
@@ -11,16 +11,17 @@ impl Differentiable for Parameter {
     fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let input = single_input_ref(inputs)?;
         let mut repeats = vec![1; self.shape.len()];
-        if let Some(batch) = repeats.first_mut() {
+        if let Some(batch) = repeats.first_mut().filter(|_| self.expand) {
             *batch = input.size().first().copied().unwrap_or(1);
         }
+        // Without `expand` this is a copy, because an output must not change with the parameter.
         let rows = ctx.param("value")?.f_repeat(&repeats[..])?;
         if !input.requires_grad() {
             return Ok(vec![rows]);
         }
         // The layer before expects a gradient, which is zero: the sum of no element is taken away.
         // That leaves every bit as it is.
-        let nothing = input.f_narrow(0, 0, 0)?.f_sum(Kind::Float)?;
+        let nothing = input.f_flatten(0, -1)?.f_narrow(0, 0, 0)?.f_sum(Kind::Float)?;
         Ok(vec![rows.f_sub(&nothing)?])
     }
 
