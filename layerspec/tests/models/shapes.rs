@@ -102,6 +102,106 @@ fn parts_of_symbolic_sizes() {
 }
 
 #[test]
+fn elements_moved_and_repeated() {
+    assert_eq!(output("[batch, 1, seq]", "Expand: {size: [-1, 4, -1]}"), "[batch, 4, seq]");
+    assert_eq!(output("[batch, seq]", "Roll: {shifts: [1, -2], dims: [0, 1]}"), "[batch, seq]");
+    assert_eq!(output("[batch, seq]", "Flip: {dims: [0, -1]}"), "[batch, seq]");
+    let refused =
+        |layer: &str| refused(&format!("inputs: {{x: [batch, 1, seq]}}\nlayers:\n  - {layer}\n"));
+    let error = refused("Expand: {size: [-1, 4]}");
+    assert!(error.ends_with("a size for each dimension of [batch, 1, seq], found [-1, 4]"));
+    let error = refused("Expand: {size: [-1, 4, 5]}");
+    assert!(error.ends_with("cannot expand seq to 5 in [batch, 1, seq]: it is not of size 1"));
+    assert!(refused("Expand: {size: [-1, 0, -1]}").contains("expected a list of whole numbers"));
+    let error = refused("Roll: {shifts: [1, 2], dims: 1}");
+    assert!(error.ends_with("`shifts`: expected one number for each of [1]"), "{error}");
+    assert!(refused("Roll: {shifts: 1, dims: 3}").ends_with("there is no dimension 3"));
+    assert!(refused("Flip: {dims: [1, -2]}").contains("each dimension once in `dims`"));
+}
+
+#[test]
+fn parameters_without_a_batch() {
+    let layer = "Parameter: {shape: [3, 4], expand: false}";
+    assert_eq!(output("[batch, 2]", layer), "[3, 4]");
+    assert_eq!(params("[batch, 2]", layer), "value [3, 4]");
+    let error = refused("inputs: {x: [batch, 2]}\nlayers:\n  - Parameter: {shape: [3, 4]}\n");
+    assert!(error.contains("`shape`: expected sizes that begin with 1"), "{error}");
+}
+
+#[test]
+fn a_number_may_be_added() {
+    assert_eq!(output("[batch, 2]", "Add: {number: 1}"), "[batch, 2]");
+    let error = refused("inputs: {x: [batch, 2]}\nlayers:\n  - Add: {}\n");
+    assert!(error.contains("expected two inputs or more, found 1"), "{error}");
+    let whole = "inputs: {x: {shape: [batch], dtype: int64}}\nlayers:\n  - Add: {number: 1}\n";
+    assert!(refused(whole).ends_with("expected a floating-point input, found int64"));
+}
+
+#[test]
+fn numbers_are_clamped_by_at_least_one_bound() {
+    assert_eq!(output("[batch, 2]", "Clamp: {max: 0.5}"), "[batch, 2]");
+    let refused = |layer: &str| refused(&format!("inputs: {{x: [batch]}}\nlayers:\n  - {layer}\n"));
+    assert!(refused("Clamp").ends_with("`min`: expected a number here, or for `max`"));
+    assert!(refused("Clamp: {min: 2, max: 1}").ends_with("a number not below min (2)"));
+}
+
+#[test]
+fn rows_are_selected_by_numbers() {
+    let select = |input: &str, index: &str, layer: &str| {
+        let inputs = format!("{{x: {input}, i: {{shape: {index}, dtype: int64}}}}");
+        let text = format!("inputs: {inputs}\nlayers:\n  - {layer}\n    in_variables: i\n");
+        let graph = model(&text);
+        graph.value(graph.outputs()[0]).ty.to_string()
+    };
+    assert_eq!(select("[n, 4]", "[batch, seq]", "Index:"), "[batch, seq, 4]");
+    assert_eq!(select("[batch, 9, 4]", "[3]", "Index: {dim: 1}"), "[batch, 3, 4]");
+    assert_eq!(select("[batch, 9]", "[3, 2]", "Index: {dim: -1}"), "[batch, 3, 2]");
+    let error = refused(
+        "inputs: {x: [batch, 9], i: [3]}\nlayers:\n  - Index: {dim: 1}\n    in_variables: i\n",
+    );
+    assert!(error.ends_with("expected an int64 index as the second input, found [3]"), "{error}");
+}
+
+#[test]
+fn volumes_are_pooled() {
+    let volume = "[batch, 2, 4, h, 6]";
+    assert_eq!(output(volume, "MaxPool3d: {kernel_size: 2}"), "[batch, 2, 2, (h//2), 3]");
+    assert_eq!(output(volume, "AvgPool3d: {kernel_size: [2, 1, 3]}"), "[batch, 2, 2, h, 2]");
+    assert_eq!(output(volume, "AdaptiveAvgPool3d: {output_size: 1}"), "[batch, 2, 1, 1, 1]");
+    assert_eq!(output(volume, "BatchNorm3d: {num_features: 2}"), volume);
+}
+
+#[test]
+fn attention_without_projections() {
+    let sdpa = |inputs: &str, arguments: &str, others: &str| {
+        format!(
+            "inputs: {{{inputs}}}\nlayers:\n  - ScaledDotProductAttention: {{{arguments}}}\n    \
+             in_variables: [{others}]\n"
+        )
+    };
+    let output = |inputs: &str, arguments: &str, others: &str| {
+        let graph = model(&sdpa(inputs, arguments, others));
+        graph.value(graph.outputs()[0]).ty.to_string()
+    };
+    let inputs = "q: [batch, 4, seq, 8], k: [batch, 4, mem, 8], v: [batch, 4, mem, 5], \
+                  m: {shape: [batch, 1, seq, mem], dtype: bool}, a: [seq, mem], n: [batch, mem]";
+    assert_eq!(output(inputs, "", "k, v"), "[batch, 4, seq, 5]");
+    assert_eq!(output(inputs, "scale: 2", "k, v, m"), "[batch, 4, seq, 5]");
+    assert_eq!(output(inputs, "", "k, v, a"), "[batch, 4, seq, 5]");
+    let grouped = "q: [batch, 4, seq, 8], k: [batch, 2, mem, 8]";
+    assert_eq!(output(grouped, "enable_gqa: true", "k, k"), "[batch, 4, seq, 8]");
+    let error =
+        |inputs: &str, arguments: &str, others: &str| refused(&sdpa(inputs, arguments, others));
+    assert!(error(grouped, "", "k, k").contains("(`enable_gqa` lets several share one)"));
+    assert!(error(inputs, "", "v, v").contains("a query and a key of one size"));
+    assert!(error(inputs, "", "k, q").contains("for the same heads and positions"));
+    assert!(error(inputs, "", "k, v, n").contains("expected a mask that broadcasts to"));
+    let both = error(inputs, "is_causal: true", "k, v, m");
+    assert!(both.ends_with("expected no mask, because `is_causal` is one"), "{both}");
+    assert!(error(inputs, "", "k").contains("expected as inputs 3 (query, key, value) or 4"));
+}
+
+#[test]
 fn layers_with_several_outputs() {
     let outputs = |input: &str, layer: &str| {
         let graph = one(input, layer);

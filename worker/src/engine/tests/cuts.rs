@@ -1,7 +1,7 @@
 //! Law 1 for the engine: losses and weights are equal to the bit for every cut.
 
 use super::chain::{Chain, Sample};
-use super::models::{ATTENTION, BRANCHY, CONV, PARTS, RESIDUAL, TEXT};
+use super::models::{ATTENTION, BRANCHY, CONV, PARTS, RESIDUAL, TABLES, TEXT};
 use super::*;
 
 const STEPS: u64 = 3;
@@ -104,6 +104,12 @@ fn no_cut_shows_where_layers_have_several_outputs() {
     let (inputs, target) =
         (|name: &str, n| vec![normal(name, &[n, 2, 6, 6])], |name: &str, n| normal(name, &[n, 5]));
     no_cut_shows(PARTS, &LossSpec::MSELoss, inputs, target);
+}
+
+#[test]
+fn no_cut_shows_where_parameters_have_no_batch() {
+    let inputs = |name: &str, n| vec![normal(name, &[n, 6, 8]), classes(name, &[n, 6], 13.0)];
+    no_cut_shows(TABLES, &LossSpec::MSELoss, inputs, |name, n| normal(name, &[n, 6, 5]));
 }
 
 #[test]

@@ -139,3 +139,45 @@ layers:
     out_variables: [out]
 outputs: [out]
 ";
+
+/// Parameters without a batch that other stages look up or add, attention with a mask that learns,
+/// samples dropped as a whole, elements moved.
+pub(crate) const TABLES: &str = "
+model: tables
+inputs: {x: [batch, 6, 8], ids: {shape: [batch, 6], dtype: int64}}
+layers:
+  - Parameter: {shape: [13, 8], std: 0.5, expand: false}
+  - Index: {dim: 0}
+    in_variables: [ids]
+  - DropPath: {p: 0.3}
+  - Add: {number: 0.5}
+    in_variables: [x]
+    out_variables: [sum]
+  - Unflatten: {dim: 2, unflattened_size: [2, 4]}
+  - Transpose: {dim0: 1, dim1: 2}
+  - Roll: {shifts: [-2, 1], dims: [2, -1]}
+    out_variables: [heads]
+  - Flip: {dims: 2}
+    out_variables: [keys]
+  - Parameter: {shape: [2, 6, 6], std: 0.5, expand: false}
+    input: heads
+    out_variables: [bias]
+  - ScaledDotProductAttention: {dropout_p: 0.2}
+    input: heads
+    in_variables: [keys, heads, bias]
+  - Transpose: {dim0: 1, dim1: 2}
+  - Flatten: {start_dim: 2}
+  - DropPath: {p: 0.2, mode: batch}
+    out_variables: [attended]
+  - Select: {dim: 1, index: 0}
+    input: sum
+  - Clamp: {min: -1, max: 1}
+  - Exp
+  - Unsqueeze: {dim: 1}
+  - Expand: {size: [-1, 6, -1]}
+    out_variables: [scales]
+  - Div: {}
+    input: attended
+    in_variables: [scales]
+  - Linear: {in_features: 8, out_features: 5}
+";
