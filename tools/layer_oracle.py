@@ -115,8 +115,8 @@ def make(torch, case):
 
 
 def drawn(torch, given, batch):
-    """An input: normal numbers of a shape, perhaps times a number, or numbers above a bound, or whole
-    numbers below one, or true and false."""
+    """An input: normal numbers of a shape, perhaps times a number, or numbers above a bound, or
+    whole numbers below one, or true and false."""
     given = {"shape": given, "times": 1} if isinstance(given, list) else given
     shape = [batch if size == "batch" else size for size in given["shape"]]
     if "above" in given:

@@ -7,8 +7,8 @@ layer! {
     /// Gives a learned tensor, the same for each sample: what a module of PyTorch holds as
     /// `nn.Parameter`. Of its input it takes the batch size alone, or nothing.
     Parameter {
-        /// The shape of the tensor. With `expand` it begins with 1, in place of which the output has
-        /// the first size of the input.
+        /// The shape of the tensor. With `expand` it begins with 1, in place of which the output
+        /// has the first size of the input.
         shape: Vec<u64> = SIZES;
         /// Standard deviation of the normal numbers that it begins with; with 0, all are zero.
         std: f64 = NON_NEGATIVE, or 0.0;
