@@ -121,8 +121,8 @@ fn max_by_images(layer: &MaxPool3d, input: &Tensor) -> Result<Tensor, TensorErro
     volume::by_images(input, |image| pool(image, of_image), |columns| pool(columns, of_depth))
 }
 
-/// The numbers of a volume's window that are those of a window of images. The second argument is the
-/// number that changes nothing.
+/// The numbers of a volume's window that are those of a window of images. The second argument is
+/// the number that changes nothing.
 type WindowPart = fn([u64; 3], u64) -> [u64; 2];
 
 fn of_image([_, height, width]: [u64; 3], _: u64) -> [u64; 2] {
