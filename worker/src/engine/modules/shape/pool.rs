@@ -150,7 +150,7 @@ impl Differentiable for AvgPool3d {
 /// The number of elements of a window is a product of those of its images and of its depth.
 fn mean_by_images(layer: &AvgPool3d, input: &Tensor) -> Result<Tensor, TensorError> {
     // A sum, if another number divides it.
-    let divisor = layer.divisor_override.map(|_| 1);
+    let divisor: Option<i64> = layer.divisor_override.map(|_| 1);
     let pool = |image: &Tensor, numbers: WindowPart| -> Result<Tensor, TensorError> {
         let of = |each: [u64; 3], neutral| sizes(&numbers(each, neutral));
         Ok(image.f_avg_pool2d(
