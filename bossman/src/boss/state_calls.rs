@@ -2,6 +2,7 @@
 
 use super::boss_man::BossMan;
 use crate::checkpoint::{self, TrainingState};
+use crate::inference::load_model::InitialWeights;
 use crate::recovery::replay::CallLog;
 use crate::session::weight_transfer;
 use crate::{BossManError, StateDict};
@@ -45,6 +46,23 @@ impl BossMan {
             let tensors = tensors?;
             self.invalidate_log();
             weight_transfer::load(&mut self.trainer, tensors).await
+        }
+    }
+
+    /// Replaces those parameters and buffers on all workers that are among these weights.
+    pub(crate) async fn load_initial_weights(
+        &mut self,
+        weights: &InitialWeights,
+    ) -> Result<(), BossManError> {
+        self.trainer.refuse_in_pool("load_state_dict")?;
+        self.invalidate_log();
+        let trainer = &mut self.trainer;
+        match weights {
+            InitialWeights::Held(weights) => weight_transfer::load_held(trainer, weights).await,
+            InitialWeights::InFiles(files) => weight_transfer::load_files(trainer, files).await,
+            InitialWeights::OnWorkers(weights) => {
+                weight_transfer::load_from_workers_files(trainer, weights).await
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use link::{Payload, Slots};
 use pipeline::boss::{Instruction, SendState};
 use pipeline::ids::{Slot, StageId};
 use pipeline::message::Failure;
-use pipeline::{hash_tensor, StateDigest, StateForm, StateName};
+use pipeline::{hash_tensor, LoadContent, StateDigest, StateForm, StateName};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -118,7 +118,7 @@ pub(crate) async fn restore(
 ) -> Result<(), BossManError> {
     trainer.has_loaded = true;
     let tensors = weight_transfer::insert_slots(trainer, tensors);
-    trainer.call(Instruction::LoadState { tensors, optimizer: true }).await?;
+    trainer.call(Instruction::LoadState { tensors, content: LoadContent::WholeState }).await?;
     resume_from(trainer, counters);
     Ok(())
 }

@@ -110,7 +110,7 @@ pub(super) fn trained(
     if !path.exists() {
         anyhow::bail!("{}: the run has no weights yet", folder.display());
     }
-    file.weights = Some(Weights { path, rename: Default::default() });
+    file.weights = Some(Weights::of(path));
     Ok((file, None))
 }
 

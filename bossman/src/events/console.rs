@@ -230,7 +230,7 @@ impl Steps {
 impl Invitation {
     /// The lines that tell the user how other machines join.
     fn lines(&self) -> Vec<String> {
-        let Invitation { missing, address, port, ticket, is_pool, data } = self;
+        let Invitation { missing, address, port, ticket, is_pool, data, weights } = self;
         let host = address.map_or("<this machine's address>".into(), |ip| ip.to_string());
         let wait = match (missing, is_pool) {
             (0, _) => format!(
@@ -247,16 +247,17 @@ impl Invitation {
         let line = format!(
             "  MODEL_HOST={host} MODEL_PORT={port} MODEL_TICKET={ticket} target/release/worker"
         );
-        let Some(here) = data else { return vec![wait, line] };
-        let here = match here.as_os_str().is_empty() {
-            true => "this folder".into(),
-            false => here.display().to_string(),
-        };
-        vec![
-            wait,
-            format!("{line} --data FOLDER"),
-            format!("  where FOLDER holds there what {here} holds here"),
-        ]
+        let (mut line, mut lines) = (line, Vec::new());
+        for (flag, word, here) in [("--data", "FOLDER", data), ("--weights", "WEIGHTS", weights)] {
+            let Some(here) = here else { continue };
+            let here = match here.as_os_str().is_empty() {
+                true => "this folder".into(),
+                false => here.display().to_string(),
+            };
+            line += &format!(" {flag} {word}");
+            lines.push(format!("  where {word} holds there what {here} holds here"));
+        }
+        [vec![wait, line], lines].concat()
     }
 }
 

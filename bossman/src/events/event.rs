@@ -236,6 +236,8 @@ pub struct Invitation {
     pub is_pool: bool,
     /// The folder here whose files workers read from a folder of theirs.
     pub data: Option<PathBuf>,
+    /// The folder here of the weights that workers read from a folder of theirs.
+    pub weights: Option<PathBuf>,
 }
 
 /// A stage of a plan.

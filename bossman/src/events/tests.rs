@@ -73,6 +73,7 @@ fn run(ticket: Ticket) -> Vec<Event> {
         ticket,
         is_pool: false,
         data: Some("data".into()),
+        weights: Some("models/mine".into()),
     };
     let waiting = |missing, reason, invitation| Event::Waiting {
         missing,

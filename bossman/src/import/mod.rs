@@ -5,7 +5,7 @@
 //!        -> hf_config (config.json) -> families -> llama_like, bert_like -> family, model_text
 //!        -> weights: tensor_headers (a head that is tied is read, nothing else)
 //!        -> tokenizer_file, pictures
-//!        -> renames -> fit (model against headers)
+//!        -> renames -> leftovers (model against headers)
 //!        -> model_text, run_text, summary: the files that it writes
 //! ```
 //!
@@ -19,9 +19,9 @@ mod back_tests;
 mod bert_like;
 mod families;
 mod family;
-mod fit;
 pub(crate) mod gguf;
 mod hf_config;
+mod leftovers;
 mod llama_like;
 mod model_text;
 mod pictures;
@@ -42,8 +42,8 @@ use crate::weights::tensor_headers::TensorHeaders;
 use crate::{BossManError, Model};
 use families::family_of;
 use family::{FamilyModel, Output, Request, Samples};
-use fit::{check_ties, compare};
 use hf_config::HfConfig;
+use leftovers::Leftovers;
 use model_text::{model_text, ModelFile};
 use pictures::Pictures;
 use renames::renames;
@@ -157,7 +157,7 @@ fn import_folder(
         let problem = format!("makes a model that BossMan refuses: {e}");
         BossManError::file(config.path(), problem)
     })?;
-    let leftovers = compare(model.graph(), &headers, &rename, &leftovers)?;
+    let leftovers = Leftovers::of(model.graph(), &headers, &rename, &leftovers)?;
     let (mut tokenizer, mut pictures, mut positions) = (None, None, 0);
     match samples {
         Samples::Tokens { vocab_size, max_positions } => {
@@ -203,7 +203,7 @@ fn import_folder(
         output,
     };
     let page = summary.page();
-    check_ties(model.graph(), &headers, &leftovers)?;
+    leftovers.check_ties(model.graph(), &headers)?;
     let mut warnings = Vec::new();
     std::fs::create_dir_all(to).map_err(|e| BossManError::io(to, &e))?;
     let write = |name: &str, text: &str| {

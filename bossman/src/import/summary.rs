@@ -1,7 +1,7 @@
 //! MODEL.md beside an imported model file: where it came from, and what is in it.
 
 use super::family::Output;
-use super::fit::Leftovers;
+use super::leftovers::Leftovers;
 use crate::output::printable;
 use crate::weights::tensor_headers::TensorHeaders;
 use layerspec::{LayerGraph, LayerKind};

@@ -337,7 +337,7 @@ fn other_shapes_and_too_few_rows_are_refused_before_anything_is_written() {
     let config = |more: &Value| config("LlamaModel", more);
     let folder = Folder::new(&config(&json!({"intermediate_size": 12})), "");
     let error = folder.import(&ImportOptions::default()).unwrap_err();
-    let part = "`layers.0.mlp.down_proj.weight`: expected [8, 12], got [8, 16]";
+    let part = "`layers.0.mlp.down_proj.weight`: expected float32 [8, 12], got bfloat16 [8, 16]";
     assert!(error.contains(part) && error.contains("model.safetensors: "), "{error}");
     let folder = Folder::new(&config(&json!({"num_attention_heads": 3})), "");
     let error = folder.import(&ImportOptions::default()).unwrap_err();

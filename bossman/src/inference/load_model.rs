@@ -1,10 +1,15 @@
 //! Loads a run's model with weights onto workers, to use it.
 
+use crate::checkpoint::is_checkpoint;
 use crate::events::{Console, Events, Stream};
-use crate::run_file::RunFile;
+use crate::run_file::{FileReader, RunFile, Weights};
+use crate::weights::weight_files::WeightFiles;
 use crate::workers::fleet_settings::FleetSettings;
 use crate::{BossMan, BossManError, Model, StateDict};
+use ::data::HashedWeight;
+use pipeline::StateDigest;
 use std::path::Path;
+use std::sync::Arc;
 
 impl RunFile {
     /// Loads the run's model onto workers, with the weights in `weights` or those that the run file
@@ -28,7 +33,7 @@ impl RunFile {
         let workers = fleet.worker_count(self)?;
         let builder = self.builder(model);
         builder.check(workers)?;
-        let host = fleet.host_with_data(workers, self);
+        let host = fleet.host_with_files(workers, self);
         let host = match fleet.local == workers {
             true => host.quiet(),
             false => host.events(Events::on(Console::new(Stream::Stderr))),
@@ -47,46 +52,70 @@ impl RunFile {
         weights: Option<&Path>,
         model: &Model,
     ) -> Result<Option<InitialWeights>, BossManError> {
-        let (found, fresh) = match (weights, &self.weights) {
-            (Some(path), _) => (StateDict::load(path)?, Vec::new()),
-            (None, Some(weights)) => {
-                let found = weights.rename.apply(&StateDict::load(&weights.path)?, model)?;
-                (found, weights.rename.fresh_parameters(model))
-            }
+        let weights = match (weights, &self.weights) {
+            (Some(path), _) => &Weights::of(path),
+            (None, Some(weights)) => weights,
             (None, None) => return Ok(None),
         };
-        Ok(Some(InitialWeights {
-            weights: found.fit_to_except(model.graph(), &fresh)?,
-            complete: fresh.is_empty(),
-        }))
+        InitialWeights::find(weights, model).map(Some)
     }
 }
 
 /// Weights to start from, checked against the model.
-pub(crate) struct InitialWeights {
-    weights: StateDict,
-    /// Whether they are complete, so that no parameter is initialised from the seed.
-    complete: bool,
+pub(crate) enum InitialWeights {
+    /// In memory: those of a checkpoint.
+    Held(StateDict),
+    /// In files that the boss reads when the workers are there.
+    InFiles(WeightFiles),
+    /// In files of the workers, each with its description and its hash.
+    OnWorkers(Arc<Vec<HashedWeight>>),
 }
 
 impl InitialWeights {
-    /// The weights, which share memory with these.
-    pub(crate) fn weights(&self) -> StateDict {
-        let mut weights = StateDict::default();
-        self.weights.iter().for_each(|(name, tensor)| weights.insert(name, tensor));
-        weights
+    /// Checks the weights against the model, by the headers of their files alone if they are
+    /// safetensors files. If workers read them, each is hashed.
+    fn find(weights: &Weights, model: &Model) -> Result<Self, BossManError> {
+        let Weights { path, rename, reader } = weights;
+        if !(path.is_dir() && is_checkpoint(path)?) {
+            let files = WeightFiles::find(path, rename, model)?;
+            return Ok(match reader {
+                FileReader::Boss => InitialWeights::InFiles(files),
+                FileReader::Workers => InitialWeights::OnWorkers(files.hashed()?.into()),
+            });
+        }
+        if *reader == FileReader::Workers {
+            let problem = "is a checkpoint, which workers cannot read; leave out `on: workers` in \
+                           `weights`, or name a safetensors file";
+            return Err(BossManError::file(path, problem));
+        }
+        let fresh = rename.fresh_parameters(model);
+        let found = rename.apply(&StateDict::load(path)?, model)?;
+        Ok(InitialWeights::Held(found.fit_to_except(model.graph(), &fresh)?))
     }
 
-    /// Sends them to the workers, whose parameters were initialised from the seed.
-    pub(crate) async fn load(&self, boss: &mut BossMan) -> Result<(), BossManError> {
-        let mut all = self.weights();
-        if !self.complete {
-            let drawn = boss.state_dict().await?;
-            let missing = drawn.iter().filter(|(name, _)| all.get(name).is_none());
-            let missing: Vec<_> =
-                missing.map(|(name, tensor)| (name.to_string(), tensor.shallow_clone())).collect();
-            missing.iter().for_each(|(name, tensor)| all.insert(name, tensor));
+    /// The same weights. Those in memory are shared.
+    pub(crate) fn share(&self) -> Self {
+        match self {
+            InitialWeights::Held(weights) => InitialWeights::Held(weights.share()),
+            InitialWeights::InFiles(files) => InitialWeights::InFiles(files.clone()),
+            InitialWeights::OnWorkers(weights) => InitialWeights::OnWorkers(weights.clone()),
         }
-        boss.load_state_dict(&all).await
+    }
+
+    /// Their digest, as [`StateDict::digest`]. May read their files.
+    pub(crate) fn digest(&self) -> Result<StateDigest, BossManError> {
+        match self {
+            InitialWeights::Held(weights) => weights.digest(),
+            InitialWeights::InFiles(files) => files.digest(),
+            InitialWeights::OnWorkers(weights) => {
+                let hashes = weights.iter().map(|weight| (weight.name.clone(), weight.hash));
+                Ok(StateDigest::of(&hashes.collect()))
+            }
+        }
+    }
+
+    /// Gives them to the workers. Parameters that are not among them keep what the seed drew.
+    pub(crate) async fn load(&self, boss: &mut BossMan) -> Result<(), BossManError> {
+        boss.load_initial_weights(self).await
     }
 }

@@ -1,7 +1,8 @@
 //! The hashes of what a run starts from: its data and its initial weights.
 
+use crate::inference::load_model::InitialWeights;
 use crate::run_file::data_parts::Parts;
-use crate::{BossManError, StateDict};
+use crate::BossManError;
 use ::data::{DataHash, Dataset};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -24,11 +25,11 @@ impl Inputs {
     /// A file cannot be read.
     pub(crate) fn hash(
         data: &[(&'static str, Dataset)],
-        weights: Option<&StateDict>,
+        weights: Option<&InitialWeights>,
     ) -> Result<Self, BossManError> {
         let hashed = data.iter().map(|(part, data)| Ok((part.to_string(), data.hash()?)));
         let data = hashed.collect::<Result<_, BossManError>>()?;
-        let initial_weights = weights.map(StateDict::digest).transpose()?;
+        let initial_weights = weights.map(InitialWeights::digest).transpose()?;
         Ok(Inputs { data, initial_weights: initial_weights.map(|digest| digest.to_string()) })
     }
 }

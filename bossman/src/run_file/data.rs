@@ -1,5 +1,6 @@
 //! The key `data` of a run file: files, their formats, and the normalization of inputs.
 
+use super::file_reader::{FileReader, FILE_READER};
 use super::string_map::string_map;
 use super::{columns, text};
 use crate::data::{Normalize, Source, Table};
@@ -31,19 +32,6 @@ pub enum Validation {
     /// A share of the samples to train on. It is then not trained on.
     Split(f64),
 }
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum DataReader {
-    Boss,
-    Workers,
-}
-
-const ON: Reader<DataReader> =
-    Reader::new("`boss` or `workers`", |node| match (TEXT.read)(node)?.as_str() {
-        "boss" => Some(DataReader::Boss),
-        "workers" => Some(DataReader::Workers),
-        _ => None,
-    });
 
 /// Neither none nor all.
 const SHARE: Reader<f64> =
@@ -89,9 +77,9 @@ pub(super) fn data(node: &Node, folder: &Path) -> Result<Data, Diagnostic> {
 /// The folder here that corresponds to the folder of workers: `root`, or that of the run file.
 fn on_workers(data: &Mapping<'_>, folder: &Path) -> Result<Option<PathBuf>, Diagnostic> {
     let root = data.optional("root", &TEXT)?;
-    match (data.optional("on", &ON)?, root) {
-        (Some(DataReader::Workers), None) => Ok(Some(folder.to_path_buf())),
-        (Some(DataReader::Workers), Some(root)) => Ok(Some(folder.join(root))),
+    match (data.optional("on", &FILE_READER)?, root) {
+        (Some(FileReader::Workers), None) => Ok(Some(folder.to_path_buf())),
+        (Some(FileReader::Workers), Some(root)) => Ok(Some(folder.join(root))),
         (_, None) => Ok(None),
         (_, Some(_)) => Err(Diagnostic::new(
             data.need("root")?.location,

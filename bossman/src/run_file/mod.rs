@@ -10,6 +10,7 @@ mod checkpoint;
 mod columns;
 mod data;
 pub mod data_parts;
+mod file_reader;
 #[cfg(test)]
 mod fuzz_tests;
 mod guards;
@@ -33,6 +34,8 @@ use crate::settings::conflicts::{self, Facts, ReductionOrder, RunFacts};
 use crate::weights::rename_rules::RenameRules;
 use crate::{BossManError, Guards, RecoverySource, TranslationSettings};
 pub use data::{Data, Validation};
+pub use file_reader::FileReader;
+use file_reader::FILE_READER;
 use layerspec::yaml::{
     self, Mapping, Node, Reader, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT,
 };
@@ -131,6 +134,25 @@ pub struct Weights {
     pub path: PathBuf,
     /// The names of their tensors in the model.
     pub rename: RenameRules,
+    /// Who reads them. Workers read a safetensors file below a folder of theirs, which is the one
+    /// of the file here.
+    pub reader: FileReader,
+}
+
+impl Weights {
+    /// The weights of this file or folder, under the model's own names.
+    pub fn of(path: impl Into<PathBuf>) -> Self {
+        Weights { path: path.into(), rename: RenameRules::default(), reader: FileReader::default() }
+    }
+
+    /// The folder whose files workers have, too. `None` if the boss reads them.
+    pub(crate) fn on_workers(&self) -> Option<&Path> {
+        match (self.reader, self.path.is_dir()) {
+            (FileReader::Boss, _) => None,
+            (FileReader::Workers, true) => Some(&self.path),
+            (FileReader::Workers, false) => self.path.parent(),
+        }
+    }
 }
 
 /// The length of training.
@@ -339,9 +361,9 @@ fn length(run: &Mapping<'_>, root: &Node) -> Result<Option<Length>, Diagnostic> 
 fn weights(run: &Mapping<'_>, folder: &Path) -> Result<Option<Weights>, Diagnostic> {
     let Some(node) = run.get("weights") else { return Ok(None) };
     if let Some(path) = node.as_text() {
-        return Ok(Some(Weights { path: folder.join(path), rename: RenameRules::default() }));
+        return Ok(Some(Weights::of(folder.join(path))));
     }
-    let weights = node.mapping("`weights`", "key", &["path", "rename", "ignore", "fresh"])?;
+    let weights = node.mapping("`weights`", "key", &["path", "on", "rename", "ignore", "fresh"])?;
     let mut rename = RenameRules::default();
     if let Some(node) = weights.get("rename") {
         for (name, source) in node.entries("`rename`", "name in the model")? {
@@ -361,5 +383,7 @@ fn weights(run: &Mapping<'_>, folder: &Path) -> Result<Option<Weights>, Diagnost
             rename.fresh(&text).map_err(|why| Diagnostic::new(name.location, why))?;
         }
     }
-    Ok(Some(Weights { path: folder.join(weights.required("path", &TEXT)?), rename }))
+    let path = folder.join(weights.required("path", &TEXT)?);
+    let reader = weights.optional("on", &FILE_READER)?.unwrap_or_default();
+    Ok(Some(Weights { path, rename, reader }))
 }

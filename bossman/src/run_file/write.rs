@@ -1,7 +1,7 @@
 //! A run file as text, with every default written.
 
 use super::yaml_text::{document, list, map, Yaml};
-use super::{columns, sources, Data, Length, RunFile, Validation, Weights};
+use super::{columns, sources, Data, FileReader, Length, RunFile, Validation, Weights};
 use crate::checkpoint::{Every, KeepBest, Policy};
 use crate::data::{DataError, Normalize, Source, Table, Text, TextPairs, Tokenizer};
 use crate::{BossManError, Guards, NonFinite, RecoverySource, TranslationSettings};
@@ -377,8 +377,13 @@ fn weights(weights: &Weights) -> Yaml {
     let rules = weights.rename.texts();
     let names = |names: &[String]| list(names.iter().map(String::as_str));
     let renamed = rules.renamed.iter().map(|(name, from)| (name.clone(), sources::write(from)));
+    let reader = match weights.reader {
+        FileReader::Boss => "boss",
+        FileReader::Workers => "workers",
+    };
     map([
         ("path", path(&weights.path)),
+        ("on", reader.into()),
         ("rename", Yaml::Map(renamed.collect())),
         ("ignore", names(&rules.ignored)),
         ("fresh", names(&rules.fresh)),

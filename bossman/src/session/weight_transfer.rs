@@ -4,13 +4,18 @@ use super::trainer::Trainer;
 use crate::data::tensor_payload::{from_payload, to_payload};
 use crate::session::replica_check::{compare_replicas, must_agree};
 use crate::weights::state_dict::{expected, ExpectedTensor, StateDict};
+use crate::weights::weight_files::WeightFiles;
 use crate::BossManError;
+use ::data::HashedWeight;
+use bytes::Bytes;
+use layerspec::DType;
 use link::Payload;
 use pipeline::boss::{Instruction, SendState};
 use pipeline::ids::{Slot, StageId};
-use pipeline::StateForm;
+use pipeline::{LoadContent, StateForm, TensorMeta};
 use std::collections::BTreeMap;
 use tch::Tensor;
+use tokio::sync::mpsc;
 
 /// A tensor for the workers that hold a stage.
 pub(crate) struct StageTensor {
@@ -65,7 +70,57 @@ pub(crate) async fn load(
 ) -> Result<(), BossManError> {
     trainer.has_loaded = true;
     let tensors = insert_slots(trainer, tensors);
-    trainer.call(Instruction::LoadState { tensors, optimizer: false }).await
+    trainer.call(Instruction::LoadState { tensors, content: LoadContent::Weights }).await
+}
+
+/// Replaces those parameters and buffers on all workers that are among these weights, which fit.
+pub(crate) async fn load_held(
+    trainer: &mut Trainer,
+    weights: &StateDict,
+) -> Result<(), BossManError> {
+    let tensors = placed(trainer, weights.iter())?;
+    load(trainer, tensors).await
+}
+
+/// As [`load_held`], of weights that are read while others travel.
+pub(crate) async fn load_files(
+    trainer: &mut Trainer,
+    files: &WeightFiles,
+) -> Result<(), BossManError> {
+    // One chunk waits while another one is read, and a third one travels.
+    let (sender, mut chunks) = mpsc::channel(1);
+    let files = files.clone();
+    let reader = tokio::task::spawn_blocking(move || {
+        for names in files.chunks() {
+            // Nobody waits for a chunk after a failure.
+            if sender.blocking_send(files.read(&names)?).is_err() {
+                break;
+            }
+        }
+        Ok::<(), BossManError>(())
+    });
+    while let Some(chunk) = chunks.recv().await {
+        let chunk = chunk.iter().map(|(name, tensor)| (name.as_str(), tensor));
+        let tensors = placed(trainer, chunk)?;
+        load(trainer, tensors).await?;
+    }
+    reader.await.map_err(|e| BossManError::Usage(e.to_string()))?
+}
+
+/// As [`load_held`], of weights that each worker reads from its own files.
+pub(crate) async fn load_from_workers_files(
+    trainer: &mut Trainer,
+    weights: &[HashedWeight],
+) -> Result<(), BossManError> {
+    trainer.has_loaded = true;
+    let described = weights.iter().map(|weight| {
+        let bytes: Bytes = weight.encode()?.into();
+        let meta = TensorMeta { dtype: DType::UInt8, shape: vec![bytes.len() as u64] };
+        Ok((weight.name.as_str(), Payload { meta, bytes }))
+    });
+    let tensors = to_holders(trainer, described)?;
+    let tensors = insert_slots(trainer, tensors);
+    trainer.call(Instruction::LoadState { tensors, content: LoadContent::WeightSources }).await
 }
 
 /// Puts tensors into slots, from which they are sent.
@@ -87,19 +142,34 @@ pub(crate) fn by_stage(
     trainer: &Trainer,
     weights: &StateDict,
 ) -> Result<Vec<StageTensor>, BossManError> {
-    let graph = trainer.model.graph();
-    let fitting = weights.fit_to(graph)?;
+    let fitting = weights.fit_to(trainer.model.graph())?;
+    placed(trainer, fitting.iter())
+}
+
+/// As [`by_stage`], of tensors that fit.
+fn placed<'a>(
+    trainer: &Trainer,
+    tensors: impl Iterator<Item = (&'a str, &'a Tensor)>,
+) -> Result<Vec<StageTensor>, BossManError> {
+    to_holders(trainer, tensors.map(|(name, tensor)| Ok((name, to_payload(tensor)?))))
+}
+
+/// Each payload once for each stage that holds the parameter or buffer of its name.
+fn to_holders<'a>(
+    trainer: &Trainer,
+    payloads: impl Iterator<Item = Result<(&'a str, Payload), BossManError>>,
+) -> Result<Vec<StageTensor>, BossManError> {
+    let expected = expected(trainer.model.graph()).owned;
     let mut tensors = Vec::new();
-    for (name, ExpectedTensor { layer, parameter, .. }) in expected(graph).owned {
-        if let Some(tensor) = fitting.get(&name) {
-            let payload = to_payload(tensor)?;
-            let holders = trainer.plan.holders(layer, parameter).into_iter();
-            tensors.extend(holders.map(|stage| StageTensor {
-                stage,
-                name: name.clone(),
-                payload: payload.clone(),
-            }));
-        }
+    for named in payloads {
+        let (name, payload) = named?;
+        let Some(ExpectedTensor { layer, parameter, .. }) = expected.get(name) else { continue };
+        let holders = trainer.plan.holders(*layer, parameter).into_iter();
+        tensors.extend(holders.map(|stage| StageTensor {
+            stage,
+            name: name.into(),
+            payload: payload.clone(),
+        }));
     }
     Ok(tensors)
 }

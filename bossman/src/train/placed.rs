@@ -97,7 +97,7 @@ pub(super) fn place(
 fn carried_out(file: &RunFile, options: &TrainOptions) -> Result<RunFile, BossManError> {
     let mut file = file.clone();
     if let Some(path) = &options.weights {
-        file.weights = Some(Weights { path: path.clone(), rename: Default::default() });
+        file.weights = Some(Weights::of(path.clone()));
     }
     file.with_absolute_paths()
 }

@@ -120,7 +120,7 @@ impl Verification {
             }
         }
         let weights = self.file.initial_weights(None, model)?;
-        let there = weights.map(|of| of.weights().digest()).transpose()?;
+        let there = weights.map(|of| of.digest()).transpose()?;
         if there.map(|digest| digest.to_string()) != expected.initial_weights {
             let problem = format!("are not those of {RECEIPT}");
             found.push(Difference::new("the initial weights", problem));

@@ -4,7 +4,7 @@ use super::{Difference, Exactness, Origin, Verification, Window};
 use crate::checkpoint::TrainingState;
 use crate::data::Part;
 use crate::events::{Event, Events, Observer};
-use crate::run_file::RunFile;
+use crate::run_file::{FileReader, RunFile, Weights};
 use crate::{
     BossMan, BossManError, Collective, Cuts, Host, Model, Replicas, ScheduleKind, StateDict,
 };
@@ -102,7 +102,9 @@ impl Verification {
         let sums_like_replicas = self.file.replicas.is_some()
             || self.receipt.sessions.iter().any(|session| session.pool);
         let microbatches = self.receipt.sessions.first().map(|session| session.microbatches);
+        let weights = self.file.weights.clone();
         RunFile {
+            weights: weights.map(|weights| Weights { reader: FileReader::Boss, ..weights }),
             microbatches: microbatches.unwrap_or(self.file.microbatches),
             schedule: Some(ScheduleKind::OneFOneB),
             chunks: None,

@@ -4,10 +4,11 @@
 //! model -> script_file
 //! state_dict -> safetensors_files -> rename_rules -> source
 //!                                 -> shards -> export -> huggingface
-//!                                 -> tensor_headers (no weight is read)
+//! weight_files -> fit -> tensor_headers: a weight is read when a worker needs it
 //! ```
 
 pub(crate) mod export;
+pub(crate) mod fit;
 pub(crate) mod huggingface;
 pub(crate) mod model;
 pub mod rename_rules;
@@ -17,3 +18,4 @@ mod shards;
 pub(crate) mod source;
 pub(crate) mod state_dict;
 pub(crate) mod tensor_headers;
+pub(crate) mod weight_files;

@@ -19,7 +19,7 @@ use tch::Tensor;
 
 /// The name of an index beside its files, and its ending.
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
-const INDEX_ENDING: &str = ".safetensors.index.json";
+pub(super) const INDEX_ENDING: &str = ".safetensors.index.json";
 /// The file of weights that are in one.
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 

@@ -1,10 +1,12 @@
 //! Names, types and shapes of the tensors of a folder, from the headers of its safetensors files.
 //! No weight is read, unless two tensors are compared.
 
-use super::safetensors_files::{dtype, shown, unreadable, Index, INDEX_FILE, SINGLE_FILE};
+use super::safetensors_files::{
+    dtype, shown, unreadable, Index, INDEX_ENDING, INDEX_FILE, SINGLE_FILE,
+};
 use crate::data::{bounded_file, disk};
 use crate::BossManError;
-use layerspec::DType;
+use pipeline::TensorMeta;
 use safetensors::tensor::Metadata;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,17 +29,10 @@ const CONVERT: &str = "python3 -c \"import glob, torch; from safetensors.torch i
                        glob.glob('pytorch_model*.bin') for name, tensor in torch.load(file, \
                        weights_only=True).items()}, 'model.safetensors')\"";
 
-/// A tensor of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TensorHeader {
-    pub(crate) dtype: DType,
-    pub(crate) shape: Vec<u64>,
-}
-
 /// A tensor, and where its numbers are.
 #[derive(Debug)]
 struct Stored {
-    header: TensorHeader,
+    header: TensorMeta,
     file: Arc<Path>,
     /// The place of its first byte in the file.
     start: u64,
@@ -65,17 +60,37 @@ impl Stored {
 /// All tensors of a folder, by name.
 #[derive(Debug)]
 pub(crate) struct TensorHeaders {
+    folder: PathBuf,
     source: PathBuf,
     tensors: BTreeMap<String, Stored>,
 }
 
 impl TensorHeaders {
-    /// Reads the headers of a folder, of the files that [`crate::StateDict::load`] takes.
-    pub(crate) fn read(folder: &Path) -> Result<Self, BossManError> {
+    /// Reads the headers of the files that [`crate::StateDict::load`] takes, except those of a
+    /// checkpoint: a safetensors file, an index of several, or the folder of one of them.
+    pub(crate) fn read(path: &Path) -> Result<Self, BossManError> {
+        if path.is_dir() {
+            return Self::of_folder(path);
+        }
+        let folder = path.parent().unwrap_or_else(|| Path::new("."));
+        if !path.to_string_lossy().ends_with(INDEX_ENDING) {
+            return Self::of_file(path.into(), folder);
+        }
+        match bounded_file::read(path, MAX_INDEX)? {
+            Some(text) => Self::sharded(path.into(), &text, folder),
+            None => Err(BossManError::file(path, "there is no such file")),
+        }
+    }
+
+    fn of_file(file: PathBuf, folder: &Path) -> Result<Self, BossManError> {
+        let tensors = header(&file)?;
+        Ok(TensorHeaders { folder: folder.into(), source: file, tensors })
+    }
+
+    fn of_folder(folder: &Path) -> Result<Self, BossManError> {
         let (index, single) = (folder.join(INDEX_FILE), folder.join(SINGLE_FILE));
         if is_file(&single)? {
-            let tensors = header(&single)?;
-            return Ok(TensorHeaders { source: single, tensors });
+            return Self::of_file(single, folder);
         }
         if let Some(text) = bounded_file::read(&index, MAX_INDEX)? {
             return Self::sharded(index, &text, folder);
@@ -116,7 +131,18 @@ impl TensorHeaders {
                 tensors.insert(name.to_string(), tensor);
             }
         }
-        Ok(TensorHeaders { source: path, tensors })
+        Ok(TensorHeaders { folder: folder.into(), source: path, tensors })
+    }
+
+    /// The folder of the files.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The file of a tensor, the place of its first byte there, and what it is.
+    pub(crate) fn place(&self, name: &str) -> Option<(&Path, u64, &TensorMeta)> {
+        let Stored { header, file, start, .. } = self.tensors.get(name)?;
+        Some((file, *start, header))
     }
 
     /// The file, or the index of several.
@@ -125,7 +151,7 @@ impl TensorHeaders {
     }
 
     /// The tensor of this name.
-    pub(crate) fn get(&self, name: &str) -> Option<&TensorHeader> {
+    pub(crate) fn get(&self, name: &str) -> Option<&TensorMeta> {
         self.tensors.get(name).map(|tensor| &tensor.header)
     }
 
@@ -135,7 +161,7 @@ impl TensorHeaders {
     }
 
     /// Every tensor, by name.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &TensorHeader)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &TensorMeta)> {
         self.tensors.iter().map(|(name, tensor)| (name.as_str(), &tensor.header))
     }
 
@@ -208,7 +234,7 @@ fn header(path: &Path) -> Result<BTreeMap<String, Stored>, BossManError> {
         match dtype(info.dtype) {
             Some(dtype) => {
                 let stored = Stored {
-                    header: TensorHeader { dtype, shape },
+                    header: TensorMeta { dtype, shape },
                     file: source.clone(),
                     start: SIZE_BYTES.saturating_add(header).saturating_add(first as u64),
                     bytes: end.saturating_sub(first),
@@ -230,6 +256,7 @@ fn header(path: &Path) -> Result<BTreeMap<String, Stored>, BossManError> {
 mod tests {
     use super::*;
     use crate::StateDict;
+    use layerspec::DType;
     use tch::{Device, Kind, Tensor};
 
     fn state() -> StateDict {
@@ -242,7 +269,7 @@ mod tests {
     fn expect_tensors(headers: &TensorHeaders) {
         let names: Vec<&str> = headers.iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["a.weight", "b.bias"]);
-        let expected = TensorHeader { dtype: DType::BFloat16, shape: vec![4, 3] };
+        let expected = TensorMeta { dtype: DType::BFloat16, shape: vec![4, 3] };
         assert_eq!(headers.get("a.weight"), Some(&expected));
         assert!(headers.has("b.bias") && !headers.has("c"));
     }

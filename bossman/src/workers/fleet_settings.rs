@@ -1,6 +1,6 @@
 //! The workers of a run, from its command line.
 
-use crate::run_file::RunFile;
+use crate::run_file::{RunFile, Weights};
 use crate::{BossMan, BossManError, Builder, Host, Model, Transport};
 use pipeline::replicas::{Replicas, Sharding};
 use pipeline::{Cuts, Placement, ScheduleKind};
@@ -70,12 +70,17 @@ impl FleetSettings {
         self.workers.unwrap_or(if self.local > 0 { self.local } else { each }).max(1)
     }
 
-    /// The host that waits for them, if they may read the run's data from their own files.
-    pub(crate) fn host_with_data(&self, workers: usize, file: &RunFile) -> Host {
-        match file.data.as_ref().and_then(|data| data.on_workers.as_ref()) {
-            Some(folder) => self.host(workers).data(folder),
-            None => self.host(workers),
+    /// The host that waits for them, if they may read the run's data and weights from their own
+    /// files.
+    pub(crate) fn host_with_files(&self, workers: usize, file: &RunFile) -> Host {
+        let mut host = self.host(workers);
+        if let Some(folder) = file.data.as_ref().and_then(|data| data.on_workers.as_ref()) {
+            host = host.data(folder);
         }
+        if let Some(folder) = file.weights.as_ref().and_then(Weights::on_workers) {
+            host = host.weights(folder);
+        }
+        host
     }
 
     /// The host that waits for them.

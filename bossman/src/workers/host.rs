@@ -49,6 +49,7 @@ pub struct Host {
     transport: Transport,
     allow_torchscript: bool,
     data: Option<PathBuf>,
+    weights: Option<PathBuf>,
     events: Events,
     open_to_joins: bool,
     config_dir: Option<PathBuf>,
@@ -85,6 +86,7 @@ impl Host {
             transport: Transport::default(),
             allow_torchscript: false,
             data: None,
+            weights: None,
             events: Events::default(),
             open_to_joins: false,
             config_dir: None,
@@ -147,6 +149,14 @@ impl Host {
     #[must_use]
     pub fn data(mut self, folder: impl Into<PathBuf>) -> Self {
         self.data = Some(folder.into());
+        self
+    }
+
+    /// Sets the folder from which local workers may read weights. By default they read none. Other
+    /// workers have a flag for it.
+    #[must_use]
+    pub fn weights(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.weights = Some(folder.into());
         self
     }
 
@@ -239,6 +249,7 @@ impl Host {
             ticket: identity.ticket().clone(),
             is_pool: self.open_to_joins,
             data: self.data.clone(),
+            weights: self.weights.clone(),
         });
         self.report_wait(self.workers, reason, Duration::ZERO, invitation);
         let mut wait = JoinWait::new(&self, listener, local, again);
@@ -265,6 +276,7 @@ impl Host {
             transport: self.transport,
             allow_torchscript: self.allow_torchscript,
             data: self.data.clone(),
+            weights: self.weights.clone(),
         };
         let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
         LocalWorkers::start(self.local, &flags, address, ticket).map(Some)

@@ -28,6 +28,7 @@ pub(crate) struct WorkerFlags {
     pub(crate) transport: Transport,
     pub(crate) allow_torchscript: bool,
     pub(crate) data: Option<PathBuf>,
+    pub(crate) weights: Option<PathBuf>,
 }
 
 /// Running workers. Each reads a pipe that only this process holds, and ends when it is closed: by
@@ -68,7 +69,8 @@ impl LocalWorkers {
             true => tensor::cuda::uuid::slices(),
             false => Vec::new(),
         };
-        let WorkerFlags { threads, devices, transport, allow_torchscript, data, .. } = flags;
+        let WorkerFlags { threads, devices, transport, allow_torchscript, data, weights, .. } =
+            flags;
         let threads = threads.unwrap_or_else(|| (cores / count.max(1)).max(1)).to_string();
         let (sender, exits) = mpsc::unbounded_channel();
         let (mut processes, mut pids) = (WorkerProcesses::default(), Vec::new());
@@ -86,10 +88,11 @@ impl LocalWorkers {
             if let Some(device) = devices.iter().chain(&slices).cycle().nth(number) {
                 command.arg("--device").arg(device);
             }
-            if let Some(folder) = data {
-                // That of a run file that is named without a folder.
+            for (flag, folder) in [("--data", data), ("--weights", weights)] {
+                let Some(folder) = folder else { continue };
+                // That of a file that is named without a folder.
                 let here = folder.as_os_str().is_empty();
-                command.arg("--data").arg(if here { Path::new(".") } else { folder });
+                command.arg(flag).arg(if here { Path::new(".") } else { folder });
             }
             // The ticket goes by the environment: arguments can be read by every user of the
             // machine.

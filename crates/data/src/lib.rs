@@ -13,6 +13,7 @@
 //!           column (array_column, images, token_pairs) -> converted_column -> normalize, finite
 //!              |
 //!           batches -> shuffle, length_group -> batch    worker_files: files of workers
+//!                                                        weight_source: weights in files
 //! ```
 
 mod array_column;
@@ -57,6 +58,7 @@ mod token_pairs;
 mod tokens;
 #[cfg(feature = "tokenizers")]
 mod vocabulary;
+mod weight_source;
 mod worker_files;
 
 pub use batch::{Batch, Contents, SampleIndices, Variables};
@@ -75,6 +77,7 @@ pub use table::Table;
 pub use text::Text;
 pub use token_pairs::Role;
 pub use tokens::{LoadedTokenizer, Tokenizer};
+pub use weight_source::{HashedWeight, WeightPart, WeightSource};
 
 /// Returns the red, green and blue bytes of a PNG or JPEG file, pixel by pixel.
 ///

@@ -210,7 +210,7 @@ impl FilesDescription {
 }
 
 /// Returns the path without its `.` parts, if it only leads down.
-fn relative_path(path: &Path) -> Option<PathBuf> {
+pub(crate) fn relative_path(path: &Path) -> Option<PathBuf> {
     let parts = || path.components().filter(|part| *part != Component::CurDir);
     let down = parts().all(|part| matches!(part, Component::Normal(_)));
     (down && parts().next().is_some()).then(|| parts().collect())

@@ -66,6 +66,7 @@ pub use lr_schedule::LrSchedule;
 pub use optimizer::OptimizerSpec;
 pub use plan::Plan;
 pub use schedule::{Placement, Schedule, ScheduleKind};
-pub use state_digest::{hash_tensor, StateDigest, StateForm};
+pub use state_digest::{hash_tensor, StateDigest, StateForm, TensorHasher};
 pub use state_name::StateName;
+pub use task::LoadContent;
 pub use tensor_meta::TensorMeta;

@@ -10,7 +10,7 @@ use crate::peer_snapshot::{PeerSnapshot, SendSnapshot, StoreSnapshot};
 use crate::replicas::{MicrobatchAssignment, UniqueId};
 use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
-use crate::task::{LayerProbe, LayerTimes};
+use crate::task::{LayerProbe, LayerTimes, LoadContent};
 use crate::watch::{LayerHealth, Watch};
 use crate::StateForm;
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ pub use crate::tensor_head::{TensorHead, MAX_TENSORS};
 
 /// The version of the protocol, sent first on every connection. Peers of different versions
 /// disconnect.
-pub const PROTOCOL_VERSION: u32 = 21;
+pub const PROTOCOL_VERSION: u32 = 22;
 
 /// The most microbatches of a batch.
 pub const MAX_MICROBATCHES: u32 = 1 << 16;
@@ -245,8 +245,8 @@ pub enum Command {
     LoadState {
         /// The number of them that arrive.
         tensors: u32,
-        /// Whether optimizer state is among them. State that is missing then starts fresh.
-        optimizer: bool,
+        /// What they are.
+        content: LoadContent,
     },
     /// Copy state, store it, and exchange snapshots with other workers. [`ToBoss::SnapshotStored`]
     /// reports each stored part.

@@ -25,10 +25,29 @@ pub enum StateForm {
 
 /// A SHA-256 of a tensor: of its dtype and shape, a newline, and its bytes in row-major order.
 pub fn hash_tensor(meta: &TensorMeta, bytes: &[u8]) -> [u8; 32] {
-    let mut hash = Sha256::new();
-    hash.update(format!("{meta}\n"));
+    let mut hash = TensorHasher::new(meta);
     hash.update(bytes);
-    hash.finalize().into()
+    hash.finish()
+}
+
+/// As [`hash_tensor`], for a tensor whose bytes come in parts.
+pub struct TensorHasher(Sha256);
+
+impl TensorHasher {
+    /// The hash of a tensor of which no byte has come.
+    pub fn new(meta: &TensorMeta) -> Self {
+        TensorHasher(Sha256::new_with_prefix(format!("{meta}\n")))
+    }
+
+    /// Adds the next bytes, in row-major order.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The hash, after all bytes.
+    pub fn finish(self) -> [u8; 32] {
+        self.0.finalize().into()
+    }
 }
 
 /// A SHA-256 of the whole training state: parameters, buffers, optimizer state and counters.

@@ -209,15 +209,27 @@ pub enum Task<T> {
     Load {
         /// Tensors by name.
         tensors: Vec<(String, T)>,
-        /// Whether the tensors include optimizer state, as [`Task::Snapshot`] returns it, which is
-        /// replaced, too.
-        optimizer: bool,
+        /// What they are.
+        content: LoadContent,
     },
     /// Replace the files that layers are built from.
     Files {
         /// Bytes by SHA-256, in hexadecimal digits.
         files: Vec<(String, T)>,
     },
+}
+
+/// What [`Task::Load`] loads.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum LoadContent {
+    /// Some parameters and buffers. Others stay as they are.
+    Weights,
+    /// Descriptions of some parameters and buffers, each as a tensor of bytes. The worker reads
+    /// the numbers from its own files.
+    WeightSources,
+    /// All parameters and buffers, and optimizer state, as [`Task::Snapshot`] returns it. Optimizer
+    /// state that is missing starts fresh.
+    WholeState,
 }
 
 /// The place of a microbatch's gradients in the sum over all microbatches.
@@ -469,9 +481,7 @@ impl<T> Task<T> {
                 Task::Snapshot { parameters, optimizer, form }
             }
             Task::Digest => Task::Digest,
-            Task::Load { tensors, optimizer } => {
-                Task::Load { tensors: named(tensors, f)?, optimizer }
-            }
+            Task::Load { tensors, content } => Task::Load { tensors: named(tensors, f)?, content },
             Task::Files { files } => Task::Files { files: named(files, f)? },
         })
     }

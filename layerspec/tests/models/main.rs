@@ -14,6 +14,7 @@ mod golden_texts;
 mod graph;
 mod incremental;
 mod llama_attention;
+mod parameters;
 mod rope_scaling;
 mod shapes;
 mod support;

@@ -24,6 +24,7 @@ mod oracle;
 mod overload;
 mod own;
 mod own_files;
+mod own_weights;
 mod pool;
 mod pool_checkpoints;
 mod precision;

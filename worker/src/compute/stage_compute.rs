@@ -12,8 +12,10 @@ use pipeline::ids::StageId;
 use pipeline::message::{self, Failure};
 use pipeline::task::{EarlyOutput, LayerProbe, Outcome, Task, TaskError};
 use pipeline::watch::FiniteCheck;
+use pipeline::LoadContent;
 use runtime::{Compute, Interrupt, PendingWork, TaskTensor};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use tch::Device;
 use tensor::nccl::Nccl;
@@ -25,6 +27,8 @@ pub struct StageCompute {
     pub(super) stages: BTreeMap<StageId, Engine>,
     pub(super) custom_layers: CustomLayers,
     pub(super) communicators: Communicators,
+    /// The folder whose files have the weights that this worker reads itself.
+    pub(super) weights_folder: Option<PathBuf>,
     /// Whether a task failed, and no `Discard` has come since.
     failed: bool,
     /// The place of the current task.
@@ -51,12 +55,19 @@ impl StageCompute {
             stages: BTreeMap::new(),
             custom_layers,
             communicators: Communicators::default(),
+            weights_folder: None,
             failed: false,
             location: TaskLocation::default(),
             losses: Vec::new(),
             late: None,
             pending: None,
         }
+    }
+
+    /// Sets the folder of weights that this worker reads from its own files.
+    #[must_use]
+    pub fn with_weights(self, folder: Option<PathBuf>) -> Self {
+        StageCompute { weights_folder: folder, ..self }
     }
 
     /// Sets the library that sums gradients over replicas. `interrupt` ends its waits for other
@@ -218,8 +229,13 @@ impl StageCompute {
                 return self.snapshot(&parameters, &optimizer, form);
             }
             Task::Digest => return self.digests(),
-            Task::Load { tensors, optimizer: false } => self.load(&tensors)?,
-            Task::Load { tensors, optimizer: true } => self.load_with_optimizer(tensors)?,
+            Task::Load { tensors, content: LoadContent::Weights } => self.load(&tensors)?,
+            Task::Load { tensors, content: LoadContent::WeightSources } => {
+                self.load_from_files(&tensors)?;
+            }
+            Task::Load { tensors, content: LoadContent::WholeState } => {
+                self.load_with_optimizer(tensors)?;
+            }
         }
         Ok(Outcome::Done)
     }

@@ -6,6 +6,7 @@ use crate::compute::stage_compute::StageCompute;
 use crate::compute::task_tensors::to_tensor;
 use crate::engine::{Engine, OptimizerStateScope, OptimizerTensor};
 use bytes::Bytes;
+use data::HashedWeight;
 use layerspec::DType;
 use link::Payload;
 use pipeline::ids::StageId;
@@ -15,30 +16,69 @@ use pipeline::{hash_tensor, StateForm, StateName, TensorMeta};
 use runtime::TaskTensor;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use tch::Tensor;
 use tensor::parts::concat_shards;
 use tracing::debug;
 
 impl StageCompute {
+    /// Loads some parameters and buffers.
     pub(super) fn load(&mut self, tensors: &[(String, TaskTensor)]) -> Result<(), Failure> {
         debug!(tensors = tensors.len(), "parameters arrived");
-        let mut by_stage: BTreeMap<StageId, Vec<(String, Tensor)>> = BTreeMap::new();
-        for (name, payload) in tensors {
-            let mut stages = self.stages_with_tensor(name);
-            if stages.is_empty() {
-                return Err(Failure::new(format!("no layer on this worker has a tensor `{name}`")));
-            }
-            for stage in stages.drain(..) {
-                by_stage
-                    .entry(stage)
-                    .or_default()
-                    .push((name.clone(), to_tensor(payload).map_err(tensor_failure)?));
-            }
-        }
-        for (stage, tensors) in by_stage {
-            self.stage(stage)?.load_state(tensors).map_err(engine_failure)?;
+        for (stage, tensors) in self.by_stage(tensors)? {
+            self.stage(stage)?.load_part(tensors).map_err(engine_failure)?;
         }
         Ok(())
+    }
+
+    /// Loads some parameters and buffers that this worker reads from its own files, one after the
+    /// other.
+    pub(super) fn load_from_files(
+        &mut self,
+        sources: &[(String, TaskTensor)],
+    ) -> Result<(), Failure> {
+        debug!(tensors = sources.len(), "places of parameters arrived");
+        let Some(folder) = self.weights_folder.clone() else {
+            return Err(Failure::new(
+                "the run has `on: workers` in its weights, but this worker was not told where its \
+                 files are; start it with --weights FOLDER",
+            ));
+        };
+        for (name, source) in sources {
+            let of_name = |problem: &dyn Display| Failure::new(format!("`{name}`: {problem}"));
+            let weight = HashedWeight::decode(&source.to_host()?.bytes);
+            let weight = weight.map_err(|problem| of_name(&problem))?;
+            let stages = self.stages_of(name)?;
+            // Before memory is taken for it.
+            for stage in &stages {
+                let expected = self.stage(*stage)?.meta_of(name).map_err(engine_failure)?;
+                if let Some(expected) = expected.filter(|meta| *meta != weight.source.meta) {
+                    let found = &weight.source.meta;
+                    return Err(of_name(&format!("expected {expected}, got {found}")));
+                }
+            }
+            let tensor = weight.read(&folder).map_err(|problem| of_name(&problem))?;
+            for stage in stages {
+                let tensors = vec![(name.clone(), tensor.shallow_clone())];
+                self.stage(stage)?.load_part(tensors).map_err(engine_failure)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensors of each stage.
+    fn by_stage(
+        &self,
+        tensors: &[(String, TaskTensor)],
+    ) -> Result<BTreeMap<StageId, Vec<(String, Tensor)>>, Failure> {
+        let mut by_stage: BTreeMap<StageId, Vec<(String, Tensor)>> = BTreeMap::new();
+        for (name, payload) in tensors {
+            for stage in self.stages_of(name)? {
+                let tensor = to_tensor(payload).map_err(tensor_failure)?;
+                by_stage.entry(stage).or_default().push((name.clone(), tensor));
+            }
+        }
+        Ok(by_stage)
     }
 
     /// Loads parameters, buffers and optimizer state.
@@ -49,7 +89,9 @@ impl StageCompute {
         debug!(tensors = tensors.len(), "parameters and optimizer state arrived");
         let (optimizer_tensors, state): (Vec<_>, Vec<_>) =
             tensors.into_iter().partition(|(name, _)| StateName::parse(name).optimizer);
-        self.load(&state)?;
+        for (stage, tensors) in self.by_stage(&state)? {
+            self.stage(stage)?.load_state(tensors).map_err(engine_failure)?;
+        }
         let mut by_stage: BTreeMap<StageId, Vec<(String, Tensor)>> = BTreeMap::new();
         let mut parts: BTreeMap<(StageId, &str), BTreeMap<u64, Tensor>> = BTreeMap::new();
         for (name, payload) in &optimizer_tensors {
@@ -89,6 +131,16 @@ impl StageCompute {
                 .map_err(engine_failure)?;
         }
         Ok(())
+    }
+
+    /// The stages that load a tensor of this name.
+    fn stages_of(&self, name: &str) -> Result<Vec<StageId>, Failure> {
+        match self.stages_with_tensor(name) {
+            none if none.is_empty() => {
+                Err(Failure::new(format!("no layer on this worker has a tensor `{name}`")))
+            }
+            stages => Ok(stages),
+        }
     }
 
     /// The stages that use a parameter or buffer of this name. If no stage does, the stage whose

@@ -2,6 +2,7 @@
 
 use crate::engine::error::{EngineError, SequenceError};
 use crate::engine::gradients::all_reduce::AllReduce;
+use crate::engine::params::state_dict::Missing;
 use crate::engine::params::tied_params::TensorsByStage;
 use crate::engine::stage_engine::Engine;
 use crate::engine::update::grad_squares::{grad_squares, GradSquares};
@@ -11,6 +12,7 @@ use crate::engine::update::step::{HealthCheck, OptimStep};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::task::Update;
 use pipeline::watch::LayerHealth;
+use pipeline::TensorMeta;
 use tch::Tensor;
 
 /// The result of an optimizer step.
@@ -180,9 +182,33 @@ impl Engine {
     /// # Errors
     /// Tensors are missing, unexpected, or of another shape or dtype; all are listed.
     pub fn load_state(&mut self, state: Vec<(String, Tensor)>) -> Result<(), EngineError> {
-        let fitting = self.params.match_state(state)?;
+        self.set_state(state, Missing::Refused)
+    }
+
+    /// As [`Engine::load_state`], for some of the tensors. Others stay as they are.
+    ///
+    /// # Errors
+    /// A tensor is unexpected, or of another shape or dtype. Then nothing is changed.
+    pub fn load_part(&mut self, state: Vec<(String, Tensor)>) -> Result<(), EngineError> {
+        self.set_state(state, Missing::Kept)
+    }
+
+    fn set_state(
+        &mut self,
+        state: Vec<(String, Tensor)>,
+        missing: Missing,
+    ) -> Result<(), EngineError> {
+        let fitting = self.params.match_state(state, missing)?;
         self.statistics.forget_restore_points();
         self.params.set_state(&fitting)
+    }
+
+    /// The dtype and the shape of the parameter or buffer of this name.
+    ///
+    /// # Errors
+    /// It has a type that BossMan does not know.
+    pub fn meta_of(&self, name: &str) -> Result<Option<TensorMeta>, EngineError> {
+        self.params.meta_of(name)
     }
 
     /// Whether a parameter or buffer has this name, here or in the stage that owns it.

@@ -58,6 +58,10 @@ pub struct Options {
     /// their paths relative to the run file. The boss cannot read other files.
     #[arg(long, env = "MODEL_DATA", value_name = "FOLDER")]
     pub data: Option<PathBuf>,
+    /// A folder with weights. If the run file says `on: workers` for its weights, this worker reads
+    /// those of its own layers from the folder's files. The boss cannot read other files.
+    #[arg(long, env = "MODEL_WEIGHTS", value_name = "FOLDER")]
+    pub weights: Option<PathBuf>,
     /// The NCCL library, with which replicas sum gradients among GPUs, if the loader does not find
     /// the right libnccl.so.2.
     #[arg(long, env = "BOSSMAN_NCCL", value_name = "FILE")]

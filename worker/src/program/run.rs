@@ -149,8 +149,10 @@ async fn serve_runs(
     tensor::memory::keep_freed_memory();
     let device = device(options)?;
     set_threads(options)?;
-    if let Some(folder) = options.data.as_ref().filter(|folder| !folder.is_dir()) {
-        bail!("--data {}: there is no such folder", folder.display());
+    for (flag, folder) in [("--data", &options.data), ("--weights", &options.weights)] {
+        if let Some(folder) = folder.as_ref().filter(|folder| !folder.is_dir()) {
+            bail!("{flag} {}: there is no such folder", folder.display());
+        }
     }
     let loaded = nccl::load_nccl(options, device, network);
     let info = info(options, device, loaded.report);
@@ -291,8 +293,11 @@ impl Program<'_> {
         let membership = membership.transport(self.options.transport);
         let (device, custom_layers, nccl) =
             (self.device, self.custom_layers.clone(), self.nccl.clone());
+        let weights = self.options.weights.clone();
         let compute = ComputeThread::start_interruptible(move |interrupt| {
-            StageCompute::with_custom_layers(device, custom_layers).with_nccl(nccl, interrupt)
+            StageCompute::with_custom_layers(device, custom_layers)
+                .with_nccl(nccl, interrupt)
+                .with_weights(weights)
         });
         let compute = compute.context("cannot start the compute thread");
         let samples = Box::new(LocalSamples::in_folder(self.options.data.clone()));

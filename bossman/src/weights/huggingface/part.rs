@@ -1,9 +1,9 @@
 //! A tensor of the source that is a parameter of the model, or some of its rows.
 
 use crate::weights::rename_rules::Source;
-use crate::weights::tensor_headers::TensorHeader;
 use crate::{BossManError, StateDict};
 use layerspec::DType;
+use pipeline::TensorMeta;
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
@@ -28,7 +28,7 @@ impl Part {
         parameter: &str,
         wanted: &[u64],
         source: Source,
-        header: &TensorHeader,
+        header: &TensorMeta,
     ) -> Result<Self, String> {
         let shape = source.turned_shape(&header.shape)?;
         if shape != wanted {
@@ -46,7 +46,7 @@ impl Part {
         parameter: &str,
         wanted: &[u64],
         source: Source,
-        header: &TensorHeader,
+        header: &TensorMeta,
         first: u64,
     ) -> Result<(Self, u64), String> {
         let shape = source.turned_shape(&header.shape)?;

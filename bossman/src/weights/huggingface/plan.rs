@@ -5,8 +5,9 @@ use crate::weights::model::Model;
 use crate::weights::rename_rules::{RenameRules, Source};
 use crate::weights::safetensors_files::shown;
 use crate::weights::state_dict::{expected, Expected, ExpectedTensor};
-use crate::weights::tensor_headers::{TensorHeader, TensorHeaders};
+use crate::weights::tensor_headers::TensorHeaders;
 use crate::{BossManError, StateDict};
+use pipeline::TensorMeta;
 use std::collections::{BTreeMap, BTreeSet};
 use tch::{Kind, Tensor};
 use tensor::{dtype_of, TensorError};
@@ -195,7 +196,7 @@ fn header<'a>(
     name: &str,
     wanted: &ExpectedTensor,
     headers: &'a TensorHeaders,
-) -> Result<&'a TensorHeader, String> {
+) -> Result<&'a TensorMeta, String> {
     let Some(header) = headers.get(&source.name) else {
         return Err(format!("`{}`: missing; `{name}` is made of it", source.name));
     };

@@ -76,10 +76,10 @@ pub(super) fn commands(request: Request, id: u64, setup: &Setup) -> Vec<BossEffe
             sends.extend(tensors(*run, plan));
             sends
         }
-        Request::Instruct(Instruction::LoadState { tensors, optimizer }) => {
+        Request::Instruct(Instruction::LoadState { tensors, content }) => {
             let has = |stage, worker| plan.stage_placement.has(stage, worker);
             let count = |w| tensors.iter().filter(|(stage, ..)| has(*stage, w)).count() as u32;
-            let mut sends = vec![to_all(&|w| Command::LoadState { tensors: count(w), optimizer })];
+            let mut sends = vec![to_all(&|w| Command::LoadState { tensors: count(w), content })];
             let weights = tensors.into_iter();
             sends.extend(weights.map(|(stage, name, slot)| {
                 weight(plan, TensorHead::Weight { id, name, stage }, stage, slot)

@@ -11,7 +11,7 @@ use crate::plan::Plan;
 use crate::replicas::{BucketBytes, MicrobatchAssignment, UniqueId};
 use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
-use crate::task::LayerProbe;
+use crate::task::{LayerProbe, LoadContent};
 use crate::watch::Watch;
 use crate::StateForm;
 use layerspec::ValueId;
@@ -119,8 +119,8 @@ pub enum Instruction {
     LoadState {
         /// The stage whose replicas receive it, its [name](crate::StateName), and the tensor.
         tensors: Vec<(StageId, String, Slot)>,
-        /// Whether optimizer state is among them. State that is missing then starts fresh.
-        optimizer: bool,
+        /// What they are.
+        content: LoadContent,
     },
     /// End the run on every worker.
     Stop,

@@ -14,7 +14,7 @@ use crate::message::{
 };
 use crate::peer_snapshot::{SendSnapshot, StoreSnapshot};
 use crate::replicas::UniqueId;
-use crate::task::{Outcome, Task};
+use crate::task::{LoadContent, Outcome, Task};
 use crate::StateForm;
 
 impl StageSession {
@@ -79,7 +79,7 @@ impl StageSession {
                 self.done(id);
             }
             Command::RestoreSnapshot { tensors, senders, send } => {
-                let kind = LoadKind::State;
+                let kind = LoadKind::State(LoadContent::WholeState);
                 self.load(Load { id, expected: tensors as usize, kind, senders });
                 self.send_stored(id, *send);
             }
@@ -92,8 +92,8 @@ impl StageSession {
                 self.single(id, Task::MakeIds { stages: stages.filter(first).collect() });
             }
             Command::Communicate(ids) => self.communicate(id, ids),
-            Command::LoadState { tensors, optimizer } => {
-                let kind = if optimizer { LoadKind::State } else { LoadKind::Weights };
+            Command::LoadState { tensors, content } => {
+                let kind = LoadKind::State(content);
                 self.load(Load { id, expected: tensors as usize, kind, senders: Vec::new() });
                 self.start_load();
             }

@@ -9,7 +9,7 @@ use super::membership::Membership;
 use crate::effect::{Destination, Peer};
 use crate::ids::{Slot, StageId, WorkerId};
 use crate::message::{Failure, TensorHead};
-use crate::task::Task;
+use crate::task::{LoadContent, Task};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most commands for which tensors may arrive early.
@@ -37,17 +37,14 @@ pub(super) struct Load {
 
 #[derive(Copy, Clone)]
 pub(super) enum LoadKind {
-    Weights,
-    /// Weights and optimizer state.
-    State,
+    State(LoadContent),
     Files,
 }
 
 impl LoadKind {
     fn task(self, tensors: Vec<(String, Slot)>) -> Task<Slot> {
         match self {
-            LoadKind::Weights => Task::Load { tensors, optimizer: false },
-            LoadKind::State => Task::Load { tensors, optimizer: true },
+            LoadKind::State(content) => Task::Load { tensors, content },
             LoadKind::Files => Task::Files { files: tensors },
         }
     }
@@ -321,7 +318,12 @@ mod tests {
 
         fn begin(&mut self, expected: usize, senders: &[u16]) {
             let senders = senders.iter().map(|sender| WorkerId(*sender)).collect();
-            self.loading.begin(Load { id: 5, expected, kind: LoadKind::Weights, senders });
+            self.loading.begin(Load {
+                id: 5,
+                expected,
+                kind: LoadKind::State(LoadContent::Weights),
+                senders,
+            });
         }
 
         fn weight(&mut self, from: Peer, name: &str, slot: u64) -> String {

@@ -6,7 +6,7 @@ use super::outbox::Outbox;
 use crate::effect::Peer;
 use crate::ids::{Slot, WorkerId};
 use crate::message::TensorHead;
-use crate::task::Task;
+use crate::task::{LoadContent, Task};
 use std::collections::BTreeMap;
 
 /// The most commands for which a state may arrive early.
@@ -139,7 +139,7 @@ impl StateTransfer {
             return None;
         }
         transfer.arrived = true;
-        Some(Task::Load { tensors: state.into_tensors(), optimizer: true })
+        Some(Task::Load { tensors: state.into_tensors(), content: LoadContent::WholeState })
     }
 
     /// Removes the states that arrived for a command.
@@ -178,7 +178,7 @@ mod tests {
         let refused = "hang up on worker 2: sent its state, which nobody asked it for\n";
         assert_eq!(text(&mut outbox), format!("drop [2]\n{refused}"));
         let tensors = vec![("a".to_string(), Slot(1)), ("b".to_string(), Slot(3))];
-        assert_eq!(task, Some(Task::Load { tensors, optimizer: true }));
+        assert_eq!(task, Some(Task::Load { tensors, content: LoadContent::WholeState }));
         assert_eq!(arrive(&mut transfer, 4, 0, "b", 4), "drop [4]\n", "it has arrived");
         assert!(!transfer.is_done());
         transfer.on_loaded();

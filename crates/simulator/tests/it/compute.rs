@@ -10,8 +10,7 @@ use pipeline::plan::StageSpec;
 use pipeline::replicas::{buckets, Bucket, Node, ShardId, Sharding, Tree, UniqueId};
 use pipeline::task::{EarlyOutput, LossTask, Outcome, Task, TreeLeaf, Update};
 use pipeline::watch::LayerHealth;
-use pipeline::StateForm;
-use pipeline::StateName;
+use pipeline::{LoadContent, StateForm, StateName};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that a compute thread keeps between tasks.
@@ -211,7 +210,8 @@ impl Compute {
                 };
                 return Ok(Outcome::Digests { digests: self.stages.iter().map(digest).collect() });
             }
-            Task::Load { tensors, optimizer } => {
+            Task::Load { tensors, content } => {
+                let optimizer = content == LoadContent::WholeState;
                 let (states, tensors): (Vec<_>, Vec<_>) =
                     tensors.into_iter().partition(|(name, _)| StateName::parse(name).optimizer);
                 assert!(optimizer || states.is_empty());

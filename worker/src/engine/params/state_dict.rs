@@ -4,9 +4,20 @@ use crate::engine::error::EngineError;
 use crate::engine::layout::host_copy;
 use crate::engine::params::param_store::ParamStore;
 use crate::engine::params::shards::slice_of;
+use crate::engine::params::stage_params::Param;
+use pipeline::TensorMeta;
 use std::collections::HashMap;
 use tch::Tensor;
 use tensor::TensorError;
+
+/// What [`ParamStore::match_state`] does with parameters for which there is no tensor.
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// They are problems.
+    Refused,
+    /// They stay as they are.
+    Kept,
+}
 
 impl ParamStore {
     /// Copies of all parameters and buffers in the host's memory, named `<layer>.<name>` as in
@@ -37,12 +48,13 @@ impl ParamStore {
         of_all.map(|(_, param)| (param.name.as_str(), &param.tensor))
     }
 
-    /// Sets all parameters and buffers to the tensors that [`ParamStore::match_state`] returned.
-    pub(crate) fn set_state(&mut self, fitting: &[Tensor]) -> Result<(), EngineError> {
+    /// Sets parameters and buffers to the tensors that [`ParamStore::match_state`] returned.
+    pub(crate) fn set_state(&mut self, fitting: &[Option<Tensor>]) -> Result<(), EngineError> {
         self.bump_version();
         self.reshard()?;
         tch::no_grad(|| {
             for (index, (param, new)) in self.params.all.iter().zip(fitting).enumerate() {
+                let Some(new) = new else { continue };
                 let own_shard = self.shards.own_shard(&self.params, index);
                 match own_shard.zip(self.shards.shard_range(&self.params, index)) {
                     Some((shard, range)) => {
@@ -58,20 +70,33 @@ impl ParamStore {
 
     /// Whether a parameter or buffer has this name, here or in the stage that owns it.
     pub(crate) fn has_tensor(&self, name: &str) -> bool {
-        self.params
-            .all
-            .iter()
-            .any(|param| param.name == name || param.aliases.iter().any(|alias| alias == name))
+        self.named(name).is_some()
     }
 
-    /// Finds the tensor for each parameter, in the stage's order.
+    /// The dtype and the shape of the parameter or buffer of this name.
+    pub(crate) fn meta_of(&self, name: &str) -> Result<Option<TensorMeta>, EngineError> {
+        let meta = |param: &Param| {
+            let shape = param.tensor.size().into_iter().map(i64::unsigned_abs).collect();
+            Ok(TensorMeta { dtype: tensor::dtype_of(&param.tensor)?, shape })
+        };
+        self.named(name).map(meta).transpose()
+    }
+
+    fn named(&self, name: &str) -> Option<&Param> {
+        let mut all = self.params.all.iter();
+        all.find(|param| param.name == name || param.aliases.iter().any(|alias| alias == name))
+    }
+
+    /// Finds the tensor for each parameter, in the stage's order. `None` if there is none.
     ///
     /// # Errors
-    /// Tensors are missing, unexpected, or of another shape or dtype. Each of them is listed.
+    /// Tensors are unexpected, or of another shape or dtype, or missing and refused so. Each of
+    /// them is listed.
     pub(crate) fn match_state(
         &self,
         state: Vec<(String, Tensor)>,
-    ) -> Result<Vec<Tensor>, EngineError> {
+        missing: Missing,
+    ) -> Result<Vec<Option<Tensor>>, EngineError> {
         let mut given: HashMap<String, Tensor> = HashMap::new();
         let mut problems = Vec::new();
         for (name, tensor) in state {
@@ -98,10 +123,11 @@ impl ParamStore {
                     }
                 }
             }
-            match found.into_iter().next() {
-                Some((_, tensor)) => fitting.push(tensor),
-                None => problems.push(format!("{}: missing", param.name)),
+            let found = found.into_iter().next().map(|(_, tensor)| tensor);
+            if found.is_none() && missing == Missing::Refused {
+                problems.push(format!("{}: missing", param.name));
             }
+            fitting.push(found);
         }
         let mut unexpected: Vec<String> = given.into_keys().collect();
         unexpected.sort();

@@ -458,7 +458,7 @@ impl BossDriver {
             .into_request(),
             5 => {
                 let tensors = vec![(stage(random), "0.weight".into(), self.slots.hold())];
-                Instruction::LoadState { tensors, optimizer: random.chance(50) }.into_request()
+                Instruction::LoadState { tensors, content: heads::content(random) }.into_request()
             }
             6 => Measure(Vec::new()).into_request(),
             7 => ReportLinks.into_request(),

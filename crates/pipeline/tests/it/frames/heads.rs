@@ -19,7 +19,7 @@ use pipeline::replicas::{
 };
 use pipeline::samples::{DataId, DataSpec, Samples};
 use pipeline::schedule::{Action, Order};
-use pipeline::task::{LayerProbe, LayerTimes};
+use pipeline::task::{LayerProbe, LayerTimes, LoadContent};
 use pipeline::watch::{FiniteCheck, LayerHealth, Watch};
 use pipeline::StateForm;
 use pipeline::{Cuts, Determinism, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
@@ -309,11 +309,15 @@ fn command(random: &mut Random) -> Command {
             optimizer: random.chance(50),
             form: *random.pick(&[StateForm::Tensors, StateForm::Hashes]),
         },
-        4 => Command::LoadState { tensors: random.below(4) as u32, optimizer: random.chance(50) },
+        4 => Command::LoadState { tensors: random.below(4) as u32, content: content(random) },
         5 => Command::Measure((0..random.below(3)).map(|_| probe(random)).collect()),
         6 => Command::TakeFiles { files: random.below(4) as u32 },
         _ => Command::Run(Box::new(round(random))),
     }
+}
+
+pub(crate) fn content(random: &mut Random) -> LoadContent {
+    *random.pick(&[LoadContent::Weights, LoadContent::WeightSources, LoadContent::WholeState])
 }
 
 fn keep(random: &mut Random) -> StoreSnapshot {

@@ -14,7 +14,7 @@ use pipeline::peer_snapshot::{
 use pipeline::replicas::{BucketBytes, MicrobatchAssignment, Sharding, WorkerGroups};
 use pipeline::schedule::Order;
 use pipeline::stage::StageSession;
-use pipeline::task::{Outcome, Task};
+use pipeline::task::{LoadContent, Outcome, Task};
 use pipeline::watch::Watch;
 use pipeline::StateForm;
 use pipeline::{Cuts, Determinism, Placement, Plan};
@@ -464,7 +464,10 @@ fn what_is_kept_is_told_and_given_out() {
     assert!(
         matches!(
             &effects[..],
-            [StageEffect::Compute { task: Task::Load { optimizer: true, .. }, .. }]
+            [StageEffect::Compute {
+                task: Task::Load { content: LoadContent::WholeState, .. },
+                ..
+            }]
         ),
         "{effects:?}"
     );
@@ -486,7 +489,7 @@ fn what_is_not_kept_cannot_be_given_out() {
     }
     // Weights that the boss sends come from no worker.
     let weight = || TensorHead::Weight { id: 2, name: "1.bias".into(), stage: StageId(1) };
-    let load = Command::LoadState { tensors: 2, optimizer: false };
+    let load = Command::LoadState { tensors: 2, content: LoadContent::Weights };
     let mut session = second_of_three(Vec::new());
     tell(&mut session, 2, load.clone());
     assert!(refused(&hear(&mut session, OTHER, weight(), &[10]), OTHER));

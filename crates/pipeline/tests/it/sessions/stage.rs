@@ -8,7 +8,7 @@ use pipeline::message::{
 };
 use pipeline::replicas::{BucketBytes, WorkerGroups};
 use pipeline::stage::StageSession;
-use pipeline::task::{Outcome, Task};
+use pipeline::task::{LoadContent, Outcome, Task};
 use pipeline::{Cuts, Determinism, Placement, Plan};
 
 const NOW: Micros = Micros(0);
@@ -119,7 +119,10 @@ fn weigh(session: &mut StageSession, from: Peer, head: TensorHead, slot: u64) ->
 fn load(session: &mut StageSession, tensors: u32) -> Vec<StageEffect> {
     tell(
         session,
-        ToWorker::Command { id: 2, body: Command::LoadState { tensors, optimizer: false } },
+        ToWorker::Command {
+            id: 2,
+            body: Command::LoadState { tensors, content: LoadContent::Weights },
+        },
     );
     effects(session)
 }
@@ -150,8 +153,9 @@ fn weights_are_passed_on_once_their_command_is_here_and_loaded_when_all_are() {
         "one is still on its way from this worker to itself"
     );
     let loads = weigh(&mut session, ME, weight("0.weight", 0), 11);
-    let [StageEffect::Compute { task: Task::Load { tensors, optimizer: false }, .. }] =
-        loads.as_slice()
+    let [StageEffect::Compute {
+        task: Task::Load { tensors, content: LoadContent::Weights }, ..
+    }] = loads.as_slice()
     else {
         panic!("{loads:?}")
     };

@@ -6,7 +6,7 @@ use crate::math::{self, Param};
 use layerspec::Layer;
 use pipeline::boss::{Instruction, IntoRequest, Request};
 use pipeline::ids::StageId;
-use pipeline::StateName;
+use pipeline::{LoadContent, StateName};
 use std::collections::BTreeMap;
 
 impl User<'_> {
@@ -31,7 +31,7 @@ impl User<'_> {
                 tensors.push((stage, name.clone(), slot));
             }
         }
-        Instruction::LoadState { tensors, optimizer: false }.into_request()
+        Instruction::LoadState { tensors, content: LoadContent::Weights }.into_request()
     }
 
     pub(super) fn resume(&mut self) -> Request {
@@ -41,7 +41,7 @@ impl User<'_> {
                 tensors.push((stage, text.clone(), self.world.boss_slots.hold(*value)));
             }
         }
-        Instruction::LoadState { tensors, optimizer: true }.into_request()
+        Instruction::LoadState { tensors, content: LoadContent::WholeState }.into_request()
     }
 
     /// The stages that receive a parameter, or its optimizer state.
