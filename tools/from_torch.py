@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a PyTorch model as a model file and its weights: nn.Sequential, however nested, of layers
-that BossMan has.
+"""Writes a PyTorch module as a model file and its weights.
 
     tools/from_torch.py my_model.py:net --input 'x: [batch, 3, 32, 32]' --to folder
 
@@ -10,169 +9,49 @@ that BossMan has.
     bossman check folder/model.yaml
     bossman train run.yaml --init folder/model.safetensors     # with `model: folder/model.yaml`
 
+`constants.safetensors` has the tensors that are no weights, such as masks, and `names.json` the
+module's names of tensors that have another name in the model file. Each is there if it is needed.
+
+`--input` is given once for each input. If all have names of arguments of forward(), they are these
+arguments, else they are given in order.
+
 Needs a Python with torch. It runs the code of the file it is given, as `import` does.
 """
 
 import argparse
-import ctypes
 import importlib.util
-import inspect
-import json
+import os
 import sys
 from pathlib import Path
 
-import tensor_file
+import setup_libtorch
+from torch_import.modules import arguments
+from torch_import.problem import Unknown
+from torch_import.sequential import is_plain, layers, state, text
+from torch_import.weights import DTYPES, save
 
-# Say where and how a layer computes, not what.
-LEFT_OUT = {"device", "dtype", "inplace", "return_indices", "enable_nested_tensor", "mask_check"}
-
-
-class Unknown(Exception):
-    """A module that cannot be written."""
-
-
-def layers(module, name=""):
-    """[(name, module)] of all layers, in the order they run."""
-    kind = type(module).__name__
-    if kind == "Sequential":
-        return [
-            found
-            for child, layer in module.named_children()
-            for found in layers(layer, below(name, child))
-        ]
-    if kind == "TransformerEncoder":
-        found = [
-            (f"{below(name, 'layers')}.{number}", layer)
-            for number, layer in enumerate(module.layers)
-        ]
-        return found + ([(below(name, "norm"), module.norm)] if module.norm is not None else [])
-    if not type(module).__module__.startswith("torch.nn."):
-        raise Unknown(
-            f"{name or 'the model'} is a {kind}, whose forward() only Python knows; use "
-            "nn.Sequential"
-        )
-    return [(name or "0", module)]
+__all__ = ["DTYPES", "Unknown", "arguments", "layers", "save", "text", "write"]
 
 
-def below(name, child):
-    return f"{name}.{child}" if name else child
+def trace(module, inputs, name="from-torch"):
+    """The translation of a module's graph."""
+    # They import torch, which those who only save tensors may load later, in their own way.
+    from torch_import.traced import Traced
 
-
-def arguments(module):
-    """The arguments that a layer was made with, less those that are PyTorch's defaults."""
-    kind = type(module).__name__
-    known = TRANSFORMER.get(kind, lambda _: {})(module)
-    found = {}
-    for parameter in list(inspect.signature(type(module).__init__).parameters.values())[1:]:
-        name = parameter.name
-        if name in LEFT_OUT or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        if name in known:
-            value = known[name]
-        elif name in ("bias", "affine", "elementwise_affine") and not isinstance(
-            getattr(module, name, None), bool
-        ):
-            value = getattr(module, "bias" if name == "bias" else "weight", None) is not None
-        elif hasattr(module, name):
-            value = getattr(module, name)
-        else:
-            raise Unknown(f"{kind} does not say what its {name} is")
-        if value is None or plain(value) == plain(parameter.default):
-            continue
-        found[name] = plain(value)
-    return found
-
-
-def plain(value):
-    """As YAML takes it; pairs of equal numbers are one number."""
-    if isinstance(value, tuple | list):
-        value = [plain(part) for part in value]
-        return (
-            value[0]
-            if value and all(part == value[0] for part in value) and not isinstance(value[0], list)
-            else value
-        )
-    return value
-
-
-def encoder(layer):
-    """Arguments that an encoder or decoder layer stores under other names."""
-    import torch
-
-    activation = "gelu" if layer.activation is torch.nn.functional.gelu else "relu"
-    return {
-        "d_model": layer.self_attn.embed_dim,
-        "nhead": layer.self_attn.num_heads,
-        "dim_feedforward": layer.linear1.out_features,
-        "dropout": layer.dropout.p,
-        "activation": activation,
-        "layer_norm_eps": layer.norm1.eps,
-        "batch_first": layer.self_attn.batch_first,
-        "norm_first": layer.norm_first,
-        "bias": layer.linear1.bias is not None,
-    }
-
-
-TRANSFORMER = {"TransformerEncoderLayer": encoder, "TransformerDecoderLayer": encoder}
-
-
-def text(module, inputs, name="from-torch"):
-    """The model file."""
-    lines = [f"model: {name}", "inputs:", *(f"  {line}" for line in inputs), "layers:"]
-    for path, layer in layers(module):
-        kind, given = type(layer).__name__, arguments(layer)
-        shown = ", ".join(f"{key}: {json.dumps(value)}" for key, value in given.items())
-        lines.append(f"  - {kind}: {{{shown}}}" if given else f"  - {kind}:")
-        lines.append(f'    name: "{path}"')
-    return "\n".join(lines) + "\n"
+    return Traced(module, list(inputs), name)
 
 
 def write(module, inputs, folder, name="from-torch"):
-    """Writes both files."""
+    """Writes the files; the names of parameters that no layer has."""
     folder = Path(folder)
+    if not is_plain(module):
+        traced = trace(module, inputs, name)
+        traced.write(folder)
+        return traced.unused()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.yaml").write_text(text(module, inputs, name), encoding="utf-8")
-    state = module.state_dict()
-    if len(layers(module)) == 1 and layers(module)[0][1] is module:
-        state = {f"0.{key}": value for key, value in state.items()}
-    save(folder / "model.safetensors", state)
-
-
-DTYPES = {
-    "float32": "F32",
-    "float64": "F64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-
-
-def save(path, tensors):
-    """Writes PyTorch tensors by name to a safetensors file."""
-    # They must live until they are written, because `memory` does not own what it shows.
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    shown = {
-        name: (code(name, tensor), list(tensor.shape), memory(tensor))
-        for name, tensor in tensors.items()
-    }
-    tensor_file.write_bytes(path, shown)
-
-
-def code(name, tensor):
-    """The format's name of a tensor's type."""
-    found = DTYPES.get(str(tensor.dtype).removeprefix("torch."))
-    if found is None:
-        raise Unknown(f"{name} is {tensor.dtype}, which BossMan has not")
-    return found
-
-
-def memory(tensor):
-    """The bytes of a contiguous tensor, without a copy."""
-    size = tensor.numel() * tensor.element_size()
-    return (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""
+    save(folder / "model.safetensors", state(module))
+    return []
 
 
 def load(where):
@@ -190,6 +69,13 @@ def load(where):
     return found if hasattr(found, "state_dict") else found()
 
 
+def programs():
+    """The folder of the built programs."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR") or setup_libtorch.CHECKOUT / "target")
+    release = target / "release"
+    return release if (release / "bossman").is_file() else target / "debug"
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -199,12 +85,39 @@ def main():
         "--input",
         action="append",
         required=True,
-        help="an input as in a model file: 'x: [batch, 8]'",
+        help="an input as in a model file: 'x: [batch, 8]', or "
+        "'ids: {shape: [batch, 16], dtype: int64}'",
     )
     parser.add_argument("--to", required=True, type=Path, help="the folder to write to")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare outputs, losses and weights of BossMan's programs with PyTorch",
+    )
+    parser.add_argument(
+        "--programs",
+        type=Path,
+        default=programs(),
+        help="with --check: the folder of bossman and worker [default: %(default)s]",
+    )
     chosen = parser.parse_args()
+    # Here, because the twins of the examples, which import this file, are called pytorch.py, too.
+    import pytorch
+
+    pytorch.load()
+    name = chosen.module.rpartition(":")[2]
     try:
-        write(load(chosen.module), chosen.input, chosen.to, chosen.module.rpartition(":")[2])
+        module = load(chosen.module)
+        unused = write(module, chosen.input, chosen.to, name)
+        for parameter in unused:
+            print(f"from_torch: nothing uses {parameter}, so the model file has no such tensor")
+        if chosen.check:
+            from torch_import import check
+
+            traced = trace(module, chosen.input, name)
+            if is_plain(module):
+                traced.text = text(module, chosen.input, name)
+            sys.exit(not check.check(traced, chosen.programs))
     except Unknown as problem:
         sys.exit(f"from_torch: {problem}")
 

@@ -1,6 +1,7 @@
 """from_torch.py writes what BossMan reads. Needs torch, so `make oracle` runs it; without torch
 there is nothing to test."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ try:
 except ImportError:
     torch = None
 
-BOSSMAN = setup_libtorch.CHECKOUT / "target" / "debug" / "bossman"
+BOSSMAN = os.environ.get("BOSSMAN") or setup_libtorch.CHECKOUT / "target" / "debug" / "bossman"
 
 
 @unittest.skipUnless(torch, "needs torch")

@@ -1,0 +1,270 @@
+"""torch_import: text of a model file without torch; with torch, what modules become and which are
+refused."""
+
+import sys
+import unittest
+
+import run_entries
+from torch_import import inputs, yaml_text
+from torch_import.entries import Entry, Value, formal_inputs, used
+from torch_import.problem import Unknown
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+class Text(unittest.TestCase):
+    def entry(self, kind, given, arguments=None, name=None):
+        entry = Entry(kind, arguments or {}, given, name)
+        entry.outputs = [Value(None, f"{kind.lower()}_out", entry)]
+        return entry
+
+    def test_only_values_that_are_used_elsewhere_are_variables(self):
+        x = Value(None, "x")
+        first = self.entry("Linear", [x], {"in_features": 4, "out_features": 4}, "a.fc")
+        relu = self.entry("ReLU", first.outputs)
+        added = self.entry("Add", [relu.outputs[0], first.outputs[0]])
+        last = self.entry("MaskedFill", added.outputs + [x], {"value": float("-inf")})
+        text = yaml_text.text("m", [x], ["x: [batch, 4]"], [first, relu, added, last], last.outputs)
+        self.assertEqual(
+            text,
+            "model: m\ninputs:\n  x: [batch, 4]\nlayers:\n"
+            '  - Linear: {in_features: 4, out_features: 4}\n    name: "a.fc"\n'
+            "    out_variables: [linear_out]\n"
+            "  - ReLU\n"
+            "  - Add:\n    in_variables: [linear_out]\n"
+            "  - MaskedFill: {value: -.inf}\n    in_variables: [x]\n",
+        )
+
+    def test_outputs_are_listed_unless_they_are_the_last_layers(self):
+        x = Value(None, "x")
+        first, second = self.entry("ReLU", [x]), self.entry("Tanh", [x])
+        text = yaml_text.text(
+            "m", [x], ["x: [batch]"], [first, second], first.outputs + second.outputs
+        )
+        self.assertIn("  - Tanh:\n    input: x\n", text)
+        self.assertTrue(text.endswith("outputs: [relu_out, tanh_out]\n"))
+
+    def test_a_layer_is_not_called_as_the_place_of_another(self):
+        x = Value(None, "x")
+        first = self.entry("ReLU", [x])
+        second = self.entry("Linear", first.outputs, {"in_features": 1}, "0")
+        yaml_text.names([first, second])
+        self.assertEqual(first.name, "relu_0")
+
+    def test_entries_without_use_go_and_formal_inputs_are_the_layer_above(self):
+        x = Value(None, "x")
+        first, unused = self.entry("ReLU", [x]), self.entry("Tanh", [x])
+        held = self.entry("Parameter", [])
+        held.formal = "any"
+        added = self.entry("Add", first.outputs + held.outputs)
+        entries = used([first, unused, held, added], added.outputs)
+        self.assertEqual([entry.kind for entry in entries], ["ReLU", "Parameter", "Add"])
+        formal_inputs(entries, x, lambda value: False)
+        self.assertEqual(held.inputs, first.outputs)
+        held.formal = "batch"
+        formal_inputs(entries, x, lambda value: False)
+        self.assertEqual(held.inputs, [x])
+
+    def test_inputs_are_written_as_in_a_model_file(self):
+        found = inputs.parse("ids: {shape: [batch, 16], dtype: int64}")
+        self.assertEqual((found.name, found.sizes, found.dtype), ("ids", ["batch", 16], "int64"))
+        self.assertEqual(inputs.parse("x: [n, 3, 8, 8]").sizes, ["n", 3, 8, 8])
+        for wrong in ("x", "x: 3", "x: [8, 3]", "x: {shape: [batch], dtype: float}"):
+            with self.assertRaises(Unknown):
+                inputs.parse(wrong)
+
+
+def made(forward, parts):
+    """A module with these parts, whose forward() is a function of it and the inputs."""
+
+    class Module(torch.nn.Module):
+        def forward(self, *given):
+            return forward(self, *given)
+
+    module = Module()
+    for name, part in parts.items():
+        setattr(module, name, part)
+    return module
+
+
+@unittest.skipUnless(torch, "needs torch")
+class Traced(unittest.TestCase):
+    def traced(self, forward, *lines, **parts):
+        from torch_import.traced import Traced as Made
+
+        torch.manual_seed(0)
+        return Made(made(forward, parts), list(lines) or ["x: [batch, 3, 8]"], "m")
+
+    def same(self, forward, *lines, **parts):
+        """The text of a module whose translation computes what it does."""
+        traced = self.traced(forward, *lines, **parts)
+        samples = {}
+        for given in traced.inputs:
+            sizes = [4] + [6 if size == "seq" else size for size in given.sizes[1:]]
+            samples[given.name] = {
+                "float32": torch.randn(sizes),
+                "int64": torch.randint(0, 5, sizes),
+                "bool": torch.rand(sizes) > 0.5,
+            }[given.dtype]
+        module = traced.module.eval()
+        with torch.no_grad():
+            expected = module(*samples.values())
+        expected = expected if isinstance(expected, tuple) else [expected]
+        found = run_entries.run(torch, traced.translation, samples)
+        self.assertEqual(len(found), len(expected))
+        for one, other in zip(found, expected):
+            torch.testing.assert_close(one, other)
+        return traced.text
+
+    def refused(self, why, forward, *lines, **parts):
+        with self.assertRaisesRegex(Unknown, why):
+            self.traced(forward, *lines, **parts)
+
+    def test_arithmetic(self):
+        text = self.same(lambda m, x: 2 - (x * 3 + 1.5) / 4 - x**3 + x.square())
+        self.assertIn("Add: {number: 1.5}", text)
+        self.same(lambda m, x: torch.add(x, x.tanh(), alpha=3).sub(x, alpha=0.5).neg())
+        self.same(lambda m, x: x.sigmoid() @ x.transpose(1, 2) - x.mean((1, 2), keepdim=True))
+        self.same(lambda m, x: torch.rsqrt(x * x + 1).sum(-1))
+
+    def test_elementary_functions(self):
+        self.same(lambda m, x: 1 / (x.abs() + x.exp()).sqrt() + x / (x.square() + 2))
+        text = self.same(lambda m, x: x.clamp(min=0).clamp_max(1.0).flip(1))
+        self.assertIn("Clamp: {min: 0}", text)
+
+    def test_shapes(self):
+        self.same(lambda m, x: x.reshape(x.shape[0], 3, 2, 4).permute(0, 2, 1, 3).flatten(2))
+        self.same(lambda m, x: torch.cat([*x.split([2, 6], -1), *x.chunk(2, 2)], 2)[:, 1:, ::2])
+        self.same(lambda m, x: torch.stack(x.unbind(1), 2)[:, -1].unsqueeze(1).expand(-1, 5, -1))
+        self.same(lambda m, x: x.roll((1, 2), (1, 2))[:, [2, 0]].squeeze().view(-1, 4))
+
+    def test_constants_are_computed_and_their_numbers_are_arguments(self):
+        text = self.same(lambda m, x: x * torch.arange(8).float() + torch.full((1,), 3.0))
+        self.assertIn("Constant", text)
+        self.assertIn("Add: {number: 3.0}", text)
+        mask = torch.ones(3, 3).triu(1).bool()
+        self.same(
+            lambda m, x: (x @ x.transpose(1, 2)).masked_fill(m.mask, float("-inf")).softmax(-1),
+            mask=torch.nn.Buffer(mask),
+        )
+
+    def test_modules_functions_and_parameters_have_the_modules_names(self):
+        text = self.same(
+            lambda m, x: (
+                torch.nn.functional.layer_norm(m.fc(x), (8,), m.norm.weight, m.norm.bias) * m.gamma
+                + m.token.expand(x.shape[0], -1, -1)
+            ),
+            fc=torch.nn.Linear(8, 8),
+            norm=torch.nn.LayerNorm(8),
+            gamma=torch.nn.Parameter(torch.rand(8)),
+            token=torch.nn.Parameter(torch.rand(1, 3, 8)),
+        )
+        for line in (
+            'name: "fc"',
+            'name: "norm"',
+            'name: "gamma"',
+            "- Parameter: {shape: [1, 3, 8]}",
+        ):
+            self.assertIn(line, text)
+
+    def test_attention_and_recurrent_layers_are_one_layer_each(self):
+        text = self.same(
+            lambda m, x: m.lstm(m.attention(x, x, x)[0])[0],
+            attention=torch.nn.MultiheadAttention(8, 2, batch_first=True),
+            lstm=torch.nn.LSTM(8, 4, batch_first=True),
+        )
+        self.assertEqual(text.count("\n  - "), 2)
+
+    def test_a_module_called_twice_and_tied_weights_are_shared(self):
+        text = self.same(lambda m, x: m.fc(m.fc(x).relu()), fc=torch.nn.Linear(8, 8))
+        self.assertIn('share: "fc"', text)
+        embedding, head = torch.nn.Embedding(5, 8), torch.nn.Linear(8, 5, bias=False)
+        head.weight = embedding.weight
+        text = self.same(
+            lambda m, ids: m.head(m.tokens(ids)),
+            "ids: {shape: [batch, 6], dtype: int64}",
+            tokens=embedding,
+            head=head,
+        )
+        self.assertIn('share: "tokens"', text)
+
+    def test_sizes_that_are_known_at_run_time_only(self):
+        text = self.same(
+            lambda m, x: m.fc(x).flatten(1).unflatten(1, (-1, 8)).softmax(-1),
+            "x: [batch, seq, 4]",
+            fc=torch.nn.Linear(4, 8),
+        )
+        self.assertIn("x: [batch, seq, 4]", text)
+
+    def test_several_inputs_and_outputs(self):
+        text = self.same(
+            lambda m, x, drop: (torch.where(drop, -1.0, x).relu(), x.tanh()),
+            "x: [batch, 4]",
+            "drop: {shape: [batch, 4], dtype: bool}",
+        )
+        self.assertIn("outputs: [relu, tanh]", text)
+
+    def test_changes_in_place(self):
+        def forward(m, x):
+            y = x.tanh()
+            z = y.clone()
+            y += x
+            y.relu_()
+            return y * z
+
+        self.same(forward)
+
+        def through_a_view(m, x):
+            y = x.tanh()
+            z = y.transpose(1, 2)
+            y.relu_()
+            return z.sin()
+
+        self.refused("a view is used later", through_a_view)
+
+    def test_frozen_parameters_stay_frozen(self):
+        text = self.same(lambda m, x: m.fc(x), fc=torch.nn.Linear(8, 8).requires_grad_(False))
+        self.assertIn("freeze: true", text)
+
+    def test_dropout_is_a_layer_and_not_in_evaluation(self):
+        text = self.same(
+            lambda m, x: torch.nn.functional.dropout(m.drop(x), 0.3, m.training),
+            drop=torch.nn.Dropout(0.2),
+        )
+        self.assertIn("Dropout: {p: 0.2}", text)
+        self.assertIn("Dropout: {p: 0.3}", text)
+
+    def test_what_has_no_layer_is_refused_with_its_place(self):
+        self.refused("aten.erfinv.*test_torch_import.py, line", lambda m, x: torch.erfinv(x))
+        self.refused("across the samples", lambda m, x: x - x.mean(0))
+        self.refused("random numbers", lambda m, x: x + torch.rand(8))
+        self.refused("stops gradients", lambda m, x: x.detach() + x)
+        self.refused("for batch = 2 only|cannot follow", lambda m, x: x * int(x.shape[0]))
+        self.refused("in training what it does not", lambda m, x: x.relu() if m.training else x)
+
+        def counts(m, x):
+            m.count.add_(1)
+            return x * m.count
+
+        self.refused("writes to the buffer count", counts, count=torch.nn.Buffer(torch.zeros(1)))
+
+        def without_gradient(m, x):
+            with torch.no_grad():
+                y = x * 2
+            return x + y
+
+        self.refused("no_grad", without_gradient)
+
+    def test_numbers_drawn_outside_pytorch_are_refused(self):
+        import random
+
+        self.refused(
+            "draws random numbers outside", lambda m, x: x * torch.tensor([random.random()] * 8)
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())

@@ -1,0 +1,293 @@
+"""Compares what BossMan's programs compute of a traced module with PyTorch."""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import tensor_file
+import torch
+
+from . import regions
+from .problem import Unknown
+from .weights import save
+
+LIMIT = 1e-4
+# A number near zero is compared as if it were this large: its last bits come from larger ones.
+FLOOR = 1e-2
+STEPS, BATCH, RATE = 3, 4, 0.01
+DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d"}
+
+
+def check(traced, programs):
+    """Prints a line for each figure; whether all are within the limit."""
+    for program in ("bossman", "worker"):
+        if not (programs / program).is_file():
+            raise Unknown(
+                f"--check: {programs / program} does not exist; build it or give --programs"
+            )
+    fine = True
+    # Sums of other numbers of threads differ in the last bits, which batch norms over few numbers
+    # make large.
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        data, outputs, losses = reference(traced, folder)
+        for workers in (1, 2):
+            if min(len(one.entries) for one in (traced.translation, traced.quiet)) < workers:
+                print("2 workers: not compared, because one layer cannot be cut in two")
+                continue
+            said = f"{workers} worker{'s' if workers > 1 else ''}"
+            found = predicted(traced, folder, programs, workers)
+            for name, output in outputs.items():
+                fine &= line(f"{said}: output {name}", difference(output, found[name]))
+            seen, weights = trained(traced, folder, programs, workers)
+            for step, (expected, loss) in enumerate(zip(losses, seen), 1):
+                fine &= line(f"{said}: loss of step {step}", abs(expected - loss) / abs(expected))
+            errors = {
+                name: difference(data[path], weights[name])
+                for name, path in traced.tensors(traced.quiet).items()
+            }
+            if errors:
+                # NaN is the worst, and no number is above or below it.
+                worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
+                fine &= line(
+                    f"{said}: {len(errors)} tensors after {STEPS} steps, worst {worst}",
+                    errors[worst],
+                )
+    return fine
+
+
+def line(what, error):
+    right = error <= LIMIT
+    print(
+        f"{what}: error {error:.1e} {'ok' if right else f'WRONG, the limit is {LIMIT}'}", flush=True
+    )
+    return right
+
+
+def difference(expected, found):
+    """The largest error, as a part of the largest magnitude."""
+    _, shape, numbers = found
+    found = torch.tensor(numbers, dtype=torch.float64).reshape(shape)
+    expected = expected.detach().double()
+    if list(expected.shape) != list(found.shape):
+        raise Unknown(f"--check: expected the shape {list(expected.shape)}, BossMan has {shape}")
+    if not expected.numel():
+        return 0.0
+    return float((expected - found).abs().max() / max(float(expected.abs().max()), FLOOR))
+
+
+def reference(traced, folder):
+    """What PyTorch computes, after writing all that BossMan needs to repeat it: the module's
+    tensors after training, its outputs before, and the losses."""
+    module = traced.module
+    if traced.translation.outputs[0].fake.dtype != torch.float32:
+        raise Unknown("--check: the first output is no float32, so there is no loss of it")
+    before = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    modes = {part: part.training for part in module.modules()}
+    generator = torch.Generator().manual_seed(0)
+    samples = {
+        given.name: sample(traced, given, value, generator)
+        for given, value in zip(traced.inputs, traced.translation.inputs)
+    }
+    try:
+        module.eval()
+        with torch.no_grad():
+            results = run(traced, samples, slice(0, BATCH))
+        named = dict(zip(output_names(traced), results))
+        one = results[0]
+        targets = torch.randn(STEPS * BATCH, *one.shape[1:], generator=generator)
+        write_folder(traced, folder, samples, targets)
+        losses = train(traced, samples, targets)
+        after = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    finally:
+        with torch.no_grad():
+            for name, tensor in module.state_dict().items():
+                tensor.copy_(before[name])
+        for part, mode in modes.items():
+            part.training = mode
+    return after, named, losses
+
+
+def sample(traced, given, value, generator):
+    """Random numbers for an input; whole ones are rows of the embedding that takes them."""
+    sizes = [STEPS * BATCH if size == given.sizes[0] else size for size in given.sizes]
+    if any(isinstance(size, str) for size in sizes):
+        raise Unknown(f"--check: {given.name} has more words than the batch; give numbers")
+    dtype = getattr(torch, given.dtype)
+    if dtype.is_floating_point:
+        return torch.randn(sizes, generator=generator).to(dtype)
+    rows = [
+        entry.arguments["num_embeddings"]
+        for entry in traced.translation.entries
+        if entry.kind == "Embedding" and entry.inputs[0].key == value.key
+    ]
+    if rows:
+        return torch.randint(min(rows), sizes, generator=generator).to(dtype)
+    # Masks: all is there.
+    return torch.ones(sizes).to(dtype)
+
+
+def run(traced, samples, rows):
+    """All outputs of the module that are tensors."""
+    given = {name: tensor[rows] for name, tensor in samples.items()}
+    arguments = set(traced.training.argument_names())
+    if set(given) <= arguments:
+        found = traced.module(**given)
+    else:
+        found = traced.module(*given.values())
+    return [part for part in torch.utils._pytree.tree_leaves(found) if torch.is_tensor(part)]
+
+
+def train(traced, samples, targets):
+    """Three steps; the losses."""
+    module = traced.module
+    module.train()
+    parameters = [part for part in module.parameters() if part.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=RATE)
+    losses = []
+    with quiet(module):
+        for step in range(STEPS):
+            rows = slice(step * BATCH, (step + 1) * BATCH)
+            optimizer.zero_grad()
+            output = run(traced, samples, rows)[0]
+            loss = torch.nn.functional.mse_loss(output, targets[rows])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+class WithoutDropout(torch.overrides.TorchFunctionMode):
+    """Functions that drop elements give them all."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        name = getattr(function, "__name__", "")
+        if name in DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if name == "scaled_dot_product_attention":
+            kwargs["dropout_p"] = 0.0
+            args = args[:4] + (0.0,) + args[5:] if len(args) > 4 else args
+            kwargs = (
+                kwargs
+                if len(args) <= 4
+                else {key: value for key, value in kwargs.items() if key != "dropout_p"}
+            )
+        return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def quiet(module):
+    """Nothing is random: neither layers, nor functions, nor attention."""
+    changed = []
+    for part in module.modules():
+        drops = type(part).__name__.startswith("Dropout") or (
+            (regions.known(part) or ("",))[0] == "DropPath"
+        )
+        names = ["p", "drop_prob"] if drops else []
+        if isinstance(part, torch.nn.MultiheadAttention) or hasattr(part, "flatten_parameters"):
+            names = ["dropout"]
+        for name in names:
+            if isinstance(getattr(part, name, None), float):
+                changed.append((part, name, getattr(part, name)))
+                setattr(part, name, 0.0)
+    try:
+        with WithoutDropout():
+            yield
+    finally:
+        for part, name, value in changed:
+            setattr(part, name, value)
+
+
+def output_names(traced):
+    """What BossMan's file of outputs calls them."""
+    outputs = traced.translation.outputs
+    return ["output"] if len(outputs) == 1 else called(traced)
+
+
+def called(traced):
+    last = traced.text.rstrip().splitlines()[-1]
+    return [name.strip() for name in last.split("[", 1)[1].rstrip("]").split(",")]
+
+
+def write_folder(traced, folder, samples, targets):
+    """Two models with their weights, and what to do with them. The one that is trained has nothing
+    random, and the first output alone, of which there is a loss."""
+    save(folder / "data.safetensors", {**samples, "target": targets})
+    save(folder / "inputs.safetensors", {name: part[:BATCH] for name, part in samples.items()})
+    models = {"predict": (traced.text, traced.translation), "train": traced.quiet_first()}
+    for name, (text, translation) in models.items():
+        (folder / name).mkdir()
+        (folder / name / "model.yaml").write_text(text, encoding="utf-8")
+        traced.write_tensors(folder / name, translation)
+        (folder / name / "run.yaml").write_text(
+            "model: model.yaml\ndata: {train: ../data.safetensors}\nloss: MSELoss\n"
+            f"optimizer: {{SGD: {{lr: {RATE}}}}}\nbatch_size: {BATCH}\nmicrobatches: 1\n"
+            f"steps: {STEPS}\nschedule: gpipe\nshuffle: false\n",
+            encoding="utf-8",
+        )
+
+
+def call(folder, programs, *command):
+    """Runs bossman in this folder, where it leaves the folders of runs."""
+    programs = programs.absolute()
+    environment = {**os.environ, "BOSSMAN_WORKER": str(programs / "worker")}
+    done = subprocess.run(
+        [str(programs / "bossman"), *map(str, command)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        cwd=folder,
+    )
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise Unknown(
+            f"--check: `bossman {' '.join(map(str, command))}` failed: {' '.join(said[-3:])}"
+        )
+
+
+def predicted(traced, folder, programs, workers):
+    """BossMan's outputs by name."""
+    to = folder / "outputs.safetensors"
+    command = ["predict", folder / "predict" / "run.yaml", "--local", workers, "--threads", 1]
+    command += ["--weights", folder / "predict" / "model.safetensors"]
+    call(folder, programs, *command, "--data", folder / "inputs.safetensors", "--to", to)
+    found = tensor_file.read(to)
+    return {"output": next(iter(found.values()))} if len(found) == 1 else found
+
+
+def trained(traced, folder, programs, workers):
+    """BossMan's losses, and its tensors after training."""
+    metrics, saved, final = (
+        folder / name for name in ("metrics.jsonl", "saved.safetensors", "final.safetensors")
+    )
+    command = ["train", folder / "train" / "run.yaml", "--local", workers, "--threads", 1]
+    command += [
+        "--no-shuffle",
+        "--init",
+        folder / "train" / "model.safetensors",
+        "--metrics",
+        metrics,
+        "--save",
+        saved,
+    ]
+    call(folder, programs, *command)
+    export = [
+        "export",
+        folder / "train" / "run.yaml",
+        "--weights",
+        saved,
+        "--format",
+        "safetensors",
+    ]
+    call(folder, programs, *export, "--to", final)
+    losses = [json.loads(one)["loss"] for one in metrics.read_text().splitlines()]
+    if len(losses) != STEPS:
+        raise Unknown(f"--check: expected {STEPS} losses, bossman wrote {len(losses)}")
+    return losses, tensor_file.read(final)

@@ -1,0 +1,29 @@
+"""Functions of aten as layers."""
+
+from . import arithmetic, learned, pointwise, shapes, windows
+from .entries import Value
+from .regions import writes
+from .table import HANDLERS
+
+__all__ = ["arithmetic", "call", "learned", "pointwise", "shapes", "windows"]
+
+
+def call(translation, node, name, arguments, named):
+    """What a function gives. One that changes a tensor in place gives a new one, too."""
+    in_place = writes(node)
+    handler = HANDLERS.get(name[:-1] if in_place and name.endswith("_") else name)
+    if handler is None:
+        raise translation.unknown(node, "BossMan has no layer for this function")
+    if in_place:
+        if not isinstance(arguments[0], Value):
+            raise translation.unknown(node, "it writes to a parameter or a constant")
+        translation.refuse_used_views(node, node.args[0])
+    try:
+        made = handler(translation, node, *arguments, **named)
+    except TypeError as problem:
+        if "argument" not in str(problem):
+            raise
+        raise translation.unknown(node, f"its arguments are not known: {problem}") from problem
+    if in_place and made is not arguments[0]:
+        translation.rebind(node.args[0], made)
+    return made

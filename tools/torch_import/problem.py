@@ -1,0 +1,5 @@
+"""What cannot be written."""
+
+
+class Unknown(Exception):
+    """A module that cannot be written: what it is, where, and what to do."""

@@ -1,0 +1,66 @@
+"""nn.Sequential, however nested, of layers that BossMan has: it needs no graph."""
+
+from . import modules
+from .entries import Entry
+from .problem import Unknown
+from .yaml_text import head
+
+# Layers that only this way knows: in a graph they leave nothing, or have more than one input.
+MORE = {"Identity", "TransformerDecoderLayer"}
+
+
+def layers(module, name=""):
+    """[(name, module)] of all layers, in the order they run."""
+    kind = type(module).__name__
+    if kind == "Sequential":
+        return [
+            found
+            for child, layer in module.named_children()
+            for found in layers(layer, below(name, child))
+        ]
+    if kind == "TransformerEncoder":
+        found = [
+            (f"{below(name, 'layers')}.{number}", layer)
+            for number, layer in enumerate(module.layers)
+        ]
+        return found + ([(below(name, "norm"), module.norm)] if module.norm is not None else [])
+    if not type(module).__module__.startswith("torch.nn."):
+        raise Unknown(
+            f"{name or 'the model'} is a {kind}, whose forward() only Python knows; use "
+            "nn.Sequential"
+        )
+    return [(name or "0", module)]
+
+
+def below(name, child):
+    return f"{name}.{child}" if name else child
+
+
+def is_plain(module):
+    """Whether a module is such layers only, each of which runs once and owns its parameters."""
+    try:
+        found = layers(module)
+    except Unknown:
+        return False
+    known = all(modules.is_native(layer) or type(layer).__name__ in MORE for _, layer in found)
+    tensors = [id(tensor) for _, layer in found for tensor in layer.parameters()]
+    frozen = any(not tensor.requires_grad for tensor in module.parameters())
+    return known and not frozen and len(tensors) == len(set(tensors))
+
+
+def text(module, inputs, name="from-torch"):
+    """The model file."""
+    lines = [f"model: {name}", "inputs:", *(f"  {line}" for line in inputs), "layers:"]
+    for path, layer in layers(module):
+        said = head(Entry(type(layer).__name__, modules.arguments(layer), []))
+        lines.append(f"  - {said}" if said.endswith("}") else f"  - {said}:")
+        lines.append(f'    name: "{path}"')
+    return "\n".join(lines) + "\n"
+
+
+def state(module):
+    """The weights by the names of the model file."""
+    found = module.state_dict()
+    if len(layers(module)) == 1 and layers(module)[0][1] is module:
+        found = {f"0.{key}": value for key, value in found.items()}
+    return found

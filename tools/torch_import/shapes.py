@@ -1,0 +1,379 @@
+"""Functions that move elements as layers."""
+
+import torch
+
+from .table import fake, function, is_constant, number, place, same, same_shape
+
+WHOLE = 2**62
+
+
+def unchanged(x):
+    """The same value under another name, which a function in place may change alone."""
+    return x.copy() if hasattr(x, "copy") else x
+
+
+@function("alias", "contiguous", "clone", "lift_fresh_copy", "lift_fresh")
+def same_value(t, node, x, **_):
+    return unchanged(x)
+
+
+@function("detach")
+def detach(t, node, x):
+    if fake(x).is_floating_point():
+        raise t.unknown(node, "it stops gradients, which BossMan cannot; use requires_grad instead")
+    return unchanged(x)
+
+
+@function("to", "_to_copy", "type_as")
+def to(t, node, x, *_, **__):
+    before, after = fake(x).dtype, node.meta["val"].dtype
+    if before != after:
+        raise t.unknown(node, f"it makes {after} of {before}; give the input as {after}")
+    return unchanged(x)
+
+
+@function("view", "reshape", "_unsafe_view", "view_as", "reshape_as")
+def reshape(t, node, x, *_):
+    return reshaped(t, node, x, node.meta["val"].shape)
+
+
+def reshaped(t, node, x, shape):
+    """The layer that reads best: Flatten and Unflatten where they say it, else Reshape."""
+    before = fake(x).shape
+    if same_shape(before, shape):
+        return unchanged(x)
+    head = 0
+    while head < min(len(before), len(shape)) and same(before[head], shape[head]):
+        head += 1
+    tail = 0
+    while tail < min(len(before), len(shape)) - head and same(before[-1 - tail], shape[-1 - tail]):
+        tail += 1
+    old, new = before[head : len(before) - tail], shape[head : len(shape) - tail]
+    if len(new) == 1 and len(old) > 1:
+        end = len(before) - tail - 1
+        arguments = {} if head == 1 else {"start_dim": head}
+        if tail:
+            arguments["end_dim"] = end
+        return t.emit(node, "Flatten", arguments, [x])
+    sizes = [-1 if number(size) is None else number(size) for size in new]
+    if len(old) == 1 and len(new) > 1 and sizes.count(-1) <= 1:
+        return t.emit(node, "Unflatten", {"dim": head, "unflattened_size": sizes}, [x])
+    sizes = [number(size) for size in shape]
+    if sizes.count(None) > 1:
+        raise t.unknown(node, "its result has more than one size that is known only at run time")
+    return t.emit(node, "Reshape", {"shape": [-1 if size is None else size for size in sizes]}, [x])
+
+
+@function("flatten")
+def flatten(t, node, x, start=0, end=-1):
+    return reshaped(t, node, x, node.meta["val"].shape)
+
+
+@function("unflatten")
+def unflatten(t, node, x, dim, sizes):
+    return reshaped(t, node, x, node.meta["val"].shape)
+
+
+@function("transpose", "swapaxes", "swapdims")
+def transpose(t, node, x, dim0, dim1):
+    return t.emit(node, "Transpose", {"dim0": dim0, "dim1": dim1}, [x])
+
+
+@function("t", "numpy_T", "mT")
+def turned(t, node, x):
+    if fake(x).dim() != 2:
+        raise t.unknown(node, "a transpose of other than a matrix")
+    return transpose(t, node, x, 0, 1)
+
+
+@function("permute")
+def permute(t, node, x, dims):
+    rank = len(dims)
+    dims = [place(dim, rank) for dim in dims]
+    return (
+        unchanged(x) if dims == list(range(rank)) else t.emit(node, "Permute", {"dims": dims}, [x])
+    )
+
+
+@function("movedim", "moveaxis")
+def movedim(t, node, x, source, to):
+    rank = fake(x).dim()
+    sources = [source] if isinstance(source, int) else source
+    targets = [to] if isinstance(to, int) else to
+    sources, targets = [place(s, rank) for s in sources], [place(d, rank) for d in targets]
+    rest = [dim for dim in range(rank) if dim not in sources]
+    known = dict(zip(targets, sources))
+    return permute(t, node, x, [known[dim] if dim in known else rest.pop(0) for dim in range(rank)])
+
+
+@function("unsqueeze")
+def unsqueeze(t, node, x, dim):
+    return t.emit(node, "Unsqueeze", {"dim": dim}, [x])
+
+
+@function("squeeze")
+def squeeze(t, node, x, dim=None):
+    shape = fake(x).shape
+    rank = len(shape)
+    dims = list(range(rank)) if dim is None else [dim] if isinstance(dim, int) else dim
+    gone = sorted(place(one, rank) for one in dims if number(shape[one]) == 1)
+    made = unchanged(x)
+    for one in reversed(gone):
+        made = t.emit(node, "Squeeze", {"dim": one}, [made])
+    return made
+
+
+@function("slice")
+def cut(t, node, x, dim=0, start=None, end=None, step=1):
+    size = number(fake(x).shape[dim])
+    if is_symbol(start) or is_symbol(end):
+        if same_shape(fake(x).shape, node.meta["val"].shape) and step == 1:
+            return unchanged(x)
+        raise t.unknown(node, "it cuts at a place that depends on the batch size")
+    start = start or 0
+    end = None if end is None or end > WHOLE else end
+    if size is not None:
+        start = max(start + size, 0) if start < 0 else min(start, size)
+        if end is not None:
+            end = max(end + size, 0) if end < 0 else min(end, size)
+            end = None if end == size else end
+        if (size if end is None else end) <= start:
+            raise t.unknown(node, "it gives no elements at all")
+    elif same_shape(fake(x).shape, node.meta["val"].shape) and step == 1:
+        return unchanged(x)
+    else:
+        raise t.unknown(node, "it cuts the batch, or another size known only at run time")
+    arguments = {"dim": place(dim, fake(x).dim())}
+    if start:
+        arguments["start"] = start
+    if end is not None:
+        arguments["end"] = end
+    if step != 1:
+        arguments["step"] = step
+    return unchanged(x) if len(arguments) == 1 else t.emit(node, "Slice", arguments, [x])
+
+
+def is_symbol(value):
+    return isinstance(value, torch.SymInt) and number(value) is None
+
+
+@function("narrow")
+def narrow(t, node, x, dim, start, length):
+    return cut(t, node, x, dim, start, start + length)
+
+
+@function("select")
+def select(t, node, x, dim, index):
+    if number(fake(x).shape[dim]) is None or is_symbol(index):
+        raise t.unknown(node, "it takes one sample of the batch, of which a layer sees a part only")
+    return t.emit(node, "Select", {"dim": dim, "index": index}, [x])
+
+
+@function("unbind")
+def unbind(t, node, x, dim=0):
+    size = number(fake(x).shape[dim])
+    if size is None:
+        raise t.unknown(node, "it takes the batch apart")
+    return [
+        named(t.emit(node, "Select", {"dim": dim, "index": index}, [x]), node, index)
+        for index in range(size)
+    ]
+
+
+def named(value, node, index):
+    """The shape of one of several results."""
+    value.fake, value.hint = node.meta["val"][index], f"{node.name}_{index}"
+    return value
+
+
+@function("getitem")
+def getitem(t, node, found, index):
+    raise t.unknown(node, "it takes a part of a value that has none")
+
+
+def parts(t, node, kind, arguments, x):
+    fakes = list(node.meta["val"])
+    return t.emit(node, kind, arguments, [x], fakes=fakes)
+
+
+@function("split", "split_with_sizes")
+def split(t, node, x, sizes, dim=0):
+    if len(node.meta["val"]) == 1:
+        return [unchanged(x)]
+    if number(fake(x).shape[dim]) is None:
+        raise t.unknown(node, "it takes the batch apart")
+    return parts(t, node, "Split", {"split_size_or_sections": sizes, "dim": dim}, x)
+
+
+@function("chunk")
+def chunk(t, node, x, chunks, dim=0):
+    if len(node.meta["val"]) == 1:
+        return [unchanged(x)]
+    if number(fake(x).shape[dim]) is None:
+        raise t.unknown(node, "it takes the batch apart")
+    return parts(t, node, "Chunk", {"chunks": chunks, "dim": dim}, x)
+
+
+@function("cat", "concat", "concatenate")
+def concat(t, node, tensors, dim=0):
+    # PyTorch leaves out empty vectors, whatever the shapes of the others.
+    tensors = [one for one in tensors if number(fake(one).numel()) != 0]
+    if len(tensors) == 1:
+        return unchanged(tensors[0])
+    if any(fake(one).dtype != node.meta["val"].dtype for one in tensors):
+        raise t.unknown(node, "its inputs differ in dtype")
+    if place(dim, node.meta["val"].dim()) == 0 and number(node.meta["val"].shape[0]) is None:
+        raise t.unknown(node, "it makes one batch of several")
+    return t.emit(node, "Concat", {"dim": dim}, tensors)
+
+
+@function("stack")
+def stack(t, node, tensors, dim=0):
+    return t.emit(node, "Stack", {"dim": dim} if dim else {}, tensors)
+
+
+@function("roll")
+def roll(t, node, x, shifts, dims=()):
+    if not dims:
+        raise t.unknown(node, "it rolls a tensor without dimensions; name them")
+    return t.emit(node, "Roll", {"shifts": listed(shifts), "dims": listed(dims)}, [x])
+
+
+@function("flip")
+def flip(t, node, x, dims):
+    return t.emit(node, "Flip", {"dims": listed(dims)}, [x])
+
+
+def listed(value):
+    return [value] if isinstance(value, int) else list(value)
+
+
+@function("index")
+def index(t, node, x, indices):
+    found = [(dim, one) for dim, one in enumerate(indices) if one is not None]
+    if len(found) == 2 and found[0][0] == 0 and found[1][0] == 1:
+        one = of_each_sample(x, found[0][1], found[1][1])
+        if one is not None:
+            return indexed(t, node, x, 1, one)
+    if len(found) != 1:
+        raise t.unknown(node, "it has indices for several dimensions, and Index has one")
+    return indexed(t, node, x, *found[0])
+
+
+def of_each_sample(x, samples, one):
+    """The index of dimension 1 if the one of dimension 0 is the number of each sample itself, as in
+    `mask[batch, keys]` of transformers; else None."""
+    if not is_constant(samples) or not is_constant(one) or not one.fixed or samples.fixed:
+        return None
+    rank = max(samples.tensor.dim(), one.tensor.dim())
+    for trial in samples.trials:
+        size = len(trial)
+        shape = [size] + [1] * (rank - 1)
+        if trial.dim() != rank or not torch.equal(trial, torch.arange(size).reshape(shape)):
+            return None
+    if one.tensor.dim() == rank and len(one.tensor) != 1:
+        return None
+    head = [1] * (rank - one.tensor.dim())
+    return type(one)([trial.reshape(*head, *trial.shape)[0] for trial in one.trials])
+
+
+@function("index_select")
+def index_select(t, node, x, dim, one):
+    return indexed(t, node, x, dim, one)
+
+
+def indexed(t, node, x, dim, one):
+    if number(fake(x).shape[dim]) is None:
+        raise t.unknown(node, "it takes samples of the batch, of which a layer sees a part only")
+    if is_constant(one) and one.tensor.dtype == torch.bool:
+        one = type(one)([trial.nonzero().flatten() for trial in one.trials])
+    if fake(one).dtype != torch.int64:
+        raise t.unknown(node, f"its index is {fake(one).dtype}; use int64")
+    if is_constant(one):
+        size = number(fake(x).shape[dim])
+        one = type(one)([trial % size for trial in one.trials])
+        if one.fixed and torch.equal(one.tensor.flatten(), torch.arange(size)):
+            return reshaped(t, node, x, node.meta["val"].shape)
+    return t.emit(node, "Index", {"dim": dim}, [x, one])
+
+
+@function("expand", "expand_as", "broadcast_to")
+def expand(t, node, x, *_, **__):
+    return expanded(t, node, x, node.meta["val"].shape)
+
+
+def expanded(t, node, x, shape):
+    before = list(fake(x).shape)
+    if same_shape(before, shape):
+        return unchanged(x)
+    grown = [
+        place
+        for place, (old, new) in enumerate(zip([1] * (len(shape) - len(before)) + before, shape))
+        if not same(old, new)
+    ]
+    to_batch = grown[:1] == [0] and t.is_batch_size(shape[0])
+    if to_batch and grown == [0] and hasattr(x, "names") and len(before) == len(shape):
+        return t.parameter(x, node, expand=True)
+    made = x
+    for _ in range(len(shape) - len(before)):
+        made = t.emit(node, "Unsqueeze", {"dim": 0}, [made])
+    if to_batch:
+        # Nothing is added, and the sum has the batch.
+        zeros = torch.zeros([1] * len(shape), dtype=fake(x).dtype)
+        made = t.emit(node, "Add", {}, [made, t.batch_of(zeros)])
+        grown = grown[1:]
+    if not grown:
+        return made
+    if any(number(shape[place]) is None for place in grown):
+        raise t.unknown(node, "it grows to a size that is known only at run time")
+    sizes = [number(size) if place in grown else -1 for place, size in enumerate(shape)]
+    return t.emit(node, "Expand", {"size": sizes}, [made])
+
+
+@function("repeat")
+def repeat(t, node, x, repeats):
+    before = [1] * (len(repeats) - fake(x).dim()) + list(fake(x).shape)
+    if any(number(size) != 1 and times != 1 for size, times in zip(before, repeats)):
+        raise t.unknown(node, "BossMan repeats sizes of 1 only (Expand)")
+    return expanded(t, node, x, node.meta["val"].shape)
+
+
+@function("pixel_shuffle")
+def pixel_shuffle(t, node, x, factor):
+    return t.emit(node, "PixelShuffle", {"upscale_factor": factor}, [x])
+
+
+@function("pixel_unshuffle")
+def pixel_unshuffle(t, node, x, factor):
+    return t.emit(node, "PixelUnshuffle", {"downscale_factor": factor}, [x])
+
+
+@function("pad", "constant_pad_nd")
+def pad(t, node, x, sizes, mode="constant", value=None):
+    if not isinstance(mode, str):
+        mode, value = "constant", mode
+    arguments = {"pad": sizes}
+    if mode != "constant":
+        arguments["mode"] = mode
+    if value:
+        arguments["value"] = value
+    return t.emit(node, "Pad", arguments, [x]) if any(sizes) else unchanged(x)
+
+
+@function(
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_empty",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "empty_like",
+)
+def like(t, node, x, *more, **named):
+    """A constant of which a tensor gives the dtype, or the shape."""
+    trials = [
+        torch.empty([t.exported.size(size, trial) for size in fake(x).shape], dtype=fake(x).dtype)
+        for trial in range(2)
+    ]
+    return t.fold(node, [t.stand_in(trials), *more], named)

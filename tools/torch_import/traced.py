@@ -1,0 +1,92 @@
+"""Any module as a model file and its weights."""
+
+import json
+
+from . import exported, inputs, yaml_text
+from .problem import Unknown
+from .translate import Translation
+from .weights import save
+
+
+class Traced:
+    """A module's translation: its text and its weights."""
+
+    def __init__(self, module, lines, name):
+        self.module, self.lines, self.name = module, lines, name
+        self.inputs = [inputs.parse(line) for line in lines]
+        self.training = exported.export(module, self.inputs)
+        exported.refuse_drawn_constants(module, self.inputs, self.training)
+        self.translation = Translation(self.training)
+        self.text = self.text_of(self.translation)
+        self.quiet = Translation(self.training, random=False)
+        self.refuse_other_evaluation()
+
+    def quiet_first(self):
+        """The model file without what is random, of the first output alone."""
+        self.quiet = Translation(self.training, random=False, outputs=1)
+        return self.text_of(self.quiet), self.quiet
+
+    def text_of(self, translation):
+        return yaml_text.text(
+            self.name, translation.inputs, self.lines, translation.entries, translation.outputs
+        )
+
+    def refuse_other_evaluation(self):
+        """A model file has one graph, so that of evaluation must be that of training, but for what
+        is random."""
+        evaluation = exported.export(self.module, self.inputs, training=False)
+        other = Translation(evaluation, random=False, training=False)
+        lines = [layers_of(translation.entries) for translation in (self.quiet, other)]
+        if lines[0] == lines[1] and len(self.quiet.outputs) == len(other.outputs):
+            return
+        pairs = zip([*lines[0], "the end"], [*lines[1], "the end"])
+        here, there = next(
+            ((a, b) for a, b in pairs if a != b), ("other outputs", "those of training")
+        )
+        raise Unknown(
+            f"forward() computes in training what it does not in evaluation: {here}, not {there}; "
+            "make a module that computes the same in both"
+        )
+
+    def tensors(self, translation=None):
+        """The module's name of each tensor of the model file."""
+        entries = (translation or self.translation).entries
+        return {
+            f"{entry.name}.{local}": path
+            for entry in entries
+            for local, path in entry.tensors.items()
+        }
+
+    def unused(self):
+        """Parameters of the module that no layer has."""
+        known = {id(self.translation.state[path]) for path in self.tensors().values()}
+        return [name for name, tensor in self.module.named_parameters() if id(tensor) not in known]
+
+    def write(self, folder):
+        """Writes the model file, its weights, its constants, and which of the module's tensors have
+        another name in it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.yaml").write_text(self.text, encoding="utf-8")
+        self.write_tensors(folder)
+        other = {name: path for name, path in self.tensors().items() if name != path}
+        if other:
+            text = json.dumps(other, indent=1) + "\n"
+            (folder / "names.json").write_text(text, encoding="utf-8")
+
+    def write_tensors(self, folder, translation=None):
+        translation = translation or self.translation
+        state = translation.state
+        found = {name: state[path] for name, path in self.tensors(translation).items()}
+        save(folder / "model.safetensors", found)
+        needed = {
+            entry.arguments["tensor"] for entry in translation.entries if entry.kind == "Constant"
+        }
+        if needed:
+            constants = translation.constants
+            save(
+                folder / "constants.safetensors", {name: constants[name] for name in sorted(needed)}
+            )
+
+
+def layers_of(entries):
+    return [f"{entry.name or ''} {yaml_text.head(entry)}".strip() for entry in entries]
