@@ -91,17 +91,21 @@ pub(crate) async fn load_files(
     let (sender, mut chunks) = mpsc::channel(1);
     let files = files.clone();
     let reader = tokio::task::spawn_blocking(move || {
-        for names in files.chunks() {
+        for pieces in files.chunks() {
             // Nobody waits for a chunk after a failure.
-            if sender.blocking_send(files.read(&names)?).is_err() {
+            if sender.blocking_send(files.read(&pieces)?).is_err() {
                 break;
             }
         }
         Ok::<(), BossManError>(())
     });
+    let holders = Holders::of(trainer);
     while let Some(chunk) = chunks.recv().await {
-        let chunk = chunk.iter().map(|(name, tensor)| (name.as_str(), tensor));
-        let tensors = placed(trainer, chunk)?;
+        let mut tensors = Vec::new();
+        for (piece, tensor) in &chunk {
+            let sent = piece.state_name();
+            tensors.extend(holders.each(&piece.name, &sent, to_payload(tensor)?));
+        }
         load(trainer, tensors).await?;
     }
     reader.await.map_err(|e| BossManError::Usage(e.to_string()))?
@@ -113,13 +117,14 @@ pub(crate) async fn load_from_workers_files(
     weights: &[HashedWeight],
 ) -> Result<(), BossManError> {
     trainer.has_loaded = true;
-    let described = weights.iter().map(|weight| {
+    let holders = Holders::of(trainer);
+    let mut described = Vec::new();
+    for weight in weights {
         let bytes: Bytes = weight.encode()?.into();
         let meta = TensorMeta { dtype: DType::UInt8, shape: vec![bytes.len() as u64] };
-        Ok((weight.name.as_str(), Payload { meta, bytes }))
-    });
-    let tensors = to_holders(trainer, described)?;
-    let tensors = insert_slots(trainer, tensors);
+        described.extend(holders.each(&weight.name, &weight.name, Payload { meta, bytes }));
+    }
+    let tensors = insert_slots(trainer, described);
     trainer.call(Instruction::LoadState { tensors, content: LoadContent::WeightSources }).await
 }
 
@@ -151,25 +156,32 @@ fn placed<'a>(
     trainer: &Trainer,
     tensors: impl Iterator<Item = (&'a str, &'a Tensor)>,
 ) -> Result<Vec<StageTensor>, BossManError> {
-    to_holders(trainer, tensors.map(|(name, tensor)| Ok((name, to_payload(tensor)?))))
+    let holders = Holders::of(trainer);
+    let mut placed = Vec::new();
+    for (name, tensor) in tensors {
+        placed.extend(holders.each(name, name, to_payload(tensor)?));
+    }
+    Ok(placed)
 }
 
-/// Each payload once for each stage that holds the parameter or buffer of its name.
-fn to_holders<'a>(
-    trainer: &Trainer,
-    payloads: impl Iterator<Item = Result<(&'a str, Payload), BossManError>>,
-) -> Result<Vec<StageTensor>, BossManError> {
-    let expected = expected(trainer.model.graph()).owned;
-    let mut tensors = Vec::new();
-    for named in payloads {
-        let (name, payload) = named?;
-        let Some(ExpectedTensor { layer, parameter, .. }) = expected.get(name) else { continue };
-        let holders = trainer.plan.holders(*layer, parameter).into_iter();
-        tensors.extend(holders.map(|stage| StageTensor {
-            stage,
-            name: name.into(),
-            payload: payload.clone(),
-        }));
+/// The stages that hold each parameter and buffer.
+struct Holders(BTreeMap<String, Vec<StageId>>);
+
+impl Holders {
+    fn of(trainer: &Trainer) -> Self {
+        let stages =
+            |ExpectedTensor { layer, parameter, .. }| trainer.plan.holders(layer, parameter);
+        let expected = expected(trainer.model.graph()).owned.into_iter();
+        Holders(expected.map(|(name, tensor)| (name, stages(tensor))).collect())
     }
-    Ok(tensors)
+
+    /// The payload, under the name `sent`, for each stage that holds the parameter `name`.
+    fn each(&self, name: &str, sent: &str, payload: Payload) -> Vec<StageTensor> {
+        let tensor = |stage: &StageId| StageTensor {
+            stage: *stage,
+            name: sent.into(),
+            payload: payload.clone(),
+        };
+        self.0.get(name).into_iter().flatten().map(tensor).collect()
+    }
 }

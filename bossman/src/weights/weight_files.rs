@@ -5,13 +5,23 @@ use crate::weights::rename_rules::{RenameRules, Source};
 use crate::weights::tensor_headers::TensorHeaders;
 use crate::{BossManError, Model};
 use ::data::{HashedWeight, WeightPart, WeightSource};
-use pipeline::StateDigest;
+use pipeline::{StateDigest, StateName};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use tch::Tensor;
 
-/// The bytes of weights that are read together. A larger weight is read alone.
+/// The bytes of weights that are read together.
 const CHUNK_BYTES: u64 = 16 << 20;
+
+/// A weight, or some of its elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// The weight's name.
+    pub(crate) name: String,
+    /// The elements, in row-major order. `None` for all of them.
+    pub(crate) elements: Option<Range<u64>>,
+}
 
 /// The places of a model's parameters and buffers in safetensors files.
 #[derive(Clone, Debug)]
@@ -19,6 +29,17 @@ pub(crate) struct WeightFiles {
     /// The folder of the files.
     folder: PathBuf,
     sources: BTreeMap<String, WeightSource>,
+}
+
+impl Piece {
+    /// The name under which it travels.
+    pub(crate) fn state_name(&self) -> String {
+        let name = match &self.elements {
+            Some(elements) => StateName::of_slice(&self.name, elements.start),
+            None => StateName::of_parameter(&self.name),
+        };
+        name.to_string()
+    }
 }
 
 impl WeightFiles {
@@ -81,34 +102,55 @@ impl WeightFiles {
         self.sources.iter().map(describe).collect()
     }
 
-    /// The names of the weights in chunks that are read together.
-    pub(crate) fn chunks(&self) -> Vec<Vec<String>> {
+    /// The weights in chunks that are read together. A large weight is cut, unless it is a transpose
+    /// of what is in the file.
+    pub(crate) fn chunks(&self) -> Vec<Vec<Piece>> {
         let (mut chunks, mut bytes) = (vec![Vec::new()], 0u64);
-        for (name, source) in &self.sources {
-            let of_one = source.meta.byte_len().unwrap_or(0);
+        for (piece, of_one) in self.sources.iter().flat_map(|(name, source)| pieces(name, source)) {
             if bytes > 0 && bytes.saturating_add(of_one) > CHUNK_BYTES {
                 chunks.push(Vec::new());
                 bytes = 0;
             }
             bytes = bytes.saturating_add(of_one);
             if let Some(last) = chunks.last_mut() {
-                last.push(name.clone());
+                last.push(piece);
             }
         }
         chunks
     }
 
-    /// Reads some of the weights.
+    /// Reads these pieces.
     ///
     /// # Errors
     /// A file cannot be read.
-    pub(crate) fn read(&self, names: &[String]) -> Result<Vec<(String, Tensor)>, BossManError> {
-        let sources = names.iter().filter_map(|name| self.sources.get_key_value(name));
-        let read = |(name, source): (&String, &WeightSource)| {
-            Ok((name.clone(), source.read(&self.folder)?))
+    pub(crate) fn read(&self, pieces: &[Piece]) -> Result<Vec<(Piece, Tensor)>, BossManError> {
+        let read = |piece: &Piece| {
+            let source = self.sources.get(&piece.name);
+            let source = source.ok_or_else(|| BossManError::Usage("an unknown weight".into()))?;
+            let tensor = match &piece.elements {
+                Some(elements) => source.read_slice(&self.folder, elements.clone())?,
+                None => source.read(&self.folder)?,
+            };
+            Ok((piece.clone(), tensor))
         };
-        sources.map(read).collect()
+        pieces.iter().map(read).collect()
     }
+}
+
+/// A weight as one piece, or a large one as several, each with its bytes.
+fn pieces(name: &str, source: &WeightSource) -> Vec<(Piece, u64)> {
+    let bytes = source.meta.byte_len().unwrap_or(0);
+    if bytes <= CHUNK_BYTES || !source.has_slices() {
+        return vec![(Piece { name: name.into(), elements: None }, bytes)];
+    }
+    let size = source.meta.dtype.size_bytes();
+    let (all, most) = (bytes / size, CHUNK_BYTES / size);
+    let slice = |number: u64| number * most..all.min((number + 1) * most);
+    let piece = |elements: Range<u64>| {
+        let bytes = (elements.end - elements.start) * size;
+        (Piece { name: name.into(), elements: Some(elements) }, bytes)
+    };
+    (0..all.div_ceil(most)).map(slice).map(piece).collect()
 }
 
 /// The place of a tensor that a parameter is made of.
@@ -164,10 +206,11 @@ layers:
         let expected = rules().apply(&state, &model).unwrap().fit_to(model.graph()).unwrap();
         let files = WeightFiles::find(place.path(), &rules(), &model).unwrap();
         assert_eq!(files.digest().unwrap(), expected.digest().unwrap());
-        let names: Vec<String> = files.chunks().concat();
+        let pieces: Vec<Piece> = files.chunks().concat();
+        let names: Vec<&str> = pieces.iter().map(|piece| piece.name.as_str()).collect();
         assert_eq!(names, ["a.bias", "a.weight", "b.weight"]);
-        for (name, tensor) in files.read(&names).unwrap() {
-            assert!(tensor.equal(expected.get(&name).unwrap()), "{name}");
+        for (piece, tensor) in files.read(&pieces).unwrap() {
+            assert!(tensor.equal(expected.get(&piece.name).unwrap()), "{}", piece.name);
         }
         for weight in files.hashed().unwrap() {
             let tensor = weight.read(place.path()).unwrap();
@@ -191,10 +234,37 @@ layers:
             dtype: layerspec::DType::Float32,
             shape: vec![elements],
         };
-        let sources = [("a", 1 << 20), ("b", 3 << 20), ("c", 1), ("d", 1 << 30), ("e", 1)];
-        let source = |elements| WeightSource { meta: meta(elements), parts: Vec::new() };
-        let sources = sources.map(|(name, elements)| (name.to_string(), source(elements)));
+        let part = |is_transposed| WeightPart {
+            file: PathBuf::new(),
+            start: 0,
+            meta: meta(0),
+            is_transposed,
+        };
+        let source = |elements, is_transposed| {
+            let parts = vec![part(is_transposed)];
+            WeightSource { meta: meta(elements), parts }
+        };
+        let sources = [
+            ("a", source(1 << 20, false)),
+            ("b", source(3 << 20, false)),
+            ("c", source(1, false)),
+            ("d", source((8 << 20) + 5, false)),
+            ("e", source(1, false)),
+            ("f", source(8 << 20, true)),
+        ];
+        let sources = sources.map(|(name, source)| (name.to_string(), source));
         let files = WeightFiles { folder: PathBuf::new(), sources: sources.into() };
-        assert_eq!(files.chunks(), [vec!["a", "b"], vec!["c"], vec!["d"], vec!["e"]]);
+        let shown = |piece: &Piece| match &piece.elements {
+            Some(elements) => format!("{} {elements:?}", piece.name),
+            None => piece.name.clone(),
+        };
+        let chunks: Vec<String> = files
+            .chunks()
+            .iter()
+            .map(|chunk| chunk.iter().map(shown).collect::<Vec<_>>().join(", "))
+            .collect();
+        let expected =
+            ["a, b", "c", "d 0..4194304", "d 4194304..8388608", "d 8388608..8388613, e", "f"];
+        assert_eq!(chunks, expected);
     }
 }

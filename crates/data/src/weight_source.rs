@@ -8,6 +8,7 @@ use pipeline::{TensorHasher, TensorMeta};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use tch::Tensor;
 use tensor::TensorError;
@@ -135,6 +136,40 @@ impl WeightSource {
         Ok(whole.f_to_kind(kind).map_err(TensorError::from)?)
     }
 
+    /// Whether its elements can be read some at a time: no part is transposed.
+    pub fn has_slices(&self) -> bool {
+        !self.parts.iter().any(|part| part.is_transposed)
+    }
+
+    /// Reads some of its elements, in row-major order. No part may be transposed.
+    ///
+    /// # Errors
+    /// A file is missing or too short, or libtorch fails.
+    pub fn read_slice(&self, folder: &Path, elements: Range<u64>) -> Result<Tensor, DataError> {
+        let (mut found, mut first) = (Vec::new(), 0);
+        for part in &self.parts {
+            let size = part.meta.dtype.size_bytes();
+            let last = first + part.meta.byte_len().unwrap_or(0) / size;
+            let (from, to) = (elements.start.max(first), elements.end.min(last));
+            if from < to {
+                let mut bytes = part.open(folder)?;
+                bytes.skip((from - first) * size)?;
+                let bytes = bytes.next((to - from) * size)?;
+                found.push(convert(bytes, part.meta.dtype, self.meta.dtype)?);
+            }
+            first = last;
+        }
+        let parts = found.into_iter().map(|bytes| {
+            let count = bytes.len() as u64 / self.meta.dtype.size_bytes();
+            tensor::payload::from_bytes(self.meta.dtype, &[count.cast_signed()], bytes)
+        });
+        let parts = parts.collect::<Result<Vec<Tensor>, TensorError>>()?;
+        match &parts[..] {
+            [one] => Ok(one.shallow_clone()),
+            many => Ok(Tensor::f_cat(many, 0).map_err(TensorError::from)?),
+        }
+    }
+
     /// Its [hash](pipeline::hash_tensor). Holds a few megabytes of it at a time, unless a part is
     /// transposed.
     ///
@@ -142,7 +177,7 @@ impl WeightSource {
     /// A file is missing or too short, or libtorch fails.
     pub fn hash(&self, folder: &Path) -> Result<[u8; 32], DataError> {
         let mut hash = TensorHasher::new(&self.meta);
-        if self.parts.iter().any(|part| part.is_transposed) {
+        if !self.has_slices() {
             hash.update(&tensor::payload::to_bytes(&self.read(folder)?)?);
             return Ok(hash.finish());
         }
@@ -180,6 +215,13 @@ impl PartBytes {
         self.file.read_exact(&mut next).map_err(|e| DataError::io(&self.path, &e))?;
         self.left -= bytes;
         Ok(next.into())
+    }
+
+    fn skip(&mut self, bytes: u64) -> Result<(), DataError> {
+        let offset = SeekFrom::Current(bytes.cast_signed());
+        self.file.seek(offset).map_err(|e| DataError::io(&self.path, &e))?;
+        self.left -= bytes;
+        Ok(())
     }
 
     fn next_chunk(&mut self) -> Result<Option<Bytes>, DataError> {
@@ -269,6 +311,20 @@ mod tests {
             let weight = HashedWeight { name: "w".into(), source, hash };
             let weight = HashedWeight::decode(&weight.encode().unwrap()).unwrap();
             assert!(weight.read(folder.path()).unwrap().equal(&tensor));
+        }
+    }
+
+    #[test]
+    fn slices_are_parts_of_the_whole() {
+        let folder = folder();
+        let parts = [(2, [2, 3]), (14, [2, 3])];
+        let parts = parts.map(|(start, shape)| part(start, meta(DType::BFloat16, &shape), false));
+        let source = source(parts.to_vec());
+        let whole = source.read(folder.path()).unwrap().flatten(0, -1);
+        for (from, to) in [(0, 12), (0, 6), (6, 12), (4, 9), (11, 12)] {
+            let slice = source.read_slice(folder.path(), from..to).unwrap();
+            let (from, to) = (from.cast_signed(), to.cast_signed());
+            assert!(slice.equal(&whole.slice(0, from, to, 1)), "{from}..{to}");
         }
     }
 

@@ -222,7 +222,8 @@ pub enum Task<T> {
 /// What [`Task::Load`] loads.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum LoadContent {
-    /// Some parameters and buffers. Others stay as they are.
+    /// Some parameters and buffers, or [slices](crate::StateName::of_slice) of them. Others stay as
+    /// they are.
     Weights,
     /// Descriptions of some parameters and buffers, each as a tensor of bytes. The worker reads
     /// the numbers from its own files.

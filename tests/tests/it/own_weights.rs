@@ -153,3 +153,47 @@ async fn a_worker_without_the_same_files_says_so_before_training() {
     let error = place.worker("1", &["--weights", "/no/such/folder"]).end().await.error_line();
     assert_eq!(error, "worker: --weights /no/such/folder: there is no such folder");
 }
+
+/// The weight has more bytes than a slice, and two stages hold it.
+#[tokio::test]
+async fn a_large_weight_travels_in_slices() {
+    const TIED: &str = "
+inputs: {ids: {shape: [batch, 2], dtype: int64}}
+layers:
+  - Embedding: {num_embeddings: 70001, embedding_dim: 64}
+    name: table
+  - Linear: {in_features: 64, out_features: 64}
+    name: middle
+  - Linear: {in_features: 64, out_features: 70001, bias: false}
+    name: head
+    share: table
+";
+    let place = TestFolder::new();
+    std::fs::write(place.file("model.yaml"), TIED).unwrap();
+    let numbers = |sizes: &[i64]| {
+        let count = sizes.iter().product::<i64>();
+        Tensor::arange(count, (Kind::Float, Device::Cpu)).sin().reshape(sizes)
+    };
+    let mut weights = StateDict::default();
+    weights.insert("table.weight", &numbers(&[70_001, 64]).to_kind(Kind::BFloat16));
+    weights.insert("middle.weight", &numbers(&[64, 64]));
+    weights.insert("middle.bias", &numbers(&[64]));
+    weights.save(place.file("w.safetensors")).unwrap();
+    let model = Model::from_file(place.file("model.yaml")).unwrap();
+    let expected = weights.fit_to(model.graph()).unwrap();
+    for shard in ["", "shard: parameters\nreplicas: 2\n"] {
+        let text = format!(
+            "model: model.yaml\nweights: w.safetensors\nloss: MSELoss\noptimizer: {{SGD: {{lr: \
+             0.1}}}}\nbatch_size: 2\n{shard}"
+        );
+        std::fs::write(place.file("run.yaml"), text).unwrap();
+        let fleet = bossman::fleet::FleetSettings { local: 2, ..Default::default() };
+        let run = bossman::run_file::RunFile::from_file(place.file("run.yaml")).unwrap();
+        let mut boss = run.load_model(&fleet, None).await.unwrap();
+        let found = boss.state_dict().await.unwrap();
+        boss.shutdown().await;
+        for (name, tensor) in expected.iter() {
+            assert!(found.get(name).unwrap().equal(tensor), "{shard}{name}");
+        }
+    }
+}

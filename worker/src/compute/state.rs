@@ -25,7 +25,18 @@ impl StageCompute {
     /// Loads some parameters and buffers.
     pub(super) fn load(&mut self, tensors: &[(String, TaskTensor)]) -> Result<(), Failure> {
         debug!(tensors = tensors.len(), "parameters arrived");
-        for (stage, tensors) in self.by_stage(tensors)? {
+        let mut whole = Vec::new();
+        for (name, payload) in tensors {
+            let StateName { name: of, start: Some(start), .. } = StateName::parse(name) else {
+                whole.push((name.clone(), payload.clone()));
+                continue;
+            };
+            let values = to_tensor(payload).map_err(tensor_failure)?;
+            for stage in self.stages_of(of)? {
+                self.stage(stage)?.load_slice(of, start, &values).map_err(engine_failure)?;
+            }
+        }
+        for (stage, tensors) in self.by_stage(&whole)? {
             self.stage(stage)?.load_part(tensors).map_err(engine_failure)?;
         }
         Ok(())

@@ -193,6 +193,20 @@ impl Engine {
         self.set_state(state, Missing::Kept)
     }
 
+    /// Sets elements of a parameter or buffer, from `start` on in row-major order.
+    ///
+    /// # Errors
+    /// There is no such parameter, it has fewer elements, or another dtype. Nothing is changed.
+    pub fn load_slice(
+        &mut self,
+        name: &str,
+        start: u64,
+        values: &Tensor,
+    ) -> Result<(), EngineError> {
+        self.statistics.forget_restore_points();
+        self.params.set_slice(name, start, values)
+    }
+
     fn set_state(
         &mut self,
         state: Vec<(String, Tensor)>,

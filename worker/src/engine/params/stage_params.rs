@@ -37,6 +37,13 @@ pub(crate) struct Param {
     pub(crate) uses: Vec<ParamUse>,
 }
 
+impl Param {
+    /// Whether a layer uses it under this name.
+    pub(crate) fn has_name(&self, name: &str) -> bool {
+        self.name == name || self.aliases.iter().any(|alias| alias == name)
+    }
+}
+
 /// The use of a parameter by a layer of the stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ParamUse {

@@ -68,6 +68,49 @@ impl ParamStore {
         Ok(())
     }
 
+    /// Sets elements of a parameter or buffer, from `start` on in row-major order.
+    ///
+    /// # Errors
+    /// There is no such parameter, it has fewer elements, or another dtype.
+    pub(crate) fn set_slice(
+        &mut self,
+        name: &str,
+        start: u64,
+        values: &Tensor,
+    ) -> Result<(), EngineError> {
+        let problem = |problem: String| EngineError::StateMismatch {
+            problems: vec![format!("{name}: {problem}")],
+        };
+        let index = self.params.all.iter().position(|param| param.has_name(name));
+        let index = index.ok_or_else(|| problem("the stage has no such tensor".into()))?;
+        let tensor = self.params.all[index].tensor.shallow_clone();
+        let (count, all) = (values.numel() as u64, tensor.numel() as u64);
+        let end = start.saturating_add(count);
+        let (found, wanted) = (tensor::dtype_of(values)?, tensor::dtype_of(&tensor)?);
+        if end > all || values.dim() != 1 || found != wanted {
+            let found = format!("{found} {:?} from {start}", values.size());
+            let problem_of = format!("expected a slice of {all} elements of {wanted}, got {found}");
+            return Err(problem(problem_of));
+        }
+        self.bump_version();
+        self.reshard()?;
+        let slice = start.cast_signed()..end.cast_signed();
+        let own_shard = self.shards.own_shard(&self.params, index);
+        let (own, range) = match own_shard.zip(self.shards.shard_range(&self.params, index)) {
+            Some((shard, range)) => (shard.shallow_clone(), range),
+            None => (slice_of(&tensor, &(0..all.cast_signed()))?, 0..all.cast_signed()),
+        };
+        let (from, to) = (slice.start.max(range.start), slice.end.min(range.end));
+        if from < to {
+            tch::no_grad(|| {
+                let values = values.f_narrow(0, from - slice.start, to - from)?;
+                own.f_narrow(0, from - range.start, to - from)?.f_copy_(&values)?;
+                Ok::<_, TensorError>(())
+            })?;
+        }
+        Ok(())
+    }
+
     /// Whether a parameter or buffer has this name, here or in the stage that owns it.
     pub(crate) fn has_tensor(&self, name: &str) -> bool {
         self.named(name).is_some()
@@ -83,8 +126,7 @@ impl ParamStore {
     }
 
     fn named(&self, name: &str) -> Option<&Param> {
-        let mut all = self.params.all.iter();
-        all.find(|param| param.name == name || param.aliases.iter().any(|alias| alias == name))
+        self.params.all.iter().find(|param| param.has_name(name))
     }
 
     /// Finds the tensor for each parameter, in the stage's order. `None` if there is none.

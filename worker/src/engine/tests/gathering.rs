@@ -122,6 +122,26 @@ fn weights_are_loaded_whole_and_kept_in_part() {
 }
 
 #[test]
+fn slices_are_kept_in_part() {
+    let (mut first, mut second) = (replica(0), replica(1));
+    let other = build(StageConfig { seed: 12, ..alone_without_shards() }).unwrap();
+    let other = other.state().unwrap();
+    for engine in [&mut first, &mut second] {
+        for (name, tensor) in &other {
+            let (flat, count) = (tensor.flatten(0, -1), tensor.numel() as i64);
+            for start in (0..count).step_by(97) {
+                let values = flat.slice(0, start, count.min(start + 97), 1);
+                engine.load_slice(name, start.cast_unsigned(), &values).unwrap();
+            }
+        }
+    }
+    first.all_gather(shared(1, part(&second))).unwrap();
+    for ((name, here), (_, there)) in first.state().unwrap().iter().zip(&other) {
+        assert_eq!(here, there, "{name}");
+    }
+}
+
+#[test]
 fn passes_over_a_part_of_the_parameters_are_refused() {
     let (mut first, second) = (replica(0), replica(1));
     let x = normal("x", &[3, 40]);

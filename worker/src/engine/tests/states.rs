@@ -129,3 +129,32 @@ fn the_optimizers_state_can_be_seen() {
     steps(&mut engine, 2, 1);
     assert_eq!(whole_state(&engine)[0].0, "0.weight.momentum_buffer");
 }
+
+#[test]
+fn slices_of_a_state_are_the_whole() {
+    let mut engine = engine(RESIDUAL);
+    let before = engine.state().unwrap();
+    let changed: Vec<(String, Tensor)> =
+        before.iter().map(|(name, tensor)| (name.clone(), tensor * 0.5 + 1.0)).collect();
+    for (name, tensor) in &changed {
+        let (flat, count) = (tensor.flatten(0, -1), tensor.numel() as i64);
+        for start in (0..count).step_by(7) {
+            let end = count.min(start + 7);
+            let values = flat.slice(0, start, end, 1);
+            engine.load_slice(name, start.cast_unsigned(), &values).unwrap();
+        }
+    }
+    assert_same(&engine.state().unwrap(), &changed, "after all slices");
+    let values = |kind: Kind, sizes: &[i64]| Tensor::zeros(sizes, (kind, Device::Cpu));
+    for (name, start, values, expected) in [
+        ("0.weight", 50, values(Kind::Float, &[2]), "a slice of 51 elements of float32, got"),
+        ("0.weight", u64::MAX, values(Kind::Float, &[1]), "from 18446744073709551615"),
+        ("0.weight", 0, values(Kind::Double, &[2]), "got float64 [2] from 0"),
+        ("0.weight", 0, values(Kind::Float, &[1, 2]), "got float32 [1, 2] from 0"),
+        ("0.wait", 0, values(Kind::Float, &[2]), "the stage has no such tensor"),
+    ] {
+        let error = engine.load_slice(name, start, &values).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert_same(&engine.state().unwrap(), &changed, "after refused slices");
+}
