@@ -4,6 +4,8 @@ and weights of 20 steps of training, and text. Then also the way back, by tools/
 
     tools/huggingface_oracle.py             compute in transformers here and now, then compare
     tools/huggingface_oracle.py --record    write what transformers computes to tests/huggingface
+    tools/huggingface_oracle.py --page      compare with what is recorded, and write
+                                            docs/reference/families.md; needs no transformers
 
 `cargo test -p tests` compares with what is recorded; it needs neither transformers nor PyTorch.
 """
@@ -21,6 +23,7 @@ import zlib
 from pathlib import Path
 
 import huggingface_back
+import huggingface_page
 import pytorch
 import setup_libtorch
 import tensor_file
@@ -273,12 +276,26 @@ def record_all(torch, transformers, folder):
         record(torch, transformers, case, folder / case.name)
 
 
+def compare(environment, **more):
+    """Runs BossMan's half, which prints a line for each figure."""
+    command = ["cargo", "test", "--package", "tests", "--test", "it", "huggingface::proof::"]
+    command += ["--", "--nocapture"]
+    folder = setup_libtorch.CHECKOUT
+    return subprocess.run(command, cwd=folder, env=environment, check=False, **more)
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
+    if options.page:
+        done = compare(os.environ, stdout=subprocess.PIPE, text=True)
+        if done.returncode == 0:
+            huggingface_page.write(done.stdout)
+        sys.exit(done.returncode)
     if (pytorch.version(), pytorch.version("transformers")) != (
         setup_libtorch.VERSION,
         pytorch.TRANSFORMERS,
@@ -299,15 +316,7 @@ def main():
             if not case.waits:
                 of_case = functools.partial(load, torch, transformers, case)
                 huggingface_back.check(torch, case, Path(fresh) / case.name, of_case)
-        command = ["cargo", "test", "--package", "tests", "--test", "it", "huggingface::proof::"]
-        environment = {**os.environ, "BOSSMAN_HUGGINGFACE": fresh}
-        done = subprocess.run(
-            [*command, "--", "--nocapture"],
-            cwd=setup_libtorch.CHECKOUT,
-            env=environment,
-            check=False,
-        )
-        sys.exit(done.returncode)
+        sys.exit(compare({**os.environ, "BOSSMAN_HUGGINGFACE": fresh}).returncode)
 
 
 if __name__ == "__main__":

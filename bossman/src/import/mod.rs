@@ -25,6 +25,7 @@ mod leftovers;
 mod llama_like;
 mod model_text;
 mod pictures;
+mod proven;
 mod renames;
 mod run_text;
 mod summary;

@@ -2,6 +2,7 @@
 
 use super::family::Output;
 use super::leftovers::Leftovers;
+use super::proven;
 use crate::output::printable;
 use crate::weights::tensor_headers::TensorHeaders;
 use layerspec::{LayerGraph, LayerKind};
@@ -45,6 +46,7 @@ impl Summary<'_> {
             writeln!(page, "| {part} | {count} | {share:.1} % |").ok();
         }
         writeln!(page, "| all | {total} | 100.0 % |\n").ok();
+        page.push_str(&proven::section(self.architecture));
         page.push_str("## Left out\n\n");
         if self.leftovers.tensors.is_empty() {
             page.push_str("No tensor of the files.\n");

@@ -102,8 +102,8 @@ impl WeightFiles {
         self.sources.iter().map(describe).collect()
     }
 
-    /// The weights in chunks that are read together. A large weight is cut, unless it is a transpose
-    /// of what is in the file.
+    /// The weights in chunks that are read together. A large weight is cut, unless the file has its
+    /// transpose.
     pub(crate) fn chunks(&self) -> Vec<Vec<Piece>> {
         let (mut chunks, mut bytes) = (vec![Vec::new()], 0u64);
         for (piece, of_one) in self.sources.iter().flat_map(|(name, source)| pieces(name, source)) {
