@@ -30,7 +30,7 @@ def compute(torch, translation, entry, tensors, inputs):
     if kind == "Constant":
         tensor = translation.constants[says["tensor"]]
         size = [len(inputs[0]), *tensor.shape[1:]]
-        return tensor.expand(size) if says["expand"] else tensor
+        return tensor.expand(size) if says.get("expand") else tensor
     if kind == "Parameter":
         tensor = tensors["value"]
         size = [len(inputs[0]), *tensor.shape[1:]]

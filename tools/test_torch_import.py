@@ -143,13 +143,15 @@ class Traced(unittest.TestCase):
 
     def test_constants_are_computed_and_their_numbers_are_arguments(self):
         text = self.same(lambda m, x: x * torch.arange(8).float() + torch.full((1,), 3.0))
-        self.assertIn("Constant", text)
+        constant = 'Constant: {path: "constants.safetensors", tensor: "constant_0", shape: [8]}'
+        self.assertIn(constant, text)
         self.assertIn("Add: {number: 3.0}", text)
         mask = torch.ones(3, 3).triu(1).bool()
-        self.same(
+        text = self.same(
             lambda m, x: (x @ x.transpose(1, 2)).masked_fill(m.mask, float("-inf")).softmax(-1),
             mask=torch.nn.Buffer(mask),
         )
+        self.assertIn('shape: [3, 3], dtype: "bool"}', text)
 
     def test_modules_functions_and_parameters_have_the_modules_names(self):
         text = self.same(

@@ -1,7 +1,7 @@
 //! The model as a graph of layers and values, checked once and then trusted.
 
 use crate::build;
-use crate::layers::TorchScript;
+use crate::layers::LayerFile;
 use crate::yaml;
 use crate::{
     Diagnostic, LayerId, LayerKind, Location, ParamSpec, Precision, SpecError, TensorType, ValueId,
@@ -186,12 +186,9 @@ impl LayerGraph {
         }
     }
 
-    /// Every TorchScript layer, so that the contents of its file can be set.
-    pub fn torchscripts_mut(&mut self) -> impl Iterator<Item = &mut TorchScript> {
-        self.layers.iter_mut().filter_map(|layer| match &mut layer.kind {
-            LayerKind::TorchScript(script) => Some(script),
-            _ => None,
-        })
+    /// What each layer takes from a file, so that the hash of it can be set.
+    pub fn files_mut(&mut self) -> impl Iterator<Item = LayerFile<'_>> {
+        self.layers.iter_mut().filter_map(|layer| layer.kind.file_mut())
     }
 
     /// Warnings about entries of the file that are valid but probably not intended.

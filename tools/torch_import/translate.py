@@ -340,7 +340,12 @@ class Translation:
         if name is None:
             name = f"constant_{len(self.constants)}"
             self.constants[name] = tensor.detach().clone().contiguous()
-        arguments = {"path": "constants.safetensors", "tensor": name, "expand": expand}
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        arguments = {"path": "constants.safetensors", "tensor": name, "shape": list(tensor.shape)}
+        if dtype != "float32":
+            arguments["dtype"] = dtype
+        if expand:
+            arguments["expand"] = True
         made = self.emit(node, "Constant", arguments, [])
         made.hint = name
         made.fake = tensor

@@ -64,8 +64,8 @@ pub fn check_stays_inside(folder: &Path, file: &RunFile, reads: Reads) -> Result
     inside.check_links(folder)?;
     inside.check("model", &file.model)?;
     let mut graph = LayerGraph::from_file(&file.model)?;
-    for script in graph.torchscripts_mut() {
-        inside.check("model", &file.model.with_file_name(&script.path))?;
+    for layer_file in graph.files_mut() {
+        inside.check("model", &file.model.with_file_name(layer_file.path))?;
     }
     if let Some(weights) = &file.weights {
         inside.check("weights", &weights.path)?;
@@ -167,6 +167,27 @@ mod tests {
         }
         let file = RunFile::from_file(folder.path().join(RUN)).unwrap();
         (folder, file)
+    }
+
+    #[test]
+    fn files_of_layers_stay_inside() {
+        let (place, file) = folder();
+        let folder = place.path();
+        let layers = |layer: &str| {
+            let model = format!("inputs: {{x: [batch, 64]}}\nlayers:\n  - {layer}\n");
+            std::fs::write(folder.join("digits.yaml"), model).unwrap();
+            check_stays_inside(folder, &file, Reads::Model).map_err(|error| error.to_string())
+        };
+        for path in ["../c.safetensors", "/etc/hostname"] {
+            for layer in [
+                format!("Constant: {{path: {path}, tensor: t, shape: 2}}"),
+                format!("TorchScript: {{path: {path}}}"),
+            ] {
+                let error = layers(&layer).unwrap_err();
+                assert!(error.contains("which is not in this folder"), "{error}");
+            }
+        }
+        layers("Constant: {path: c.safetensors, tensor: t, shape: 2}").unwrap();
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Models and their weights: files, names, conversion.
 //!
 //! ```text
-//! model -> script_file
+//! model -> layer_file -> tensor_headers
 //! state_dict -> safetensors_files -> rename_rules -> source
 //!                                 -> shards -> export -> huggingface
 //! weight_files -> fit -> tensor_headers: a weight is read when a worker needs it
@@ -10,10 +10,10 @@
 pub(crate) mod export;
 pub(crate) mod fit;
 pub(crate) mod huggingface;
+mod layer_file;
 pub(crate) mod model;
 pub mod rename_rules;
 pub(crate) mod safetensors_files;
-pub(crate) mod script_file;
 mod shards;
 pub(crate) mod source;
 pub(crate) mod state_dict;

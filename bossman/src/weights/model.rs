@@ -1,7 +1,8 @@
 //! A model as the user has it: a checked YAML file.
 
 use crate::file_kind::FileKind;
-use crate::{weights::script_file, BossManError};
+use crate::weights::layer_file::LayerFiles;
+use crate::BossManError;
 use bytes::Bytes;
 use layerspec::LayerGraph;
 use std::collections::BTreeMap;
@@ -11,7 +12,7 @@ use std::path::Path;
 #[derive(Clone)]
 pub struct Model {
     graph: LayerGraph,
-    /// The contents of files that layers are built from, by SHA-256.
+    /// What layers are built from in files, by SHA-256.
     files: BTreeMap<String, Bytes>,
 }
 
@@ -50,23 +51,16 @@ impl Model {
 
     /// Reads the files that layers are made from.
     fn with_files(mut graph: LayerGraph, folder: &Path) -> Result<Self, BossManError> {
-        let mut files = BTreeMap::new();
-        for script in graph.torchscripts_mut() {
-            let path = folder.join(&script.path);
-            let (hash, contents) = script_file::read(&path)?;
-            if script.sha256.as_ref().is_some_and(|expected| *expected != hash) {
-                return Err(BossManError::file(
-                    &path,
-                    format!("its SHA-256 is {hash}, not what the model file says"),
-                ));
-            }
-            script.sha256 = Some(hash.clone());
+        let (mut files, mut layer_files) = (BTreeMap::new(), LayerFiles::of(folder));
+        for file in graph.files_mut() {
+            let (hash, contents) = layer_files.read(&file)?;
+            *file.sha256 = Some(hash.clone());
             files.insert(hash, contents);
         }
         Ok(Model { graph, files })
     }
 
-    /// The contents of files that layers are built from, by SHA-256.
+    /// What layers are built from in files, by SHA-256.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&String, &Bytes)> {
         self.files.iter()
     }

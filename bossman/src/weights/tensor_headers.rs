@@ -6,6 +6,7 @@ use super::safetensors_files::{
 };
 use crate::data::{bounded_file, disk};
 use crate::BossManError;
+use bytes::Bytes;
 use pipeline::TensorMeta;
 use safetensors::tensor::Metadata;
 use std::collections::BTreeMap;
@@ -74,12 +75,17 @@ impl TensorHeaders {
         }
         let folder = path.parent().unwrap_or_else(|| Path::new("."));
         if !path.to_string_lossy().ends_with(INDEX_ENDING) {
-            return Self::of_file(path.into(), folder);
+            return Self::of_single_file(path);
         }
         match bounded_file::read(path, MAX_INDEX)? {
             Some(text) => Self::sharded(path.into(), &text, folder),
             None => Err(BossManError::file(path, "there is no such file")),
         }
+    }
+
+    /// Reads the header of one safetensors file.
+    pub(crate) fn of_single_file(path: &Path) -> Result<Self, BossManError> {
+        Self::of_file(path.into(), path.parent().unwrap_or_else(|| Path::new(".")))
     }
 
     fn of_file(file: PathBuf, folder: &Path) -> Result<Self, BossManError> {
@@ -153,6 +159,18 @@ impl TensorHeaders {
     /// The tensor of this name.
     pub(crate) fn get(&self, name: &str) -> Option<&TensorMeta> {
         self.tensors.get(name).map(|tensor| &tensor.header)
+    }
+
+    /// Reads the bytes of a tensor.
+    ///
+    /// # Errors
+    /// There is no tensor of this name, or its file cannot be read.
+    pub(crate) fn bytes(&self, name: &str) -> Result<Bytes, BossManError> {
+        let Some(tensor) = self.tensors.get(name) else {
+            let problem = format!("has no tensor `{}`", shown(name));
+            return Err(BossManError::file(&self.source, problem));
+        };
+        Ok(tensor.part(&mut tensor.open()?, tensor.bytes)?.into())
     }
 
     /// Whether there is a tensor of this name.

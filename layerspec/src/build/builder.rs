@@ -140,7 +140,9 @@ impl Builder {
             );
             return Err(Diagnostic::new(extra.location, message));
         }
-        let grad = self.trains(&draft, share)? || draft.inputs.iter().any(|id| self.grad(*id));
+        let trains = self.trains(&draft, share)?;
+        let reaches = trains || draft.inputs.iter().any(|id| self.grad(*id));
+        let grad = reaches && draft.kind.passes_gradients();
         let named = |port: usize| draft.out_variables.get(port).map(|name| &name.text);
         let outputs = types.into_iter().enumerate().map(|(port, ty)| {
             let name = match (named(port), port) {

@@ -142,6 +142,15 @@ pub(super) fn expect_normalized(input: &TensorType, sizes: &[u64]) -> Result<(),
     Err(format!("expected an input that ends in {sizes:?} (normalized_shape), found {input}"))
 }
 
+/// The sizes of a tensor that begins with 1, with the batch of the input in its place.
+pub(super) fn for_each_sample(shape: &[u64], input: &TensorType) -> Result<Vec<Dim>, String> {
+    let Some(batch) = input.dims().first() else {
+        return Err(format!("expected an input with a batch dimension, found {input}"));
+    };
+    let sizes = shape.iter().skip(1).copied().map(Dim::Fixed);
+    Ok(std::iter::once(batch.clone()).chain(sizes).collect())
+}
+
 /// An argument that does not fit the others.
 pub(super) fn bad(name: &'static str, expected: impl Into<String>) -> BadArgument {
     BadArgument { name, expected: expected.into() }

@@ -7,6 +7,7 @@ mod attention;
 mod axes;
 mod batch_norm;
 mod bilinear;
+mod constant;
 mod conv;
 mod declare;
 mod div;
@@ -15,6 +16,7 @@ mod elementary;
 mod elementwise;
 mod embedding;
 mod expand;
+mod file;
 mod flatten;
 mod gelu;
 mod glu;
@@ -63,12 +65,14 @@ pub use activation::{Identity, LogSigmoid, ReLU, SiLU, Sigmoid, Softsign, Tanh, 
 pub use axes::{Permute, Squeeze, Unflatten, Unsqueeze};
 pub use batch_norm::{BatchNorm1d, BatchNorm2d, BatchNorm3d, InstanceNorm2d};
 pub use bilinear::Bilinear;
+pub use constant::Constant;
 pub use conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
 pub use div::Div;
 pub use dropout::{DropPath, DropPathMode, Dropout, Dropout2d};
 pub use elementary::{Abs, Clamp, Exp, Rsqrt, Sqrt};
 pub use embedding::Embedding;
 pub use expand::Expand;
+pub use file::{FileContent, LayerFile, MAX_FILE_BYTES};
 pub use flatten::Flatten;
 pub use gelu::{Approximate, GELU};
 pub use glu::GLU;
@@ -217,6 +221,7 @@ layers! {
     InstanceNorm2d,
     Embedding,
     Parameter,
+    Constant,
     MultiheadAttention,
     ScaledDotProductAttention,
     TransformerEncoderLayer,
@@ -295,6 +300,12 @@ impl LayerKind {
     /// mixes.
     pub(crate) fn mixes_outermost(&self) -> bool {
         self.rules().mixes_outermost()
+    }
+
+    /// Whether gradients flow through the layer. If not, neither its outputs nor its uses of
+    /// inputs have any.
+    pub fn passes_gradients(&self) -> bool {
+        self.rules().passes_gradients()
     }
 
     /// The layer's parameters and buffers, in PyTorch's order.

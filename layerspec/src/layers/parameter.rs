@@ -1,4 +1,4 @@
-use super::arguments::{bad, SIZES};
+use super::arguments::{bad, for_each_sample, SIZES};
 use super::{layer, BadArgument, Rules};
 use crate::yaml::{FLAG, NON_NEGATIVE};
 use crate::{DType, Dim, Init, OutOfRange, ParamSpec, TensorType};
@@ -38,15 +38,10 @@ impl Rules for Parameter {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
-        if !self.expand {
-            let sizes = self.shape.iter().copied().map(Dim::Fixed);
-            return Ok(vec![TensorType::new(DType::Float32, sizes.collect())]);
-        }
-        let Some(batch) = inputs[0].dims().first() else {
-            return Err(format!("expected an input with a batch dimension, found {}", inputs[0]));
+        let dims = match self.expand {
+            true => for_each_sample(&self.shape, &inputs[0])?,
+            false => self.shape.iter().copied().map(Dim::Fixed).collect(),
         };
-        let sizes = self.shape.iter().skip(1).copied().map(Dim::Fixed);
-        let dims = std::iter::once(batch.clone()).chain(sizes).collect();
         Ok(vec![TensorType::new(DType::Float32, dims)])
     }
 

@@ -21,6 +21,11 @@ pub(crate) trait Rules {
         false
     }
 
+    /// Whether gradients flow through it. If not, its outputs need none.
+    fn passes_gradients(&self) -> bool {
+        true
+    }
+
     /// Parameters and buffers in PyTorch's order.
     fn params(&self) -> Vec<ParamSpec> {
         Vec::new()

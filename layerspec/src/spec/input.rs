@@ -16,7 +16,8 @@ pub(crate) struct Input {
     pub(crate) ty: TensorType,
 }
 
-const DTYPE: Reader<DType> = Reader::keyword(
+/// An element type.
+pub(crate) const DTYPE: Reader<DType> = Reader::keyword(
     "float32, float64, float16, bfloat16, int64, int32, uint8 or bool",
     &["float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool"],
     |node| node.as_text()?.parse().ok(),

@@ -6,7 +6,7 @@ mod name;
 mod unroll;
 
 pub(crate) use entry::{Block, Item, LayerEntry};
-pub(crate) use input::{Input, MAX_RANK};
+pub(crate) use input::{Input, DTYPE, MAX_RANK};
 pub(crate) use name::{is_name, Name};
 pub(crate) use unroll::{unroll, ScopeId, Scopes, UnrolledLayer};
 

@@ -8,6 +8,7 @@
 )]
 
 mod bounds;
+mod constants;
 mod dims;
 mod fuzz;
 mod golden_texts;

@@ -8,6 +8,7 @@ mod by_hand;
 mod checkpoints;
 mod collective;
 mod compressed;
+mod constants;
 mod digest;
 mod ending_well;
 mod gpu;

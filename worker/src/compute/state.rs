@@ -204,9 +204,9 @@ impl StageCompute {
         Ok(Outcome::Digests { digests })
     }
 
-    /// Replaces the TorchScript files of the run.
+    /// Replaces what the run's layers are built from in files.
     pub(super) fn set_files(&mut self, files: Vec<(String, TaskTensor)>) -> Result<(), Failure> {
-        self.custom_layers.set_torchscript_files(verify_sha256(files)?);
+        self.custom_layers.set_files(verify_sha256(files)?);
         Ok(())
     }
 }

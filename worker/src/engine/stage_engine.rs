@@ -48,7 +48,7 @@ impl Engine {
     /// The plan is wrong, or a layer cannot be made.
     pub fn build(config: StageConfig, custom_layers: &CustomLayers) -> Result<Self, EngineError> {
         check_connected(&config)?;
-        let params = ParamStore::new(&config, custom_layers.scripts())?;
+        let params = ParamStore::new(&config, custom_layers.files())?;
         let stage = CompiledStage::build(config, custom_layers, params.params())?;
         Ok(Engine {
             gradients: GradientStore::new(&stage.config, params.params()),

@@ -9,27 +9,15 @@ pub use args::{Arg, Args};
 pub use declared::{DeclaredOutput, DeclaredParam, Size};
 pub use name::ParamName;
 
-use super::{bad, layer, Arity, BadArgument, LayerKind, Rules};
+use super::file::{check_path, HASH};
+use super::{layer, Arity, BadArgument, LayerKind, Rules};
 use crate::yaml::{Reader, COUNT, TEXT};
 use crate::{Dim, OutOfRange, ParamSpec, TensorType};
 use args::ARGS;
 use declared::{flops, specs, types, OUT, PARAMS, PARAMS_OF_FILE};
 
-/// A file's SHA-256 has this many digits.
-const DIGITS: usize = 64;
-
 const FLOPS: Reader<Option<u64>> =
     Reader::new("a whole number, 0 or more", |node| (COUNT.read)(node).map(Some));
-
-const HASH: Reader<Option<String>> = Reader::new("64 hexadecimal digits", |node| {
-    let digits = node.as_text()?.to_ascii_lowercase();
-    is_hash(&digits).then_some(Some(digits))
-});
-
-fn is_hash(digits: &str) -> bool {
-    digits.len() == DIGITS
-        && digits.bytes().all(|digit| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit))
-}
 
 layer! {
     /// A layer in Rust that the worker program was built with; see [Layers of your
@@ -106,10 +94,7 @@ impl Rules for TorchScript {
     }
 
     fn check(&self) -> Result<(), BadArgument> {
-        match self.path.is_empty() {
-            true => Err(bad("path", "the name of a file")),
-            false => Ok(()),
-        }
+        check_path(&self.path)
     }
 
     fn params(&self) -> Vec<ParamSpec> {

@@ -1,7 +1,7 @@
 //! Layers that not every worker has: in Rust, built into this program, or in TorchScript files.
 
+use crate::engine::layer_files::{LayerFiles, TorchScriptPolicy};
 use crate::engine::layers::op_context::OpContext;
-use crate::engine::script_files::{ScriptFiles, TorchScriptPolicy};
 use bytes::Bytes;
 use layerspec::layers::{Args, Custom};
 use std::collections::BTreeMap;
@@ -77,12 +77,12 @@ type LayerFactory = dyn Fn(&Args) -> Result<Box<dyn CustomLayer>, String> + Send
 #[derive(Clone, Default)]
 pub struct CustomLayers {
     custom: BTreeMap<String, Arc<LayerFactory>>,
-    scripts: ScriptFiles,
+    files: LayerFiles,
 }
 
 impl fmt::Debug for CustomLayers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CustomLayers({:?}, {} files)", self.custom.keys(), self.scripts.len())
+        write!(f, "CustomLayers({:?}, {} files)", self.custom.keys(), self.files.len())
     }
 }
 
@@ -103,18 +103,18 @@ impl CustomLayers {
     /// Sets whether TorchScript files, which are programs, run.
     #[must_use]
     pub fn with_torchscript(mut self, policy: TorchScriptPolicy) -> Self {
-        self.scripts.policy = policy;
+        self.files.policy = policy;
         self
     }
 
-    /// The TorchScript files.
-    pub(crate) fn scripts(&self) -> &ScriptFiles {
-        &self.scripts
+    /// What layers are built from in files.
+    pub(crate) fn files(&self) -> &LayerFiles {
+        &self.files
     }
 
-    /// Replaces the TorchScript files, by their SHA-256.
-    pub(crate) fn set_torchscript_files(&mut self, files: BTreeMap<String, Bytes>) {
-        self.scripts.set(files);
+    /// Replaces the files, by their SHA-256.
+    pub(crate) fn set_files(&mut self, files: BTreeMap<String, Bytes>) {
+        self.files.set(files);
     }
 
     pub(crate) fn make_custom(&self, layer: &Custom) -> Result<Box<dyn CustomLayer>, TensorError> {

@@ -34,6 +34,20 @@ pub(crate) fn two_inputs(inputs: &[Tensor]) -> Result<[&Tensor; 2], TensorError>
     }
 }
 
+/// A copy of a tensor, repeated along its first dimension.
+pub(crate) fn repeated(tensor: &Tensor, times: i64) -> Result<Tensor, TensorError> {
+    let mut repeats = vec![1; tensor.dim()];
+    if let Some(first) = repeats.first_mut() {
+        *first = times;
+    }
+    Ok(tensor.f_repeat(&repeats[..])?)
+}
+
+/// The number of samples of an input.
+pub(crate) fn batch_of(input: &Tensor) -> i64 {
+    input.size().first().copied().unwrap_or(1)
+}
+
 /// Calls `in_place` if the tensor has no other reference, otherwise `fresh`.
 pub(crate) fn in_place_or_fresh<T>(
     mut tensor: Tensor,

@@ -1,12 +1,14 @@
 //! The table from a layer's kind to its ops. A new kind of layer is a file of this folder and an
 //! entry here.
 
+use crate::engine::layer_files::Constants;
 use crate::engine::layers::custom_layers::CustomLayers;
 use crate::engine::layers::lowered_layer::{LoweredLayer, LoweredOp};
 use crate::engine::layers::op::Op;
 use crate::engine::modules::activation::dropout::DropoutOp;
 use crate::engine::modules::attention::{llama, multihead_attention, positions, transformer};
 use crate::engine::modules::by_autograd::AutogradOp;
+use crate::engine::modules::constant::ConstantTensor;
 use crate::engine::modules::custom::{RustLayer, TorchScriptLayer};
 use crate::engine::modules::weighted::conv::Convolution;
 use crate::engine::modules::weighted::recurrent::Recurrent;
@@ -28,13 +30,14 @@ macro_rules! op_of_kind {
 }
 
 /// The ops of a layer, on this device. [`CustomLayers`] has the code of a kind that is not built
-/// in.
+/// in, and what a layer takes from files. `constants` are those of the stage so far.
 ///
 /// # Errors
-/// The worker lacks or refuses the code of a custom layer.
+/// The worker lacks or refuses the code of a custom layer, or lacks a file.
 pub(crate) fn lower(
     layer: &Layer,
     custom_layers: &CustomLayers,
+    constants: &mut Constants,
     device: Device,
 ) -> Result<LoweredLayer, TensorError> {
     let (inputs, outputs) = (layer.inputs.len(), layer.outputs.len());
@@ -85,8 +88,12 @@ pub(crate) fn lower(
             layer: custom_layers.make_custom(&layer)?,
             out: layer.out,
         })),
+        LayerKind::Constant(layer) => {
+            let tensor = custom_layers.files().constant_on(&layer, device, constants)?;
+            Box::new(AutogradOp(ConstantTensor { tensor, expand: layer.expand }))
+        }
         LayerKind::TorchScript(layer) => {
-            let script = Mutex::new(custom_layers.scripts().load(&layer, device)?);
+            let script = Mutex::new(custom_layers.files().script(&layer, device)?);
             Box::new(AutogradOp(TorchScriptLayer { script, out: layer.out }))
         }
     };

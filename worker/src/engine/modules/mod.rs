@@ -14,6 +14,7 @@ pub(crate) mod attention;
 pub(crate) mod autocast;
 pub(crate) mod builder;
 pub(crate) mod by_autograd;
+pub(crate) mod constant;
 pub(crate) mod custom;
 pub(crate) mod helpers;
 pub(crate) mod lower;

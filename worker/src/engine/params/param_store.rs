@@ -2,9 +2,9 @@
 
 use crate::engine::config::StageConfig;
 use crate::engine::error::{EngineError, PeerDataError, SequenceError};
+use crate::engine::layer_files::LayerFiles;
 use crate::engine::params::shards::{slice_of, Shards};
 use crate::engine::params::stage_params::Params;
-use crate::engine::script_files::ScriptFiles;
 use pipeline::ids::MicrobatchKey;
 use tch::Tensor;
 use tensor::TensorError;
@@ -20,8 +20,8 @@ pub(crate) struct ParamStore {
 
 impl ParamStore {
     /// Fills the parameters as PyTorch would, from the run's seed and their names.
-    pub(crate) fn new(config: &StageConfig, scripts: &ScriptFiles) -> Result<Self, EngineError> {
-        let mut params = Params::new(config, scripts)?;
+    pub(crate) fn new(config: &StageConfig, files: &LayerFiles) -> Result<Self, EngineError> {
+        let mut params = Params::new(config, files)?;
         let shards = Shards::new(config, &mut params)?;
         Ok(ParamStore { params, shards, version: 0 })
     }

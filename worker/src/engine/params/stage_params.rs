@@ -2,8 +2,8 @@
 
 use crate::engine::config::StageConfig;
 use crate::engine::error::{in_layer, EngineError, LayerPhase, PlanError};
+use crate::engine::layer_files::LayerFiles;
 use crate::engine::layout::{canonical_layout, deep_copy};
-use crate::engine::script_files::ScriptFiles;
 use crate::engine::sizes::sizes;
 use layerspec::{Init, Layer, LayerId, ParamSpec, Role};
 use pipeline::ids::StageId;
@@ -65,12 +65,11 @@ pub(crate) struct Params {
 impl Params {
     /// Makes the parameters and buffers of the layers. Initial values depend on the seed and on
     /// names, not on the other layers, so that the cut does not show.
-    pub(crate) fn new(stage: &StageConfig, scripts: &ScriptFiles) -> Result<Self, EngineError> {
+    pub(crate) fn new(stage: &StageConfig, files: &LayerFiles) -> Result<Self, EngineError> {
         let StageConfig { layers, tied_copies, seed, device, .. } = stage;
         let begin = |layer: &Layer| {
-            let file = scripts
-                .initial_params(layer)
-                .map_err(in_layer(layer, LayerPhase::Initialisation))?;
+            let file =
+                files.initial_params(layer).map_err(in_layer(layer, LayerPhase::Initialisation))?;
             Ok::<_, EngineError>(InitSource { seed: *seed, device: *device, file })
         };
         let mut params = Params { all: Vec::new(), bindings: Vec::with_capacity(layers.len()) };

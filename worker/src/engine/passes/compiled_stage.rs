@@ -2,6 +2,7 @@
 
 use crate::engine::config::StageConfig;
 use crate::engine::error::{in_layer, EngineError, LayerPhase, PlanError, SequenceError};
+use crate::engine::layer_files::Constants;
 use crate::engine::layers::custom_layers::CustomLayers;
 use crate::engine::layout::canonical_layout;
 use crate::engine::modules::autocast::in_precision;
@@ -33,7 +34,7 @@ impl CompiledStage {
     /// Compiles the layers. `check` must have accepted the configuration.
     ///
     /// # Errors
-    /// A layer cannot be made: its code is missing, or its arguments do not fit.
+    /// A layer cannot be made: its code or file is missing, or its arguments do not fit.
     pub(crate) fn build(
         config: StageConfig,
         custom_layers: &CustomLayers,
@@ -41,6 +42,7 @@ impl CompiledStage {
     ) -> Result<Self, EngineError> {
         let layers = compile_layers(&config, custom_layers, params)?;
         let (freed_after, lookups) = (freed_after(&config), Lookups::of(&config));
+        lookups.check_constants(&config.layers, custom_layers.files())?;
         Ok(CompiledStage { freed_after, lookups, layers, config })
     }
 
@@ -79,11 +81,14 @@ fn compile_layers(
 ) -> Result<Vec<CompiledLayer>, EngineError> {
     let mut wanted: HashSet<ValueId> =
         config.inputs.iter().filter(|input| input.needs_grad).map(|input| input.value).collect();
+    let mut constants = Constants::new();
     let ready = config.layers.iter().zip(&params.bindings).map(|(spec, bindings)| {
+        let flows = spec.kind.passes_gradients();
         let needs_input_grad: Vec<bool> =
-            spec.inputs.iter().map(|value| wanted.contains(value)).collect();
+            spec.inputs.iter().map(|value| flows && wanted.contains(value)).collect();
         let failed = || in_layer(spec, LayerPhase::Initialisation);
-        let lowered = lower(spec, custom_layers, config.device).map_err(failed())?;
+        let lowered = lower(spec, custom_layers, &mut constants, config.device);
+        let lowered = lowered.map_err(failed())?;
         let weights: Vec<&Tensor> =
             bindings.iter().map(|binding| &params.all[binding.index].tensor).collect();
         join_weights(&spec.kind, &weights).map_err(failed())?;

@@ -63,7 +63,8 @@ pub(super) fn check_output(
     infinities: InputInfinities,
 ) -> Result<(), EngineError> {
     let present = infinities == InputInfinities::Present;
-    let on_purpose = present || matches!(layer.kind, LayerKind::MaskedFill(_));
+    let has_infinities = matches!(layer.kind, LayerKind::MaskedFill(_) | LayerKind::Constant(_));
+    let on_purpose = present || has_infinities;
     let what = match finiteness(layer, output)? {
         Finiteness::Nan if present => "its output has NaN; its input has infinities",
         Finiteness::Nan => "its output has NaN; its input is finite",

@@ -5,14 +5,14 @@
 
 use crate::engine::config::StageConfig;
 use crate::engine::error::{in_layer, layer_error, EngineError, LayerPhase};
-use layerspec::layers::Parameter;
+use crate::engine::layer_files::LayerFiles;
 use layerspec::{Layer, LayerKind, ValueId};
 use pipeline::loss::Classes;
 use std::collections::HashMap;
 use tch::{Device, Tensor};
 use tensor::TensorError;
 
-/// The layers that look up values which come from outside, by value.
+/// The layers that look up values which come from outside or are constants, by value.
 #[derive(Debug, Default)]
 pub(crate) struct Lookups(HashMap<ValueId, Vec<Lookup>>);
 
@@ -32,8 +32,8 @@ impl Lookups {
     pub(crate) fn of(config: &StageConfig) -> Self {
         let mut origins: HashMap<ValueId, Vec<ValueId>> =
             config.inputs.iter().map(|input| (input.value, vec![input.value])).collect();
-        // Tables that are parameters of the stage. Only their sizes are known beforehand.
-        let mut tables: HashMap<ValueId, &Parameter> = HashMap::new();
+        // The sizes of tables that are parameters or constants of the stage.
+        let mut tables: HashMap<ValueId, &[u64]> = HashMap::new();
         let mut lookups = Lookups::default();
         for (place, layer) in config.layers.iter().enumerate() {
             let from: Vec<ValueId> = layer
@@ -49,11 +49,19 @@ impl Lookups {
                     lookups.add(&from, || Lookup { place, rows, told_by: "`num_embeddings`" });
                 }
                 LayerKind::Parameter(parameter) if !parameter.expand => {
-                    tables.extend(layer.outputs.iter().map(|value| (*value, parameter)));
+                    let shape = &parameter.shape[..];
+                    tables.extend(layer.outputs.iter().map(|value| (*value, shape)));
+                }
+                LayerKind::Constant(constant) => {
+                    origins.extend(layer.outputs.iter().map(|value| (*value, vec![*value])));
+                    if !constant.expand {
+                        let shape = &constant.shape[..];
+                        tables.extend(layer.outputs.iter().map(|value| (*value, shape)));
+                    }
                 }
                 LayerKind::Index(index) => {
                     let table = layer.inputs.first().and_then(|value| tables.get(value));
-                    let rows = table.and_then(|table| size_along(&table.shape, index.dim));
+                    let rows = table.and_then(|table| size_along(table, index.dim));
                     let from = layer.inputs.get(1).and_then(|value| origins.get(value));
                     if let (Some(rows), Some(from)) = (rows, from) {
                         lookups.add(from, || Lookup { place, rows, told_by: "the dimension" });
@@ -72,6 +80,26 @@ impl Lookups {
         for value in values {
             self.0.entry(*value).or_default().push(lookup());
         }
+    }
+
+    /// Checks the ids that are constants of the stage.
+    ///
+    /// # Errors
+    /// An id is outside the table of a layer, or a constant is missing.
+    pub(crate) fn check_constants(
+        &self,
+        layers: &[Layer],
+        files: &LayerFiles,
+    ) -> Result<(), EngineError> {
+        for layer in layers {
+            let LayerKind::Constant(constant) = &layer.kind else { continue };
+            for value in layer.outputs.iter().filter(|value| self.0.contains_key(*value)) {
+                let ids = files.constant(constant);
+                let ids = ids.map_err(in_layer(layer, LayerPhase::Initialisation))?;
+                self.check(layers, *value, &ids)?;
+            }
+        }
+        Ok(())
     }
 
     /// Checks a value that arrives, if it is on the host.

@@ -1,6 +1,7 @@
 //! The stage engine alone, without a worker around it.
 
 mod chain;
+mod constants;
 mod cuts;
 mod dropout;
 mod errors;

@@ -53,7 +53,7 @@ fn script(yaml: &str, name: &str) -> CustomStage {
     layer.sha256 = Some("hash".into());
     let file = Bytes::from(std::fs::read(folder().join(format!("{name}.pt"))).unwrap());
     let mut custom_layers = CustomLayers::default().with_torchscript(TorchScriptPolicy::Allowed);
-    custom_layers.set_torchscript_files(BTreeMap::from([("hash".to_owned(), file)]));
+    custom_layers.set_files(BTreeMap::from([("hash".to_owned(), file)]));
     CustomStage { stage, custom_layers }
 }
 
@@ -154,10 +154,9 @@ fn a_module_is_refused_where_it_is_not_allowed_or_not_as_declared() {
     );
 
     let mut stage = script(MODEL, "block");
-    stage.custom_layers.set_torchscript_files(BTreeMap::from([(
-        "hash".to_owned(),
-        Bytes::from_static(b"no module"),
-    )]));
+    stage
+        .custom_layers
+        .set_files(BTreeMap::from([("hash".to_owned(), Bytes::from_static(b"no module"))]));
     let said = stage.refusal();
     assert!(said.contains("loading a TorchScript file"), "{said}");
 

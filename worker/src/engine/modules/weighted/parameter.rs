@@ -2,7 +2,7 @@
 
 use crate::engine::layers::op_context::OpContext;
 use crate::engine::modules::by_autograd::Differentiable;
-use crate::engine::modules::helpers::single_input_ref;
+use crate::engine::modules::helpers::{batch_of, repeated, single_input_ref};
 use layerspec::layers::Parameter;
 use tch::{Kind, Tensor};
 use tensor::TensorError;
@@ -10,12 +10,9 @@ use tensor::TensorError;
 impl Differentiable for Parameter {
     fn compute(&self, ctx: &OpContext<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let input = single_input_ref(inputs)?;
-        let mut repeats = vec![1; self.shape.len()];
-        if let Some(batch) = repeats.first_mut().filter(|_| self.expand) {
-            *batch = input.size().first().copied().unwrap_or(1);
-        }
         // Without `expand` this is a copy, because an output must not change with the parameter.
-        let rows = ctx.param("value")?.f_repeat(&repeats[..])?;
+        let times = if self.expand { batch_of(input) } else { 1 };
+        let rows = repeated(ctx.param("value")?, times)?;
         if !input.requires_grad() {
             return Ok(vec![rows]);
         }

@@ -1,8 +1,10 @@
-//! TorchScript files: layers that are programs and arrive over the network.
+//! What layers are built from in files, which arrive over the network: constant tensors, and
+//! TorchScript files, which are programs.
 
+use crate::engine::sizes::sizes;
 use bytes::Bytes;
-use layerspec::layers::TorchScript;
-use std::collections::BTreeMap;
+use layerspec::layers::{Constant, TorchScript};
+use std::collections::{BTreeMap, HashMap};
 use tch::{Device, Tensor};
 use tensor::script::Script;
 use tensor::TensorError;
@@ -17,21 +19,21 @@ pub enum TorchScriptPolicy {
     Allowed,
 }
 
-/// The TorchScript files of a run.
+/// The files of a run.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ScriptFiles {
+pub(crate) struct LayerFiles {
     pub(crate) policy: TorchScriptPolicy,
     /// By SHA-256.
     files: BTreeMap<String, Bytes>,
 }
 
-impl ScriptFiles {
-    /// Replaces the files. A worker that refuses TorchScript keeps none.
+/// The constants of a stage by SHA-256 and shape, so that layers share their memory.
+pub(crate) type Constants = HashMap<(Option<String>, Vec<u64>), Tensor>;
+
+impl LayerFiles {
+    /// Replaces the files.
     pub(crate) fn set(&mut self, files: BTreeMap<String, Bytes>) {
-        self.files = match self.policy {
-            TorchScriptPolicy::Allowed => files,
-            TorchScriptPolicy::Refused => BTreeMap::new(),
-        };
+        self.files = files;
     }
 
     /// The number of files.
@@ -39,8 +41,42 @@ impl ScriptFiles {
         self.files.len()
     }
 
+    fn get(&self, path: &str, hash: Option<&String>) -> Result<&Bytes, TensorError> {
+        let file = hash.and_then(|hash| self.files.get(hash));
+        file.ok_or_else(|| TensorError::invalid(path, "the boss has not sent the file"))
+    }
+
+    /// The tensor of a layer, in memory of the host.
+    pub(crate) fn constant(&self, layer: &Constant) -> Result<Tensor, TensorError> {
+        let bytes = self.get(&layer.path, layer.sha256.as_ref())?;
+        tensor::payload::from_bytes(layer.dtype, &sizes(&layer.shape)?, bytes.clone())
+    }
+
+    /// The tensor of a layer, on this device. `known` has those of other layers.
+    pub(crate) fn constant_on(
+        &self,
+        layer: &Constant,
+        device: Device,
+        known: &mut Constants,
+    ) -> Result<Tensor, TensorError> {
+        let key = (layer.sha256.clone(), layer.shape.clone());
+        let same = known
+            .get(&key)
+            .filter(|tensor| tensor::dtype_of(tensor).is_ok_and(|dtype| dtype == layer.dtype));
+        if let Some(tensor) = same {
+            return Ok(tensor.shallow_clone());
+        }
+        let tensor = self.constant(layer)?.f_to_device(device)?;
+        known.insert(key, tensor.shallow_clone());
+        Ok(tensor)
+    }
+
     /// The module of a layer, whose parameters are those that the model file names.
-    pub(crate) fn load(&self, layer: &TorchScript, device: Device) -> Result<Script, TensorError> {
+    pub(crate) fn script(
+        &self,
+        layer: &TorchScript,
+        device: Device,
+    ) -> Result<Script, TensorError> {
         let wrong = |problem: String| TensorError::invalid(&layer.path, problem);
         if self.policy == TorchScriptPolicy::Refused {
             return Err(wrong(
@@ -50,11 +86,7 @@ impl ScriptFiles {
                     .into(),
             ));
         }
-        let file = layer.sha256.as_ref().and_then(|hash| self.files.get(hash));
-        let script = Script::load(
-            file.ok_or_else(|| wrong("the boss has not sent the file".into()))?,
-            device,
-        )?;
+        let script = Script::load(self.get(&layer.path, layer.sha256.as_ref())?, device)?;
         let mut found: Vec<(&str, Vec<u64>)> = Vec::new();
         for (name, tensor) in script.param_names().iter().zip(script.initial()) {
             if tensor::dtype_of(&tensor)? != layerspec::DType::Float32 {
@@ -90,7 +122,7 @@ impl ScriptFiles {
         let layerspec::LayerKind::TorchScript(layer) = &layer.kind else {
             return Ok(BTreeMap::new());
         };
-        let script = self.load(layer, Device::Cpu)?;
+        let script = self.script(layer, Device::Cpu)?;
         Ok(script.param_names().iter().cloned().zip(script.initial()).collect())
     }
 }
