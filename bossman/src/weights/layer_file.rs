@@ -139,7 +139,7 @@ mod tests {
         let hash = files[0].0.clone();
         let pinned = format!("{LAYER}, sha256: {hash}");
         assert_eq!(read(&[&pinned]).unwrap().files().count(), 1);
-        let other = format!("{LAYER}, sha256: {}", "0".repeat(64));
+        let other = format!("{LAYER}, sha256: {}", "ab".repeat(32));
         let error = read(&[&other]).map(drop).unwrap_err();
         let expected = format!("the SHA-256 of its tensor `index` is {hash}, not what the model");
         assert!(error.contains(&expected), "{error}");
