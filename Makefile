@@ -60,11 +60,12 @@ new-project: setup ## Make a project with `bossman new` outside the workspace, t
 		&& unset LIBTORCH LD_LIBRARY_PATH BOSSMAN_WORKER && export CARGO_TARGET_DIR="$(CURDIR)/target/new-project" \
 		&& cargo run && cargo test && cargo clippy --all-targets -- --deny warnings && cargo fmt --check
 
-oracle: setup ## Compare with PyTorch and transformers, which are fetched once, 0.7 GB (kept in your cache folder)
+oracle: setup ## Compare with PyTorch and transformers, which are fetched once, 0.8 GB (kept in your cache folder)
 	cargo build --workspace --bins
 	"$$(python3 tools/pytorch.py)" tools/oracle.py
 	"$$(python3 tools/pytorch.py)" tools/layer_oracle.py
 	"$$(python3 tools/pytorch.py --transformers)" tools/huggingface_oracle.py
+	"$$(python3 tools/pytorch.py --transformers)" tools/smollm2_oracle.py
 
 bench: setup ## Measure beside PyTorch and write docs/performance.md (half an hour on an idle machine)
 	cargo build --release --workspace --bins

@@ -294,7 +294,7 @@ def main():
     if options.page:
         done = compare(os.environ, stdout=subprocess.PIPE, text=True)
         if done.returncode == 0:
-            huggingface_page.write(done.stdout)
+            huggingface_page.write(done.stdout, pytorch.TRANSFORMERS)
         sys.exit(done.returncode)
     if (pytorch.version(), pytorch.version("transformers")) != (
         setup_libtorch.VERSION,

@@ -4,7 +4,6 @@ imported models beside transformers, of what `cargo test -p tests huggingface::p
 import json
 import re
 
-import pytorch
 import setup_libtorch
 
 PAGE = setup_libtorch.CHECKOUT / "docs" / "reference" / "families.md"
@@ -55,20 +54,20 @@ def worst(printed, architecture_of=architecture):
     return {name: {"models": len(models[name]), **errors[name]} for name in sorted(errors)}
 
 
-def page(figures):
-    """The text of the page."""
+def page(figures, version):
+    """The text of the page, of a version of transformers."""
     rows = [
         f"| `{name}` | {of_one['models']} | "
         + " | ".join(f"{of_one[kind]:.0e}" if of_one[kind] else "0" for kind in KINDS)
         + " |"
         for name, of_one in figures.items()
     ]
-    return HEAD.format(version=pytorch.TRANSFORMERS) + "\n".join(rows) + "\n"
+    return HEAD.format(version=version) + "\n".join(rows) + "\n"
 
 
-def write(printed):
+def write(printed, version):
     """Writes the page and the figures that `bossman import` shows."""
     figures = worst(printed)
-    PAGE.write_text(page(figures), encoding="utf-8")
-    proven = {"transformers": pytorch.TRANSFORMERS, "architectures": figures}
+    PAGE.write_text(page(figures, version), encoding="utf-8")
+    proven = {"transformers": version, "architectures": figures}
     PROVEN.write_text(json.dumps(proven, indent=1) + "\n", encoding="utf-8")

@@ -32,7 +32,9 @@ class HuggingfacePage(unittest.TestCase):
                 "biases of keys": 1.5e-5,
             },
         )
-        self.assertIn("| `pythia` | 1 | 2e-07 | 1e-07 | 0 | 0 |\n", huggingface_page.page(figures))
+        text = huggingface_page.page(figures, "5.0.0")
+        self.assertIn("| `pythia` | 1 | 2e-07 | 1e-07 | 0 | 0 |\n", text)
+        self.assertIn("transformers 5.0.0", text.replace("\n", " "))
 
     def test_a_figure_that_is_not_printed_is_an_error(self):
         for printed in ("", "llama  1 workers: outputs 6.0e-7\n"):
@@ -42,7 +44,8 @@ class HuggingfacePage(unittest.TestCase):
     def test_the_page_is_of_the_figures_that_the_import_shows(self):
         proven = json.loads(huggingface_page.PROVEN.read_text(encoding="utf-8"))
         written = huggingface_page.PAGE.read_text(encoding="utf-8")
-        self.assertEqual(huggingface_page.page(proven["architectures"]), written)
+        text = huggingface_page.page(proven["architectures"], proven["transformers"])
+        self.assertEqual(text, written)
 
 
 if __name__ == "__main__":
