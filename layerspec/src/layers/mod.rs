@@ -113,7 +113,7 @@ pub use transformer_encoder::TransformerEncoderLayer;
 pub use transpose::Transpose;
 pub use upsample::{Interpolation, Upsample};
 pub use user_defined::{
-    Arg, Args, Custom, DeclaredOutput, DeclaredParam, ParamName, Size, TorchScript,
+    Arg, Args, Aten, Custom, DeclaredOutput, DeclaredParam, ParamName, Size, TorchScript,
 };
 
 use arguments::bad;
@@ -283,6 +283,7 @@ layers! {
     Identity,
     Custom,
     TorchScript,
+    Aten,
 }
 
 impl LayerKind {

@@ -5,6 +5,7 @@ use crate::engine::layers::custom_layers::CustomLayers;
 use crate::engine::layers::lowered_layer::{LoweredLayer, LoweredOp};
 use crate::engine::layers::op::Op;
 use crate::engine::modules::activation::dropout::DropoutOp;
+use crate::engine::modules::aten::AtenLayer;
 use crate::engine::modules::attention::{llama, multihead_attention, positions, transformer};
 use crate::engine::modules::by_autograd::AutogradOp;
 use crate::engine::modules::custom::{RustLayer, TorchScriptLayer};
@@ -31,7 +32,7 @@ macro_rules! op_of_kind {
 /// in.
 ///
 /// # Errors
-/// The worker lacks or refuses the code of a custom layer.
+/// The worker lacks or refuses the code of a custom layer, or an operator.
 pub(crate) fn lower(
     layer: &Layer,
     custom_layers: &CustomLayers,
@@ -89,6 +90,7 @@ pub(crate) fn lower(
             let script = Mutex::new(custom_layers.scripts().load(&layer, device)?);
             Box::new(AutogradOp(TorchScriptLayer { script, out: layer.out }))
         }
+        LayerKind::Aten(layer) => Box::new(AutogradOp(AtenLayer::new(layer, inputs)?)),
     };
     let params = names.iter().map(|name| (*name, *name)).collect();
     // A layer of one op.
