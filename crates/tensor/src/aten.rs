@@ -408,8 +408,8 @@ impl Operator {
     }
 }
 
-/// The bytes of a tensor. A size of 0 counts as 1, because some kernels go through all places of the
-/// other dimensions.
+/// The bytes of a tensor. A size of 0 counts as 1, because some kernels go through all places of
+/// the other dimensions.
 fn size_bytes(dtype: DType, shape: &[i64]) -> Option<u64> {
     let size = |size: &i64| u64::try_from(*size).ok().map(|size| size.max(1));
     shape.iter().try_fold(dtype.size_bytes(), |bytes, it| bytes.checked_mul(size(it)?))

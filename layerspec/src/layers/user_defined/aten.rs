@@ -1,5 +1,5 @@
-//! Operators of PyTorch by their names. The model file declares the shapes that the boss needs; only
-//! workers know the operators.
+//! Operators of PyTorch by their names. The model file declares the shapes that the boss needs;
+//! only workers know the operators.
 
 use super::args::ARGS;
 use super::declared::{flops, located, types, OUT};
@@ -60,8 +60,8 @@ fn is_small(args: &Args) -> bool {
 }
 
 layer! {
-    /// An operator of PyTorch, `torch.ops.aten`, that BossMan has no layer for; see [Any operator of
-    /// PyTorch](#any-operator-of-pytorch). It takes one input or more, and has no parameters.
+    /// An operator of PyTorch, `torch.ops.aten`, that BossMan has no layer for; see [Any operator
+    /// of PyTorch](#any-operator-of-pytorch). It takes one input or more, and has no parameters.
     Aten {
         /// Its name, with its overload if it has one.
         op: String = OP;

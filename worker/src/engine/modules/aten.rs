@@ -1,5 +1,5 @@
-//! Operators of PyTorch by their names. `crates/tensor/cpp/aten.cpp` has the rule that says which are
-//! allowed. Autograd computes their backward pass.
+//! Operators of PyTorch by their names. `crates/tensor/cpp/aten.cpp` has the rule that says which
+//! are allowed. Autograd computes their backward pass.
 
 use crate::engine::error::layer_error;
 use crate::engine::layers::op_context::OpContext;
