@@ -35,6 +35,8 @@ def compute(torch, translation, entry, tensors, inputs):
         tensor = tensors["value"]
         size = [len(inputs[0]), *tensor.shape[1:]]
         return tensor.expand(size) if says.get("expand", True) else tensor
+    if kind == "Aten":
+        return operator(torch, says, inputs)
     if kind in plain:
         return plain[kind](*inputs)
     module = make(torch, kind, says, inputs).eval()
@@ -49,6 +51,26 @@ def compute(torch, translation, entry, tensors, inputs):
         output, states = found
         return [output, *(states if isinstance(states, tuple) else [states])]
     return found
+
+
+def operator(torch, says, inputs):
+    name, _, overload = says["op"].partition(".")
+    target = getattr(getattr(torch.ops.aten, name), overload or "default")
+    given, left = dict(says.get("args", {})), list(inputs)
+    size = {"batch": len(inputs[0])}
+    for key, value in given.items():
+        if isinstance(value, list):
+            given[key] = [size.get(part, part) for part in value]
+        elif key == "dtype":
+            given[key] = getattr(torch, value)
+        else:
+            given[key] = size.get(value, value)
+    for argument in target._schema.arguments:
+        if "List[Tensor]" in str(argument.type):
+            given[argument.name], left = left, []
+        elif "Tensor" in str(argument.type) and left:
+            given[argument.name] = left.pop(0)
+    return target(**given)
 
 
 def make(torch, kind, says, inputs):

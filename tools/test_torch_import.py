@@ -227,6 +227,24 @@ class Traced(unittest.TestCase):
 
         self.refused("a view is used later", through_a_view)
 
+    def test_a_function_without_a_layer_is_an_operator(self):
+        text = self.same(lambda m, x: torch.erfinv(x.tanh()))
+        self.assertIn('- Aten: {op: "erfinv"}', text)
+        text = self.same(lambda m, x: torch.linalg.vector_norm(x, 3, -1))
+        self.assertIn(
+            '- Aten: {op: "linalg_vector_norm", args: {ord: 3, dim: [-1]}, out: ["batch", 3]}', text
+        )
+        text = self.same(lambda m, x: torch.einsum("bij,bkj->bik", x, x.sin()))
+        self.assertIn("einsum", text)
+        text = self.same(lambda m, x: x.cumsum(-1).cos_())
+        self.assertIn('- Aten: {op: "cos"}', text)
+        values = self.same(lambda m, x: torch.topk(x, 2)[0])
+        self.assertIn('dtype: "int64"', values)
+        self.same(lambda m, x: torch.isfinite(x))
+        self.refused("across the samples", lambda m, x: x.cumsum(0))
+        self.refused("across the samples", lambda m, x: x.roll(1, 0).cumsum(1).sort(0)[0])
+        self.refused("is a number", lambda m, x: x.cumsum(1).prod())
+
     def test_frozen_parameters_stay_frozen(self):
         text = self.same(lambda m, x: m.fc(x), fc=torch.nn.Linear(8, 8).requires_grad_(False))
         self.assertIn("freeze: true", text)
@@ -240,7 +258,8 @@ class Traced(unittest.TestCase):
         self.assertIn("Dropout: {p: 0.3}", text)
 
     def test_what_has_no_layer_is_refused_with_its_place(self):
-        self.refused("aten.erfinv.*test_torch_import.py, line", lambda m, x: torch.erfinv(x))
+        fft = lambda m, x: torch.fft.fft(x).real  # noqa: E731
+        self.refused("aten.fft_fft.*test_torch_import.py, line", fft)
         self.refused("across the samples", lambda m, x: x - x.mean(0))
         self.refused("random numbers", lambda m, x: x + torch.rand(8))
         self.refused("stops gradients", lambda m, x: x.detach() + x)

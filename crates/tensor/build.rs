@@ -22,7 +22,7 @@ fn main() {
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        .files(["cpp/shim.cpp", "cpp/script.cpp", "cpp/transfer.cpp"])
+        .files(["cpp/aten.cpp", "cpp/shim.cpp", "cpp/script.cpp", "cpp/transfer.cpp"])
         .compile("bossman_shim");
 }
 

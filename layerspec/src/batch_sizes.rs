@@ -15,8 +15,9 @@ impl LayerGraph {
             dims.map_or(ty.clone(), |dims| TensorType::new(ty.dtype, dims))
         };
         // The user declares the outputs of own layers by words, which nothing can be bound to.
-        let is_own =
-            |kind: &LayerKind| matches!(kind, LayerKind::Custom(_) | LayerKind::TorchScript(_));
+        let is_own = |kind: &LayerKind| {
+            matches!(kind, LayerKind::Custom(_) | LayerKind::TorchScript(_) | LayerKind::Aten(_))
+        };
         for layer in self.layers().iter().filter(|layer| !is_own(&layer.kind)) {
             let inputs: Vec<TensorType> =
                 self.types(&layer.inputs).into_iter().map(bound).collect();

@@ -1,6 +1,6 @@
 """Functions of aten as layers."""
 
-from . import arithmetic, learned, pointwise, shapes, windows
+from . import arithmetic, learned, operators, pointwise, shapes, windows
 from .entries import Value
 from .regions import writes
 from .table import HANDLERS
@@ -12,18 +12,23 @@ def call(translation, node, name, arguments, named):
     """What a function gives. One that changes a tensor in place gives a new one, too."""
     in_place = writes(node)
     handler = HANDLERS.get(name[:-1] if in_place and name.endswith("_") else name)
-    if handler is None:
-        raise translation.unknown(node, "BossMan has no layer for this function")
     if in_place:
         if not isinstance(arguments[0], Value):
             raise translation.unknown(node, "it writes to a parameter or a constant")
         translation.refuse_used_views(node, node.args[0])
+    if handler is None:
+        made = operators.operator(translation, node, arguments, named)
+    else:
+        made = by_handler(handler, translation, node, arguments, named)
+    if in_place and made is not arguments[0]:
+        translation.rebind(node.args[0], made)
+    return made
+
+
+def by_handler(handler, translation, node, arguments, named):
     try:
-        made = handler(translation, node, *arguments, **named)
+        return handler(translation, node, *arguments, **named)
     except TypeError as problem:
         if "argument" not in str(problem):
             raise
         raise translation.unknown(node, f"its arguments are not known: {problem}") from problem
-    if in_place and made is not arguments[0]:
-        translation.rebind(node.args[0], made)
-    return made

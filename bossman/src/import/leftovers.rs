@@ -17,6 +17,8 @@ pub(super) struct Leftovers {
     pub(super) patterns: Vec<String>,
     /// Their names in the files.
     pub(super) tensors: Vec<String>,
+    /// Those under another name of a tied parameter, with the tensor that this one is made of.
+    tied: Vec<(String, String)>,
 }
 
 impl Leftovers {
@@ -32,12 +34,19 @@ impl Leftovers {
         for pattern in known {
             rules.ignore(pattern).map_err(BossManError::Usage)?;
         }
-        let Fit { ignored, mut problems, .. } = Fit::of(graph, headers, &rules, &[]);
+        let fit = Fit::of(graph, headers, &rules, &[]);
+        let expected = expected(graph);
+        let tensor_of = |name: &String| {
+            let tensor = fit.tensor_of(expected.tied.get(name)?)?;
+            Some((name.clone(), tensor.to_string()))
+        };
+        let tied = fit.ignored.iter().filter_map(tensor_of).collect();
+        let Fit { ignored, mut problems, .. } = fit;
         if problems.is_empty() {
             let used = |pattern: &&String| ignored.iter().any(|name| matches(pattern, name));
             let mut patterns: Vec<String> = known.iter().filter(used).cloned().collect();
             patterns.sort();
-            return Ok(Leftovers { patterns, tensors: ignored });
+            return Ok(Leftovers { patterns, tensors: ignored, tied });
         }
         let more = match problems.len().saturating_sub(SHOWN) {
             0 => String::new(),
@@ -56,14 +65,8 @@ impl Leftovers {
     ///
     /// # Errors
     /// A tensor has other numbers, or a file cannot be read.
-    pub(super) fn check_ties(
-        &self,
-        graph: &LayerGraph,
-        headers: &TensorHeaders,
-    ) -> Result<(), BossManError> {
-        let tied = expected(graph).tied;
-        for name in &self.tensors {
-            let Some(owner) = tied.get(name) else { continue };
+    pub(super) fn check_ties(&self, headers: &TensorHeaders) -> Result<(), BossManError> {
+        for (name, owner) in &self.tied {
             if headers.differ(name, owner)? {
                 let problem = format!(
                     "`{name}` differs from `{owner}`, and the configuration ties the two; set \
@@ -125,6 +128,7 @@ outputs: [y, z]
         let expected = Leftovers {
             patterns: vec!["layers.{i}.angles".into(), "tied.weight".into()],
             tensors: vec!["layers.7.angles".into(), "tied.weight".into()],
+            tied: vec![("tied.weight".into(), "a.weight".into())],
         };
         assert_eq!(found(&[a, tied, ("layers.7.angles", [1, 1])]), Ok(expected));
     }

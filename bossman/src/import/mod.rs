@@ -204,7 +204,7 @@ fn import_folder(
         output,
     };
     let page = summary.page();
-    leftovers.check_ties(model.graph(), &headers)?;
+    leftovers.check_ties(&headers)?;
     let mut warnings = Vec::new();
     std::fs::create_dir_all(to).map_err(|e| BossManError::io(to, &e))?;
     let write = |name: &str, text: &str| {

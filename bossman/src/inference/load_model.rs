@@ -33,7 +33,7 @@ impl RunFile {
         let workers = fleet.worker_count(self)?;
         let builder = self.builder(model);
         builder.check(workers)?;
-        let host = fleet.host_with_files(workers, self);
+        let host = fleet.host_with_files(workers, self, Some(&weights));
         let host = match fleet.local == workers {
             true => host.quiet(),
             false => host.events(Events::on(Console::new(Stream::Stderr))),

@@ -13,9 +13,13 @@ use link::Payload;
 use pipeline::boss::{Instruction, SendState};
 use pipeline::ids::{Slot, StageId};
 use pipeline::{LoadContent, StateForm, TensorMeta};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use tch::Tensor;
 use tokio::sync::mpsc;
+
+/// The bytes of weights that a worker reads from its files in one task. A task that takes long looks
+/// like a device that hangs.
+const READ_BYTES: u64 = 4 << 30;
 
 /// A tensor for the workers that hold a stage.
 pub(crate) struct StageTensor {
@@ -118,14 +122,37 @@ pub(crate) async fn load_from_workers_files(
 ) -> Result<(), BossManError> {
     trainer.has_loaded = true;
     let holders = Holders::of(trainer);
-    let mut described = Vec::new();
+    // Each stage has some weights in each call, so that workers read at the same time.
+    let mut queues: BTreeMap<StageId, VecDeque<(u64, StageTensor)>> = BTreeMap::new();
     for weight in weights {
         let bytes: Bytes = weight.encode()?.into();
         let meta = TensorMeta { dtype: DType::UInt8, shape: vec![bytes.len() as u64] };
-        described.extend(holders.each(&weight.name, &weight.name, Payload { meta, bytes }));
+        let of_weight = weight.source.meta.byte_len().unwrap_or(0);
+        for tensor in holders.each(&weight.name, &weight.name, Payload { meta, bytes }) {
+            queues.entry(tensor.stage).or_default().push_back((of_weight, tensor));
+        }
     }
-    let tensors = insert_slots(trainer, described);
-    trainer.call(Instruction::LoadState { tensors, content: LoadContent::WeightSources }).await
+    while queues.values().any(|queue| !queue.is_empty()) {
+        let first = queues.values_mut().flat_map(take_weights).collect();
+        let tensors = insert_slots(trainer, first);
+        let content = LoadContent::WeightSources;
+        trainer.call(Instruction::LoadState { tensors, content }).await?;
+    }
+    Ok(())
+}
+
+/// Takes the first weights of a queue, at most [`READ_BYTES`] of them or one.
+fn take_weights(queue: &mut VecDeque<(u64, StageTensor)>) -> Vec<StageTensor> {
+    let (mut taken, mut sum) = (Vec::new(), 0u64);
+    while let Some((bytes, tensor)) = queue.pop_front() {
+        sum = sum.saturating_add(bytes);
+        if sum > READ_BYTES && !taken.is_empty() {
+            queue.push_front((bytes, tensor));
+            break;
+        }
+        taken.push(tensor);
+    }
+    taken
 }
 
 /// Puts tensors into slots, from which they are sent.

@@ -316,7 +316,8 @@ impl Attempts {
     /// Waits for workers. After a loss, waits for the remaining ones.
     async fn wait_for_workers(&mut self, prepared: &Prepared<'_>) -> Result<Workers, BossManError> {
         let TrainOptions { fleet, pool, .. } = prepared.options;
-        let host = fleet.host_with_files(prepared.workers, prepared.file);
+        let weights = prepared.weights.as_ref();
+        let host = fleet.host_with_files(prepared.workers, prepared.file, weights);
         let host = host.events(self.observers.events.clone());
         let host = if *pool { host.open_to_joins() } else { host };
         let Some(port) = self.port else {

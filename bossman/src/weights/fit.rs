@@ -15,13 +15,31 @@ pub(crate) struct Fit {
     pub(crate) sources: BTreeMap<String, Vec<Source>>,
     /// The tensors that a rule ignores.
     pub(crate) ignored: Vec<String>,
-    /// Tensors under another name of a tied parameter, with the tensor of its owner.
-    pub(crate) tied: Vec<(String, String)>,
+    /// Tensors under another name of a tied parameter.
+    pub(crate) tied: Vec<Tied>,
     /// What does not fit.
     pub(crate) problems: Vec<String>,
 }
 
+/// A tensor that stands beside the one that the tied parameter is made of.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Tied {
+    pub(crate) name: String,
+    /// The parameter.
+    pub(crate) owner: String,
+    /// The tensor that it is made of.
+    pub(crate) tensor: String,
+}
+
 impl Fit {
+    /// The tensor of the files that a parameter is, if it is one as it stands there.
+    pub(crate) fn tensor_of(&self, parameter: &str) -> Option<&str> {
+        match self.sources.get(parameter)?.as_slice() {
+            [source] if !source.is_transposed => Some(&source.name),
+            _ => None,
+        }
+    }
+
     /// Finds each parameter among the tensors of the files, perhaps by a rule. `fresh` are the
     /// parameters that must not be there.
     pub(crate) fn of(
@@ -38,11 +56,21 @@ impl Fit {
             let made = find(name, &sources, headers, &expected);
             used.extend(sources.iter().map(|source| source.name.clone()));
             let want = &wanted.meta;
+            let is_ignored = |source: &Source| rename.ignores(&source.name);
+            let is_there = |source: &Source| headers.has(&source.name);
+            let is_fresh = fresh.contains(name);
             match made {
-                Ok(_) if fresh.contains(name) => fit.problems.push(format!(
+                Ok((found, _)) if is_fresh && found.iter().all(is_ignored) => {}
+                Ok(_) if is_fresh => fit.problems.push(format!(
                     "`{name}`: in the weights, but `fresh` in the run file; list it in one of them"
                 )),
-                Err(_) if fresh.contains(name) => {}
+                Err(problem) if is_fresh && sources.iter().any(is_there) => {
+                    fit.problems.push(format!(
+                        "`{name}`: `fresh` in the run file, but a part of it is in the weights \
+                         ({problem}); list it in one of them"
+                    ));
+                }
+                Err(_) if is_fresh => {}
                 Err(problem) => fit.problems.push(format!("`{name}`: {problem}; expected {want}")),
                 Ok((_, found)) if !is_fitting(&found, want) => {
                     fit.problems.push(format!("`{name}`: expected {want}, got {found}"));
@@ -52,12 +80,24 @@ impl Fit {
         }
         for (name, _) in headers.iter().filter(|(name, _)| !used.contains(*name)) {
             let owner = expected.tied.get(name);
-            if rename.ignores(name) && owner.is_none_or(|owner| headers.has(owner)) {
+            // It may be the tied parameter itself, if the owner's name is not there.
+            if owner.is_some_and(|owner| fit.tensor_of(owner) == Some(name)) {
+                continue;
+            }
+            if rename.ignores(name) {
                 fit.ignored.push(name.into());
             } else if let Some(owner) = owner {
-                // Without the owner's tensor this one is the parameter.
-                if headers.has(owner) {
-                    fit.tied.push((name.into(), owner.clone()));
+                let tensor = fit.tensor_of(owner).map(str::to_string);
+                match tensor {
+                    Some(tensor) => {
+                        fit.tied.push(Tied { name: name.into(), owner: owner.clone(), tensor });
+                    }
+                    None if fit.sources.contains_key(owner) => fit.problems.push(format!(
+                        "`{name}`: tied to `{owner}`, which `rename` makes of other tensors; put \
+                         it in `ignore`"
+                    )),
+                    // The owner is fresh, or a problem already.
+                    None => {}
                 }
             } else if expected.owned.contains_key(name) {
                 let sources = rename.sources(name);
@@ -159,7 +199,22 @@ layers:
             assert_eq!(fit.sources["a.weight"], [Source::from(name)]);
         }
         let both = fit(&none, &[A, B, TIED], &[]);
-        assert_eq!(both.tied, [("tied.weight".to_string(), "a.weight".to_string())]);
+        let tied = |tensor: &str| Tied {
+            name: "tied.weight".into(),
+            owner: "a.weight".into(),
+            tensor: tensor.into(),
+        };
+        assert_eq!(both.tied, [tied("a.weight")]);
+        let mut rename = RenameRules::default();
+        rename.rule("a.weight", &["wte".into()]).unwrap();
+        let renamed = fit(&rename, &[("wte", [3, 2]), B, TIED], &[]);
+        assert_eq!((renamed.tied, renamed.problems), (vec![tied("wte")], vec![]));
+        let mut rename = RenameRules::default();
+        rename.rule("a.weight", &[Source::transposed("wte")]).unwrap();
+        let turned = fit(&rename, &[("wte", [2, 3]), B, TIED], &[]);
+        let problem = "`tied.weight`: tied to `a.weight`, which `rename` makes of other tensors; \
+                       put it in `ignore`";
+        assert_eq!(turned.problems, [problem]);
     }
 
     #[test]
@@ -211,6 +266,16 @@ layers:
         let found = fit(&RenameRules::default(), &[A, B], &fresh);
         let problem = "`b.weight`: in the weights, but `fresh` in the run file; list it in one of \
                        them";
+        assert_eq!(found.problems, [problem]);
+        let mut ignored = RenameRules::default();
+        ignored.ignore("tied.weight").unwrap();
+        let found = fit(&ignored, &[B, TIED], &["a.weight".to_string()]);
+        assert_eq!((found.problems, found.ignored), (vec![], vec!["tied.weight".to_string()]));
+        let mut parts = RenameRules::default();
+        parts.rule("b.weight", &["q".into(), "k".into()]).unwrap();
+        let found = fit(&parts, &[A, ("q", [1, 3])], &fresh);
+        let problem = "`b.weight`: `fresh` in the run file, but a part of it is in the weights \
+                       (`k` is missing); list it in one of them";
         assert_eq!(found.problems, [problem]);
     }
 

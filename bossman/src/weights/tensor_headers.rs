@@ -8,12 +8,13 @@ use crate::data::{bounded_file, disk};
 use crate::BossManError;
 use bytes::Bytes;
 use pipeline::TensorMeta;
-use safetensors::tensor::Metadata;
+use safetensors::tensor::Metadata as Header;
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// The largest header in bytes. It is the limit of the safetensors library.
 const MAX_HEADER: u64 = 100_000_000;
@@ -30,11 +31,30 @@ const CONVERT: &str = "python3 -c \"import glob, torch; from safetensors.torch i
                        glob.glob('pytorch_model*.bin') for name, tensor in torch.load(file, \
                        weights_only=True).items()}, 'model.safetensors')\"";
 
+/// What tells a file from one that was put in its place, or written to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileStamp {
+    length: u64,
+    modified: Option<SystemTime>,
+    inode: u64,
+}
+
+impl FileStamp {
+    pub(crate) fn of(file: &Metadata) -> Self {
+        #[cfg(unix)]
+        let inode = std::os::unix::fs::MetadataExt::ino(file);
+        #[cfg(not(unix))]
+        let inode = 0;
+        FileStamp { length: file.len(), modified: file.modified().ok(), inode }
+    }
+}
+
 /// A tensor, and where its numbers are.
 #[derive(Debug)]
 struct Stored {
     header: TensorMeta,
     file: Arc<Path>,
+    stamp: FileStamp,
     /// The place of its first byte in the file.
     start: u64,
     /// The number of its bytes.
@@ -151,6 +171,11 @@ impl TensorHeaders {
         Some((file, *start, header))
     }
 
+    /// The file of a tensor, as it was when its header was read.
+    pub(crate) fn stamp(&self, name: &str) -> Option<(&Path, &FileStamp)> {
+        self.tensors.get(name).map(|stored| (&*stored.file, &stored.stamp))
+    }
+
     /// The file, or the index of several.
     pub(crate) fn source(&self) -> &Path {
         &self.source
@@ -216,7 +241,8 @@ fn header(path: &Path) -> Result<BTreeMap<String, Stored>, BossManError> {
     let io = |e: std::io::Error| BossManError::io(path, &e);
     let wrong = |problem: String| BossManError::file(path, problem);
     let mut file = File::open(path).map_err(io)?;
-    let length = file.metadata().map_err(io)?.len();
+    let stamp = FileStamp::of(&file.metadata().map_err(io)?);
+    let length = stamp.length;
     let mut size = [0; SIZE_BYTES as usize];
     if length < SIZE_BYTES {
         return Err(wrong(format!("has {length} bytes, which is no safetensors file")));
@@ -235,7 +261,7 @@ fn header(path: &Path) -> Result<BTreeMap<String, Stored>, BossManError> {
     }
     let mut text = Vec::new();
     file.take(header).read_to_end(&mut text).map_err(io)?;
-    let metadata: Metadata = serde_json::from_slice(&text)
+    let metadata: Header = serde_json::from_slice(&text)
         .map_err(|e| wrong(unreadable("is not a safetensors file", e)))?;
     let data = metadata.data_len() as u64;
     let described = SIZE_BYTES.saturating_add(header).saturating_add(data);
@@ -254,6 +280,7 @@ fn header(path: &Path) -> Result<BTreeMap<String, Stored>, BossManError> {
                 let stored = Stored {
                     header: TensorMeta { dtype, shape },
                     file: source.clone(),
+                    stamp: stamp.clone(),
                     start: SIZE_BYTES.saturating_add(header).saturating_add(first as u64),
                     bytes: end.saturating_sub(first),
                 };

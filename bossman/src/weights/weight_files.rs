@@ -1,8 +1,8 @@
 //! Weights to start from that stay in their files until a worker needs them.
 
-use crate::weights::fit::Fit;
+use crate::weights::fit::{Fit, Tied};
 use crate::weights::rename_rules::{RenameRules, Source};
-use crate::weights::tensor_headers::TensorHeaders;
+use crate::weights::tensor_headers::{FileStamp, TensorHeaders};
 use crate::{BossManError, Model};
 use ::data::{HashedWeight, WeightPart, WeightSource};
 use pipeline::{StateDigest, StateName};
@@ -29,6 +29,8 @@ pub(crate) struct WeightFiles {
     /// The folder of the files.
     folder: PathBuf,
     sources: BTreeMap<String, WeightSource>,
+    /// The files as they were when their headers were read.
+    stamps: BTreeMap<PathBuf, FileStamp>,
 }
 
 impl Piece {
@@ -57,8 +59,8 @@ impl WeightFiles {
         let fresh = rename.fresh_parameters(model);
         let Fit { sources, tied, mut problems, .. } =
             Fit::of(model.graph(), &headers, rename, &fresh);
-        for (name, owner) in tied {
-            if headers.differ(&name, &owner)? {
+        for Tied { name, owner, tensor } in tied {
+            if headers.differ(&name, &tensor)? {
                 problems.push(format!(
                     "`{name}`: tied to `{owner}` in the model, but different in the weights"
                 ));
@@ -68,14 +70,16 @@ impl WeightFiles {
             return Err(BossManError::StateDict(problems));
         }
         let expected = crate::weights::state_dict::expected(model.graph()).owned;
-        let mut found = BTreeMap::new();
+        let (mut found, mut stamps) = (BTreeMap::new(), BTreeMap::new());
         for (name, of_one) in sources {
+            let files = of_one.iter().filter_map(|source| headers.stamp(&source.name));
+            stamps.extend(files.map(|(file, stamp)| (file.to_path_buf(), stamp.clone())));
             let parts = of_one.iter().filter_map(|source| part(source, &headers)).collect();
             if let Some(expected) = expected.get(&name) {
                 found.insert(name, WeightSource { meta: expected.meta.clone(), parts });
             }
         }
-        Ok(WeightFiles { folder: headers.folder().to_path_buf(), sources: found })
+        Ok(WeightFiles { folder: headers.folder().to_path_buf(), sources: found, stamps })
     }
 
     /// The digest of the weights, that of [`crate::StateDict::digest`]. Reads all files.
@@ -87,7 +91,22 @@ impl WeightFiles {
             Ok((name.clone(), source.hash(&self.folder)?))
         };
         let hashes = self.sources.iter().map(hash).collect::<Result<_, BossManError>>()?;
+        self.check_unchanged()?;
         Ok(StateDigest::of(&hashes))
+    }
+
+    /// Refuses files that were replaced or written to since their headers were read: parts of two
+    /// files would be mixed.
+    fn check_unchanged(&self) -> Result<(), BossManError> {
+        for (path, stamp) in &self.stamps {
+            let now = std::fs::metadata(path).map_err(|e| BossManError::io(path, &e))?;
+            if FileStamp::of(&now) != *stamp {
+                let problem = "was replaced or changed after its header was read; start again, \
+                               and let nothing write to it";
+                return Err(BossManError::file(path, problem));
+            }
+        }
+        Ok(())
     }
 
     /// Descriptions of the weights for workers that have the same files. Reads all files.
@@ -96,10 +115,17 @@ impl WeightFiles {
     /// A file cannot be read.
     pub(crate) fn hashed(&self) -> Result<Vec<HashedWeight>, BossManError> {
         let describe = |(name, source): (&String, &WeightSource)| {
-            let hash = source.hash(&self.folder)?;
-            Ok(HashedWeight { name: name.clone(), source: source.clone(), hash })
+            let name = name.clone();
+            let weight = HashedWeight { name, source: source.clone(), hash: [0; 32] };
+            weight.encode().map_err(|e| {
+                let name = &weight.name;
+                BossManError::Usage(format!("`{name}`: {e}; leave out `on: workers` in `weights`"))
+            })?;
+            Ok(HashedWeight { hash: source.hash(&self.folder)?, ..weight })
         };
-        self.sources.iter().map(describe).collect()
+        let all = self.sources.iter().map(describe).collect::<Result<Vec<_>, BossManError>>()?;
+        self.check_unchanged()?;
+        Ok(all)
     }
 
     /// The weights in chunks that are read together. A large weight is cut, unless the file has its
@@ -133,7 +159,9 @@ impl WeightFiles {
             };
             Ok((piece.clone(), tensor))
         };
-        pieces.iter().map(read).collect()
+        let found = pieces.iter().map(read).collect::<Result<Vec<_>, BossManError>>()?;
+        self.check_unchanged()?;
+        Ok(found)
     }
 }
 
@@ -144,7 +172,9 @@ fn pieces(name: &str, source: &WeightSource) -> Vec<(Piece, u64)> {
         return vec![(Piece { name: name.into(), elements: None }, bytes)];
     }
     let size = source.meta.dtype.size_bytes();
-    let (all, most) = (bytes / size, CHUNK_BYTES / size);
+    // Elements of the file may be larger.
+    let of_parts = source.parts.iter().map(|part| part.meta.dtype.size_bytes());
+    let (all, most) = (bytes / size, CHUNK_BYTES / of_parts.fold(size, u64::max));
     let slice = |number: u64| number * most..all.min((number + 1) * most);
     let piece = |elements: Range<u64>| {
         let bytes = (elements.end - elements.start) * size;
@@ -219,6 +249,25 @@ layers:
     }
 
     #[test]
+    fn files_that_change_after_their_headers_were_read_are_refused() {
+        let (place, state) = saved();
+        let model = Model::from_yaml(MODEL).unwrap();
+        let files = WeightFiles::find(place.path(), &rules(), &model).unwrap();
+        let pieces: Vec<Piece> = files.chunks().concat();
+        files.read(&pieces).unwrap();
+        // The same names, sizes and numbers, but other files.
+        state.save_sharded(place.path(), 10).unwrap();
+        for error in [
+            files.read(&pieces).map(drop).unwrap_err(),
+            files.digest().map(drop).unwrap_err(),
+            files.hashed().map(drop).unwrap_err(),
+        ] {
+            let error = error.to_string();
+            assert!(error.contains("was replaced or changed after its header"), "{error}");
+        }
+    }
+
+    #[test]
     fn every_difference_is_one_error() {
         let (place, _) = saved();
         let model = Model::from_yaml(MODEL).unwrap();
@@ -253,7 +302,8 @@ layers:
             ("f", source(8 << 20, true)),
         ];
         let sources = sources.map(|(name, source)| (name.to_string(), source));
-        let files = WeightFiles { folder: PathBuf::new(), sources: sources.into() };
+        let (folder, stamps) = (PathBuf::new(), BTreeMap::new());
+        let files = WeightFiles { folder, sources: sources.into(), stamps };
         let shown = |piece: &Piece| match &piece.elements {
             Some(elements) => format!("{} {elements:?}", piece.name),
             None => piece.name.clone(),

@@ -1,5 +1,6 @@
 //! The workers of a run, from its command line.
 
+use crate::inference::load_model::InitialWeights;
 use crate::run_file::{RunFile, Weights};
 use crate::{BossMan, BossManError, Builder, Host, Model, Transport};
 use pipeline::replicas::{Replicas, Sharding};
@@ -70,14 +71,21 @@ impl FleetSettings {
         self.workers.unwrap_or(if self.local > 0 { self.local } else { each }).max(1)
     }
 
-    /// The host that waits for them, if they may read the run's data and weights from their own
-    /// files.
-    pub(crate) fn host_with_files(&self, workers: usize, file: &RunFile) -> Host {
+    /// The host that waits for them, if they may read the run's data and these weights from their
+    /// own files.
+    pub(crate) fn host_with_files(
+        &self,
+        workers: usize,
+        file: &RunFile,
+        weights: Option<&InitialWeights>,
+    ) -> Host {
         let mut host = self.host(workers);
         if let Some(folder) = file.data.as_ref().and_then(|data| data.on_workers.as_ref()) {
             host = host.data(folder);
         }
-        if let Some(folder) = file.weights.as_ref().and_then(Weights::on_workers) {
+        let reads = matches!(weights, Some(InitialWeights::OnWorkers(_)));
+        let weights = file.weights.as_ref().filter(|_| reads);
+        if let Some(folder) = weights.and_then(Weights::on_workers) {
             host = host.weights(folder);
         }
         host

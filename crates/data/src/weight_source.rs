@@ -6,6 +6,7 @@ use bytes::Bytes;
 use layerspec::DType;
 use pipeline::{TensorHasher, TensorMeta};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -102,13 +103,13 @@ impl HashedWeight {
         let tensor = self.source.read(folder)?;
         let mut hash = TensorHasher::new(&self.source.meta);
         hash.update(&tensor::payload::to_bytes(&tensor)?);
-        match (hash.finish() == self.hash, self.source.parts.first()) {
-            (false, Some(part)) => {
-                let problem = "has other weights than the boss's; give both the same files";
-                Err(DataError::file(&folder.join(&part.file), problem))
-            }
-            _ => Ok(tensor),
+        if hash.finish() == self.hash {
+            return Ok(tensor);
         }
+        let files = self.source.parts.iter().map(|part| part.file.display().to_string());
+        let files = files.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", or ");
+        let problem = "has other weights than the boss's; give both the same files";
+        Err(DataError::file(&folder.join(files), problem))
     }
 }
 

@@ -193,6 +193,15 @@ pub(crate) fn pointers(tensors: &[&Tensor]) -> Vec<*const C_tensor> {
     tensors.iter().map(|tensor| tensor.as_ptr()).collect()
 }
 
+/// Takes a tensor that C++ hands out.
+///
+/// C++ must be given a `Vec<Tensor>` as `taker`, which nothing else uses during the call, and hand
+/// out new tensors alone.
+pub(crate) extern "C" fn push_output(taker: *mut c_void, tensor: *mut C_tensor) {
+    // SAFETY: `taker` is the caller's list, `tensor` a new C++ tensor that is ours.
+    unsafe { (*taker.cast::<Vec<Tensor>>()).push(Tensor::from_ptr(tensor)) }
+}
+
 /// A device as the shim writes it: kind, then index.
 pub(crate) fn device_code(device: Device) -> (i32, i32) {
     match device {

@@ -1,8 +1,8 @@
 //! Functions of libtorch that `tch` lacks. Tensors: as bytes, out of the parts of replicas, and
 //! facts about their memory. Computing: activation functions with arguments, backward from given
 //! output gradients, backward functions of single operations, fused optimizers with visible state,
-//! random streams, TorchScript modules. Devices: CUDA loading, sums over the GPUs of several
-//! processes.
+//! random streams, TorchScript modules, any operator by its name. Devices: CUDA loading, sums over
+//! the GPUs of several processes.
 //!
 //! ```text
 //! ffi (cpp/shim.cpp) <- activation, grad, kernels, foreach, optim, random, script, payload,
@@ -10,6 +10,7 @@
 //! cuda: loads libtorch's CUDA half <- device <- nccl: loads NCCL, sums over GPUs
 //! payload: tensors as bytes        parts: a tensor out of the parts of several replicas
 //! transfer (cpp/transfer.cpp): copies between host and GPU, and events
+//! aten (cpp/aten.cpp): operators of PyTorch, their rule and their arguments
 //! ```
 //!
 //! Only this crate and `shm` contain `unsafe`. Every function returns errors. A C++ exception never
@@ -19,6 +20,7 @@
 compile_error!("tensors travel as little-endian bytes; a big-endian host is not supported");
 
 pub mod activation;
+pub mod aten;
 pub mod cuda;
 pub mod determinism;
 pub mod device;

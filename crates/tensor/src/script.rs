@@ -122,18 +122,13 @@ impl Script {
                 inputs.len(),
                 training,
                 &seed,
-                push_output,
+                ffi::push_output,
                 std::ptr::from_mut(&mut outputs).cast(),
             )
         };
         check("the module's forward pass", status)?;
         Ok(outputs)
     }
-}
-
-extern "C" fn push_output(taker: *mut c_void, tensor: *mut C_tensor) {
-    // SAFETY: `taker` is the list that `Script::run` gave, `tensor` a new C++ tensor that is ours.
-    unsafe { (*taker.cast::<Vec<Tensor>>()).push(Tensor::from_ptr(tensor)) }
 }
 
 /// An error inside a module has a traceback, whose last line is the message.

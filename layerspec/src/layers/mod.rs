@@ -117,7 +117,7 @@ pub use transformer_encoder::TransformerEncoderLayer;
 pub use transpose::Transpose;
 pub use upsample::{Interpolation, Upsample};
 pub use user_defined::{
-    Arg, Args, Custom, DeclaredOutput, DeclaredParam, ParamName, Size, TorchScript,
+    Arg, Args, Aten, Custom, DeclaredOutput, DeclaredParam, ParamName, Size, TorchScript,
 };
 
 use arguments::bad;
@@ -288,6 +288,7 @@ layers! {
     Identity,
     Custom,
     TorchScript,
+    Aten,
 }
 
 impl LayerKind {

@@ -1,6 +1,6 @@
 //! User-defined layers, as far as a model file can be checked without their code.
 
-use layerspec::layers::{Arg, Custom, ParamName, Size};
+use layerspec::layers::{Arg, Aten, Custom, ParamName, Size};
 use layerspec::{Bindings, Init, LayerGraph, LayerKind};
 
 fn graph(layer: &str) -> Result<LayerGraph, String> {
@@ -119,4 +119,59 @@ fn it_travels_as_other_layers_do() {
         serde_json::from_str::<LayerKind>(&text.replace("a.weight", "a weight")).unwrap_err();
     assert!(error.to_string().contains("no name for a parameter"), "{error}");
     assert_eq!(ParamName::new("a.weight").map(ParamName::as_str), Some("a.weight"));
+}
+
+fn aten(layer: &str) -> Aten {
+    match graph(layer).unwrap().layers()[0].kind.clone() {
+        LayerKind::Aten(aten) => aten,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn sizes_among_the_arguments_of_an_operator_are_located_in_the_inputs() {
+    let found = aten(
+        "Aten: {op: view, args: {size: [batch, seq, 2, 3], mode: mean, train: training, at: seq}, \
+         out: [batch, seq, 2, 3]}",
+    );
+    let size = |symbol: &str, dim| Arg::Size { symbol: symbol.to_owned(), port: 0, dim };
+    let sizes = vec![size("batch", 0), size("seq", 1), Arg::Integer(2), Arg::Integer(3)];
+    assert_eq!(found.args.get("size"), Some(&Arg::List(sizes)));
+    assert_eq!(found.args.get("at"), Some(&size("seq", 1)));
+    assert_eq!(found.args.text("mode"), Ok("mean"));
+    assert_eq!(found.args.text("train"), Ok("training"));
+    let text = serde_json::to_string(&found).unwrap();
+    assert_eq!(serde_json::from_str::<Aten>(&text).unwrap(), found);
+}
+
+#[test]
+fn an_operator_gives_what_it_takes_unless_the_file_says_otherwise() {
+    let graph = graph("Aten: {op: relu}").unwrap();
+    let layer = &graph.layers()[0];
+    assert_eq!(graph.value(layer.outputs[0]).ty.to_string(), "[batch, seq, 6]");
+    assert!(layer.kind.params().is_empty());
+    let bindings = Bindings::new().with("batch", 3).with("seq", 5);
+    assert_eq!(graph.cost(layer.id, &bindings).map(|cost| cost.flops), Some(3 * 5 * 6));
+    assert!(graph.incremental(graph.inputs()).is_err(), "it is in no cache");
+}
+
+#[test]
+fn an_operator_whose_name_or_arguments_cannot_be_is_refused_where_it_stands() {
+    let refused = |layer: &str, expected: &str| {
+        let said = graph(layer).map(drop).unwrap_err();
+        assert!(said.starts_with("m.yaml:4:") && said.contains(expected), "{layer}: {said}");
+    };
+    refused("Aten", "missing argument `op`");
+    for name in ["Roll", "a b", "a.b.c", "a.", ".a", "\"\"", "3"] {
+        refused(&format!("Aten: {{op: {name}}}"), "`op`: expected the name of an operator");
+    }
+    for args in ["{a: {b: 1}}", "{a: [[1]]}", "[1]"] {
+        refused(&format!("Aten: {{op: roll, args: {args}}}"), "`args`: expected a mapping");
+    }
+    let long = format!("Aten: {{op: roll, args: {{a: {}}}}}", "x".repeat(257));
+    refused(&long, "`args`: expected a mapping");
+    refused("Aten: {op: roll, out: [length]}", "the symbol `length` is in none");
+    let text = "inputs: {x: [training, 2]}\nlayers:\n  - Aten: {op: f, args: {on: training}}\n";
+    let said = LayerGraph::from_yaml(text, "m.yaml").map(drop).unwrap_err().to_string();
+    assert!(said.contains("`training` says whether the model is being trained"), "{said}");
 }

@@ -112,3 +112,45 @@ async fn a_worker_runs_no_torchscript_unless_it_is_told_to() {
         "{line}"
     );
 }
+
+/// Writes a run of a model with operators of PyTorch.
+fn operators(place: &TestFolder, more: &str) -> PathBuf {
+    let model = "model: operators\ninputs: {x: [batch, 8]}\nlayers:\n  \
+                 - Linear: {in_features: 8, out_features: 12}\n  \
+                 - Aten: {op: view, args: {size: [batch, 3, 4]}, out: [batch, 3, 4]}\n  \
+                 - Aten: {op: roll, args: {shifts: [1], dims: [2]}}\n  \
+                 - Aten: {op: linalg_vector_norm, args: {ord: 3, dim: [2]}, out: [batch, 3]}\n  \
+                 - Linear: {in_features: 3, out_features: 1}\n";
+    std::fs::write(place.file("model.yaml"), model).unwrap();
+    let run = script(place);
+    let text = std::fs::read_to_string(&run).unwrap();
+    let rest = text.split_once('\n').unwrap().1;
+    std::fs::write(&run, format!("model: model.yaml\n{rest}{more}")).unwrap();
+    run
+}
+
+#[tokio::test]
+async fn operators_of_pytorch_train_to_the_same_bits_on_any_workers() {
+    let place = TestFolder::new();
+    let run = operators(&place, "");
+    for workers in ["1", "3"] {
+        train(&place, &run, workers, &[], None).await.expect_success();
+    }
+    outputs(&place, "1").assert_same(&outputs(&place, "3"), &"three workers");
+    let run = operators(&place, "replicas: 2\n");
+    for workers in ["2", "4"] {
+        train(&place, &run, workers, &[], None).await.expect_success();
+    }
+    outputs(&place, "2").assert_same(&outputs(&place, "4"), &"replicas of two stages");
+}
+
+#[tokio::test]
+async fn an_operator_that_is_not_allowed_is_refused_before_training() {
+    let place = TestFolder::new();
+    let run = operators(&place, "");
+    let model = std::fs::read_to_string(place.file("model.yaml")).unwrap();
+    let model = model.replace("op: roll, args: {shifts: [1], dims: [2]}", "op: empty_like");
+    std::fs::write(place.file("model.yaml"), model).unwrap();
+    let line = train(&place, &run, "2", &[], None).await.error_line();
+    assert!(line.contains("layer 2 (Aten)") && line.contains("not allowed"), "{line}");
+}

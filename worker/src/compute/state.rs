@@ -63,9 +63,12 @@ impl StageCompute {
             // Before memory is taken for it.
             for stage in &stages {
                 let expected = self.stage(*stage)?.meta_of(name).map_err(engine_failure)?;
-                if let Some(expected) = expected.filter(|meta| *meta != weight.source.meta) {
-                    let found = &weight.source.meta;
-                    return Err(of_name(&format!("expected {expected}, got {found}")));
+                match (expected, &weight.source.meta) {
+                    (Some(expected), found) if expected == *found => {}
+                    (Some(expected), found) => {
+                        return Err(of_name(&format!("expected {expected}, got {found}")));
+                    }
+                    (None, _) => return Err(of_name(&"no layer here has such a tensor")),
                 }
             }
             let tensor = weight.read(&folder).map_err(|problem| of_name(&problem))?;

@@ -18,6 +18,30 @@ pub enum Arg {
     Text(String),
     /// A list.
     List(Vec<Arg>),
+    /// A symbol of the inputs' shapes, in the arguments of `Aten`.
+    Size {
+        /// The symbol.
+        symbol: String,
+        /// The input that has this size.
+        port: usize,
+        /// The dimension of that input.
+        dim: usize,
+    },
+}
+
+impl Arg {
+    fn locate(&mut self, find: &dyn Fn(&str) -> Option<(usize, usize)>) {
+        match self {
+            Arg::Text(text) => {
+                if let Some((port, dim)) = find(text) {
+                    let symbol = std::mem::take(text);
+                    *self = Arg::Size { symbol, port, dim };
+                }
+            }
+            Arg::List(list) => list.iter_mut().for_each(|arg| arg.locate(find)),
+            Arg::Flag(_) | Arg::Integer(_) | Arg::Number(_) | Arg::Size { .. } => {}
+        }
+    }
 }
 
 /// Named arguments.
@@ -44,6 +68,16 @@ impl Args {
     /// The argument, if the model file gives one.
     pub fn get(&self, name: &str) -> Option<&Arg> {
         self.0.get(name)
+    }
+
+    /// All arguments with their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Arg)> {
+        self.0.iter().map(|(name, arg)| (name.as_str(), arg))
+    }
+
+    /// Makes sizes of the texts that are symbols.
+    pub(super) fn locate(&mut self, find: impl Fn(&str) -> Option<(usize, usize)>) {
+        self.0.values_mut().for_each(|arg| arg.locate(&find));
     }
 
     /// Refuses arguments of other names than these.

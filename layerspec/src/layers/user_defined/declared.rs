@@ -203,14 +203,18 @@ pub(super) fn types(
         .collect()
 }
 
+/// The input, and its dimension, that has this symbol as its size.
+pub(super) fn located(symbol: &str, inputs: &[TensorType]) -> Option<(usize, usize)> {
+    let place =
+        |input: &TensorType| input.dims().iter().position(|dim| dim.as_symbol() == Some(symbol));
+    inputs.iter().enumerate().find_map(|(port, input)| Some((port, place(input)?)))
+}
+
 /// Records the input and dimension that give each symbol its size, because workers know no symbols.
 pub(super) fn locate_symbols(out: &mut [DeclaredOutput], inputs: &[TensorType]) {
     for size in out.iter_mut().flat_map(|made| &mut made.shape) {
         if let Size::Symbol { symbol, of } = size {
-            let place = |input: &TensorType| {
-                input.dims().iter().position(|dim| dim.as_symbol() == Some(symbol.as_str()))
-            };
-            *of = inputs.iter().enumerate().find_map(|(port, input)| Some((port, place(input)?)));
+            *of = located(symbol, inputs);
         }
     }
 }

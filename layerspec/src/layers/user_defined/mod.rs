@@ -2,10 +2,12 @@
 //! workers have the code.
 
 mod args;
+mod aten;
 mod declared;
 mod name;
 
 pub use args::{Arg, Args};
+pub use aten::Aten;
 pub use declared::{DeclaredOutput, DeclaredParam, Size};
 pub use name::ParamName;
 
@@ -58,12 +60,16 @@ layer! {
 }
 
 impl LayerKind {
-    /// Records the source of the symbols in the outputs of a user-defined layer. Other layers need
-    /// no record.
+    /// Records the source of the symbols in the outputs of a user-defined layer, and in the
+    /// arguments of an operator. Other layers need no record.
     pub(crate) fn locate_symbols(&mut self, inputs: &[TensorType]) {
         let out = match self {
             LayerKind::Custom(layer) => &mut layer.out,
             LayerKind::TorchScript(layer) => &mut layer.out,
+            LayerKind::Aten(layer) => {
+                layer.locate_sizes(inputs);
+                &mut layer.out
+            }
             _ => return,
         };
         declared::locate_symbols(out.as_deref_mut().unwrap_or_default(), inputs);

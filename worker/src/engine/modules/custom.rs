@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use std::fmt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use tch::Tensor;
+use tensor::aten::Outline;
 use tensor::script::Script;
 use tensor::TensorError;
 
@@ -71,28 +72,43 @@ impl Differentiable for TorchScriptLayer {
 
 /// Checks that the outputs are those of the model file. Otherwise another shape could cause an
 /// error elsewhere, or none at all.
-fn checked(
+pub(crate) fn checked(
     outputs: Vec<Tensor>,
     out: Option<&[DeclaredOutput]>,
     inputs: &[Tensor],
 ) -> Result<Vec<Tensor>, TensorError> {
-    let found = |tensor: &Tensor| {
-        Ok::<_, TensorError>(format!("{} {:?}", tensor::dtype_of(tensor)?, tensor.size()))
-    };
+    let made: Vec<Outline> = outputs.iter().map(outline).collect::<Result<_, _>>()?;
+    check(&made, out, inputs)?;
+    Ok(outputs)
+}
+
+/// Dtype and shape.
+pub(crate) fn outline(tensor: &Tensor) -> Result<Outline, TensorError> {
+    Ok((tensor::dtype_of(tensor)?, tensor.size()))
+}
+
+/// Checks dtypes and shapes of outputs.
+pub(crate) fn check(
+    outputs: &[Outline],
+    out: Option<&[DeclaredOutput]>,
+    inputs: &[Tensor],
+) -> Result<(), TensorError> {
+    let text = |(dtype, shape): &Outline| format!("{dtype} {shape:?}");
     let Some(out) = out else {
-        let ([output], Some(input)) = (&outputs[..], inputs.first()) else {
+        let ([output], Some(input)) = (outputs, inputs.first()) else {
             return Err(layer_error(format!(
                 "the model file says that it has one output, it made {}",
                 outputs.len()
             )));
         };
-        if found(output)? != found(input)? {
-            let (output, input) = (found(output)?, found(input)?);
+        let input = outline(input)?;
+        if *output != input {
+            let (output, input) = (text(output), text(&input));
             return Err(layer_error(format!(
                 "made {output} of {input}; declare the output in the model file under `out`"
             )));
         }
-        return Ok(outputs);
+        return Ok(());
     };
     if outputs.len() != out.len() {
         let problem = format!(
@@ -107,31 +123,32 @@ fn checked(
         let (port, dim) = of?;
         inputs.get(port)?.size().get(dim).copied()
     };
-    for (output, made) in outputs.iter().zip(out) {
+    for (output, declared) in outputs.iter().zip(out) {
+        let (dtype, shape) = output;
         let fits = |(size, declared): (&i64, &Size)| match declared {
             Size::Number(number) => u64::try_from(*size) == Ok(*number),
             Size::Symbol { of, .. } => here(*of).is_none_or(|expected| expected == *size),
         };
         let same =
-            output.dim() == made.shape.len() && output.size().iter().zip(&made.shape).all(fits);
-        if !same || tensor::dtype_of(output)? != made.dtype {
-            let (mut shape, mut words) = (Vec::new(), String::new());
-            for size in &made.shape {
+            shape.len() == declared.shape.len() && shape.iter().zip(&declared.shape).all(fits);
+        if !same || *dtype != declared.dtype {
+            let (mut sizes, mut words) = (Vec::new(), String::new());
+            for size in &declared.shape {
                 match size {
-                    Size::Number(number) => shape.push(number.to_string()),
+                    Size::Number(number) => sizes.push(number.to_string()),
                     Size::Symbol { symbol: word, of } => {
-                        if let Some(size) = here(*of).filter(|_| !shape.contains(word)) {
+                        if let Some(size) = here(*of).filter(|_| !sizes.contains(word)) {
                             words.push_str(&format!(", {word} is {size} here"));
                         }
-                        shape.push(word.clone());
+                        sizes.push(word.clone());
                     }
                 }
             }
-            let (found, dtype, shape) = (found(output)?, made.dtype, shape.join(", "));
+            let (found, dtype, sizes) = (text(output), declared.dtype, sizes.join(", "));
             return Err(layer_error(format!(
-                "made {found}, the model file says {dtype} [{shape}]{words}"
+                "made {found}, the model file says {dtype} [{sizes}]{words}"
             )));
         }
     }
-    Ok(outputs)
+    Ok(())
 }

@@ -6,6 +6,7 @@ use crate::engine::layers::custom_layers::CustomLayers;
 use crate::engine::layers::lowered_layer::{LoweredLayer, LoweredOp};
 use crate::engine::layers::op::Op;
 use crate::engine::modules::activation::dropout::DropoutOp;
+use crate::engine::modules::aten::AtenLayer;
 use crate::engine::modules::attention::{llama, multihead_attention, positions, transformer};
 use crate::engine::modules::by_autograd::AutogradOp;
 use crate::engine::modules::constant::ConstantTensor;
@@ -33,7 +34,7 @@ macro_rules! op_of_kind {
 /// in, and what a layer takes from files. `constants` are those of the stage so far.
 ///
 /// # Errors
-/// The worker lacks or refuses the code of a custom layer, or lacks a file.
+/// The worker lacks or refuses the code of a custom layer or an operator, or lacks a file.
 pub(crate) fn lower(
     layer: &Layer,
     custom_layers: &CustomLayers,
@@ -96,6 +97,7 @@ pub(crate) fn lower(
             let script = Mutex::new(custom_layers.files().script(&layer, device)?);
             Box::new(AutogradOp(TorchScriptLayer { script, out: layer.out }))
         }
+        LayerKind::Aten(layer) => Box::new(AutogradOp(AtenLayer::new(layer, inputs)?)),
     };
     let params = names.iter().map(|name| (*name, *name)).collect();
     // A layer of one op.

@@ -10,6 +10,7 @@
 //! ```
 
 pub(crate) mod activation;
+pub(crate) mod aten;
 pub(crate) mod attention;
 pub(crate) mod autocast;
 pub(crate) mod builder;

@@ -126,3 +126,20 @@ fn no_cut_shows_in_a_model_with_attention_and_masks() {
     let inputs = |name: &str, n| vec![normal(name, &[n, 5, 8]), classes(name, &[n, 5], 4.0).eq(0)];
     no_cut_shows(ATTENTION, &LossSpec::MSELoss, inputs, |name, n| normal(name, &[n, 5, 6]));
 }
+
+#[test]
+fn no_cut_shows_in_a_model_of_operators() {
+    const OPERATORS: &str = "
+inputs: {x: [batch, 3]}
+layers:
+  - Linear: {in_features: 3, out_features: 8}
+  - Aten: {op: view, args: {size: [batch, 2, 4]}, out: [batch, 2, 4]}
+  - Aten: {op: roll, args: {shifts: [1], dims: [2]}}
+  - Aten: {op: cumsum, args: {dim: 2}}
+  - Aten: {op: linalg_vector_norm, args: {ord: 3, dim: [2]}, out: [batch, 2]}
+  - Linear: {in_features: 2, out_features: 2}
+";
+    let (inputs, target) =
+        (|name: &str, n| vec![normal(name, &[n, 3])], |name: &str, n| normal(name, &[n, 2]));
+    no_cut_shows(OPERATORS, &LossSpec::MSELoss, inputs, target);
+}

@@ -1,5 +1,6 @@
 //! The stage engine alone, without a worker around it.
 
+mod aten;
 mod chain;
 mod constants;
 mod cuts;

@@ -83,8 +83,8 @@ fn run_and_tell_kernels(
 fn every_kind_has_a_case() {
     let cases = cases();
     let has = |kind: &str| cases.iter().any(|case| case["layer"].get(kind).is_some());
-    // PyTorch does not have layers from files of the user. `own.rs` and `constants.rs` test them.
-    let own = ["Custom", "TorchScript", "Constant"];
+    // PyTorch does not have them as layers. `own.rs`, `constants.rs` and `aten.rs` test them.
+    let own = ["Custom", "TorchScript", "Constant", "Aten"];
     let without: Vec<_> =
         LayerKind::NAMES.iter().filter(|kind| !has(kind) && !own.contains(kind)).collect();
     assert!(without.is_empty(), "no case in tests/layers/cases.json for {without:?}");
