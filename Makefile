@@ -1,7 +1,7 @@
 # `make` lists what there is. `make demo` and `make test` do all the set-up themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: help tools setup build demo check check-all test fake-gpu gpu-seeds gpu new-project oracle bench build-times chaos mutants lint fmt doc fuzz millions dist clean
+.PHONY: help tools setup build demo check check-all test fake-gpu gpu-seeds gpu new-project oracle zoo bench build-times chaos mutants lint fmt doc fuzz millions dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ oracle: setup ## Compare with PyTorch and transformers, which are fetched once, 
 	"$$(python3 tools/pytorch.py)" tools/layer_oracle.py
 	"$$(python3 tools/pytorch.py --transformers)" tools/huggingface_oracle.py
 	"$$(python3 tools/pytorch.py --transformers)" tools/smollm2_oracle.py
+
+zoo: build ## Import 238 models of torchvision, timm and transformers, compare each with PyTorch, and write docs/reference/zoo.md (hours; goes on where it stopped; ZOO_FLAGS="--only resnet18": one model)
+	"$$(python3 tools/pytorch.py --zoo)" tools/zoo.py $(ZOO_FLAGS)
 
 bench: setup ## Measure beside PyTorch and write docs/performance.md (half an hour on an idle machine)
 	cargo build --release --workspace --bins

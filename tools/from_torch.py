@@ -117,7 +117,11 @@ def main():
             traced = trace(module, chosen.input, name)
             if is_plain(module):
                 traced.text = text(module, chosen.input, name)
-            sys.exit(not check.check(traced, chosen.programs))
+            fine = True
+            for figure in check.check(traced, chosen.programs):
+                print(figure, flush=True)
+                fine &= figure.right
+            sys.exit(not fine)
     except Unknown as problem:
         sys.exit(f"from_torch: {problem}")
 

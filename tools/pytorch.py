@@ -7,6 +7,7 @@ path of its Python.
 
     tools/pytorch.py                   torch
     tools/pytorch.py --transformers    torch and Hugging Face's transformers
+    tools/pytorch.py --zoo             these, torchvision and timm
 """
 
 import argparse
@@ -21,12 +22,17 @@ from importlib import metadata
 from pathlib import Path
 
 import setup_libtorch as setup
+import zoo_models
 from elf import needed_libraries
 
 # What `import torch` itself imports.
 IMPORTED = ["filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions", "numpy"]
 # The version of transformers that tests/huggingface was recorded with.
-TRANSFORMERS = "5.24.0"
+TRANSFORMERS = zoo_models.TRANSFORMERS
+# Libraries of models, and what they import. They name torch with CUDA's libraries as a dependency,
+# so they are installed without theirs.
+MODELS = {"torchvision": zoo_models.TORCHVISION, "timm": zoo_models.TIMM}
+IMPORTED_BY_MODELS = ["pillow", "huggingface_hub", "safetensors", "pyyaml", "numpy"]
 
 
 def version(package="torch"):
@@ -96,9 +102,9 @@ def empty_library(folder, name):
     return str(folder / name)
 
 
-def environment(cache, with_transformers=False):
+def environment(cache, with_transformers=False, with_models=False):
     """The Python of a virtual environment in `cache` that has torch; makes it if it does not exist
-    yet. Adds transformers to it on request."""
+    yet. Adds transformers and the libraries of models to it on request."""
     ready = cache / f"pytorch-{setup.VERSION}-python{sys.version_info[0]}.{sys.version_info[1]}"
     install = [
         str(ready / "bin" / "python"),
@@ -121,6 +127,13 @@ def environment(cache, with_transformers=False):
             setup.say(f"adding transformers to {ready}")
             run(*install, "--quiet", f"transformers=={TRANSFORMERS}")
             added.touch()
+        added = ready / "-".join(f"{name}-{version}" for name, version in MODELS.items())
+        if with_models and not added.exists():
+            setup.say(f"adding {' and '.join(MODELS)} to {ready}")
+            run(*install, "--quiet", *IMPORTED_BY_MODELS)
+            exact = [f"{name}=={version}" for name, version in MODELS.items()]
+            run(*install, "--quiet", "--no-deps", *exact)
+            added.touch()
     return ready / "bin" / "python"
 
 
@@ -134,15 +147,21 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--transformers", action="store_true")
-    with_transformers = parser.parse_args().transformers
-    has_all = not with_transformers or version("transformers") == TRANSFORMERS
-    if version() == setup.VERSION and has_all:
+    parser.add_argument("--zoo", action="store_true")
+    chosen = parser.parse_args()
+    with_transformers = chosen.transformers or chosen.zoo
+    wanted = {"torch": setup.VERSION}
+    if with_transformers:
+        wanted["transformers"] = TRANSFORMERS
+    if chosen.zoo:
+        wanted.update(MODELS)
+    if all(version(package) == number for package, number in wanted.items()):
         print(sys.executable)
         return
     try:
         cache = setup.cache_folder(os.environ)
         cache.mkdir(parents=True, exist_ok=True)
-        print(environment(cache, with_transformers))
+        print(environment(cache, with_transformers, chosen.zoo))
     except (setup.Problem, OSError) as problem:
         sys.exit(f"pytorch: {problem}")
 

@@ -38,6 +38,16 @@ class Text(unittest.TestCase):
             "  - MaskedFill: {value: -.inf}\n    in_variables: [x]\n",
         )
 
+    def test_each_unused_output_before_a_used_one_has_a_name_of_its_own(self):
+        x = Value(None, "x")
+        splits = [self.entry("Split", [x], {"split_size": 2}) for _ in range(2)]
+        for split in splits:
+            split.outputs.append(Value(None, "second", split, 1))
+        added = self.entry("Add", [split.outputs[1] for split in splits])
+        text = yaml_text.text("m", [x], ["x: [batch, 4]"], [*splits, added], added.outputs)
+        self.assertIn("    out_variables: [split_unused_0, second]\n", text)
+        self.assertIn("    out_variables: [split_unused_0_, second_]\n", text)
+
     def test_outputs_are_listed_unless_they_are_the_last_layers(self):
         x = Value(None, "x")
         first, second = self.entry("ReLU", [x]), self.entry("Tanh", [x])
@@ -139,6 +149,7 @@ class Traced(unittest.TestCase):
         self.same(lambda m, x: x.reshape(x.shape[0], 3, 2, 4).permute(0, 2, 1, 3).flatten(2))
         self.same(lambda m, x: torch.cat([*x.split([2, 6], -1), *x.chunk(2, 2)], 2)[:, 1:, ::2])
         self.same(lambda m, x: torch.stack(x.unbind(1), 2)[:, -1].unsqueeze(1).expand(-1, 5, -1))
+        self.same(lambda m, x: torch.cat([x[..., :0], x, x[..., 8:]], -1).tanh())
         self.same(lambda m, x: x.roll((1, 2), (1, 2))[:, [2, 0]].squeeze().view(-1, 4))
 
     def test_constants_are_computed_and_their_numbers_are_arguments(self):
@@ -244,6 +255,25 @@ class Traced(unittest.TestCase):
         self.refused("across the samples", lambda m, x: x.cumsum(0))
         self.refused("across the samples", lambda m, x: x.roll(1, 0).cumsum(1).sort(0)[0])
         self.refused("is a number", lambda m, x: x.cumsum(1).prod())
+
+    def test_a_slice_that_is_filled_with_zeros_is_a_mask(self):
+        def forward(m, x):
+            bias = m.bias.clone()
+            bias[2:4].zero_()
+            y = x.tanh()
+            y = y.clone()
+            return y + bias + m.bias
+
+        text = self.same(forward, bias=torch.nn.Parameter(torch.ones(8)))
+        self.assertIn("Mul:", text)
+
+        def view_is_used(m, x):
+            bias = m.bias.clone()
+            part = bias[2:4]
+            part.zero_()
+            return x + bias + part.sum()
+
+        self.refused("zero_.default", view_is_used, bias=torch.nn.Parameter(torch.ones(8)))
 
     def test_frozen_parameters_stay_frozen(self):
         text = self.same(lambda m, x: m.fc(x), fc=torch.nn.Linear(8, 8).requires_grad_(False))

@@ -12,7 +12,7 @@ import torch
 
 from . import regions
 from .problem import Unknown
-from .weights import save
+from .weights import DTYPES, save
 
 LIMIT = 1e-4
 # A number near zero is compared as if it were this large: its last bits come from larger ones.
@@ -21,14 +21,32 @@ STEPS, BATCH, RATE = 3, 4, 0.01
 DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d"}
 
 
+class Figure:
+    """One comparison: on how many workers, of what ("output", "loss" or "weight"), how it is
+    called, and its error; None if it could not be made, for the reason in `name`."""
+
+    def __init__(self, workers, kind, name, error):
+        self.workers, self.kind, self.name, self.error = workers, kind, name, error
+
+    @property
+    def right(self):
+        return self.error is None or self.error <= LIMIT
+
+    def __str__(self):
+        said = f"{self.workers} worker{'s' if self.workers > 1 else ''}: {self.name}"
+        if self.error is None:
+            return said
+        verdict = "ok" if self.right else f"WRONG, the limit is {LIMIT}"
+        return f"{said}: error {self.error:.1e} {verdict}"
+
+
 def check(traced, programs):
-    """Prints a line for each figure; whether all are within the limit."""
+    """Yields a figure as soon as it is known."""
     for program in ("bossman", "worker"):
         if not (programs / program).is_file():
             raise Unknown(
                 f"--check: {programs / program} does not exist; build it or give --programs"
             )
-    fine = True
     # Sums of other numbers of threads differ in the last bits, which batch norms over few numbers
     # make large.
     torch.set_num_threads(1)
@@ -37,15 +55,17 @@ def check(traced, programs):
         data, outputs, losses = reference(traced, folder)
         for workers in (1, 2):
             if min(len(one.entries) for one in (traced.translation, traced.quiet)) < workers:
-                print("2 workers: not compared, because one layer cannot be cut in two")
+                why = "not compared, because one layer cannot be cut in two"
+                yield Figure(workers, "weight", why, None)
                 continue
-            said = f"{workers} worker{'s' if workers > 1 else ''}"
             found = predicted(traced, folder, programs, workers)
             for name, output in outputs.items():
-                fine &= line(f"{said}: output {name}", difference(output, found[name]))
+                error = difference(output, found[name])
+                yield Figure(workers, "output", f"output {name}", error)
             seen, weights = trained(traced, folder, programs, workers)
             for step, (expected, loss) in enumerate(zip(losses, seen), 1):
-                fine &= line(f"{said}: loss of step {step}", abs(expected - loss) / abs(expected))
+                error = abs(expected - loss) / abs(expected)
+                yield Figure(workers, "loss", f"loss of step {step}", error)
             errors = {
                 name: difference(data[path], weights[name])
                 for name, path in traced.tensors(traced.quiet).items()
@@ -53,30 +73,22 @@ def check(traced, programs):
             if errors:
                 # NaN is the worst, and no number is above or below it.
                 worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
-                fine &= line(
-                    f"{said}: {len(errors)} tensors after {STEPS} steps, worst {worst}",
-                    errors[worst],
-                )
-    return fine
-
-
-def line(what, error):
-    right = error <= LIMIT
-    print(
-        f"{what}: error {error:.1e} {'ok' if right else f'WRONG, the limit is {LIMIT}'}", flush=True
-    )
-    return right
+                said = f"{len(errors)} tensors after {STEPS} steps, worst {worst}"
+                yield Figure(workers, "weight", said, errors[worst])
 
 
 def difference(expected, found):
     """The largest error, as a part of the largest magnitude."""
-    _, shape, numbers = found
-    found = torch.tensor(numbers, dtype=torch.float64).reshape(shape)
+    code, shape, content = found
     expected = expected.detach().double()
-    if list(expected.shape) != list(found.shape):
+    if list(expected.shape) != list(shape):
         raise Unknown(f"--check: expected the shape {list(expected.shape)}, BossMan has {shape}")
     if not expected.numel():
         return 0.0
+    dtype = next(dtype for dtype, known in DTYPES.items() if known == code)
+    # A copy, because PyTorch warns of memory that it must not write to.
+    found = torch.frombuffer(bytearray(content), dtype=getattr(torch, dtype))
+    found = found.reshape(shape).double()
     return float((expected - found).abs().max() / max(float(expected.abs().max()), FLOOR))
 
 
@@ -258,7 +270,7 @@ def predicted(traced, folder, programs, workers):
     command = ["predict", folder / "predict" / "run.yaml", "--local", workers, "--threads", 1]
     command += ["--weights", folder / "predict" / "model.safetensors"]
     call(folder, programs, *command, "--data", folder / "inputs.safetensors", "--to", to)
-    found = tensor_file.read(to)
+    found = tensor_file.read_bytes(to)
     return {"output": next(iter(found.values()))} if len(found) == 1 else found
 
 
@@ -290,4 +302,4 @@ def trained(traced, folder, programs, workers):
     losses = [json.loads(one)["loss"] for one in metrics.read_text().splitlines()]
     if len(losses) != STEPS:
         raise Unknown(f"--check: expected {STEPS} losses, bossman wrote {len(losses)}")
-    return losses, tensor_file.read(final)
+    return losses, tensor_file.read_bytes(final)

@@ -4,6 +4,7 @@ from . import arithmetic, learned, operators, pointwise, shapes, windows
 from .entries import Value
 from .regions import writes
 from .table import HANDLERS
+from .views import zeroed
 
 __all__ = ["arithmetic", "call", "learned", "pointwise", "shapes", "windows"]
 
@@ -11,6 +12,8 @@ __all__ = ["arithmetic", "call", "learned", "pointwise", "shapes", "windows"]
 def call(translation, node, name, arguments, named):
     """What a function gives. One that changes a tensor in place gives a new one, too."""
     in_place = writes(node)
+    if in_place and zeroed(translation, node):
+        return translation.env[node]
     handler = HANDLERS.get(name[:-1] if in_place and name.endswith("_") else name)
     if in_place:
         if not isinstance(arguments[0], Value):

@@ -47,13 +47,19 @@ def variables(entries, inputs, outputs):
         above = entry.outputs[0].key
     if [value.key for value in outputs] != [above]:
         needed.extend(value.key for value in outputs)
-    for value in (value for entry in entries for value in entry.outputs):
-        if value.key in needed and value.key not in called:
-            name = re.sub(r"[\W_]+", "_", value.hint).strip("_")
-            while name in taken:
-                name += "_"
-            called[value.key] = name
-            taken.add(name)
+    needed = set(needed)
+    for entry in entries:
+        used = [place for place, value in enumerate(entry.outputs) if value.key in needed]
+        # An output before the last one that is used needs a name, too.
+        for place, value in enumerate(entry.outputs[: used[-1] + 1] if used else []):
+            unused = f"{entry.kind.lower()}_unused_{place}"
+            hint = value.hint if value.key in needed else unused
+            if value.key not in called:
+                name = re.sub(r"[\W_]+", "_", hint).strip("_")
+                while name in taken:
+                    name += "_"
+                called[value.key] = name
+                taken.add(name)
     return called
 
 
@@ -84,16 +90,7 @@ def entry_lines(entry, above, called):
     while outputs and outputs[-1].key not in called:
         outputs.pop()
     if outputs:
-        # An output before the last one that is used needs a name, too.
-        below["out_variables"] = (
-            "["
-            + ", ".join(
-                called.get(value.key)
-                or f"{re.sub(r'[^a-z]', '', entry.kind.lower())}_unused_{place}"
-                for place, value in enumerate(outputs)
-            )
-            + "]"
-        )
+        below["out_variables"] = f"[{', '.join(called[value.key] for value in outputs)}]"
     if entry.share:
         below["share"] = json.dumps(entry.share.name)
     if entry.freeze:
