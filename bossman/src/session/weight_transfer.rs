@@ -17,8 +17,8 @@ use std::collections::{BTreeMap, VecDeque};
 use tch::Tensor;
 use tokio::sync::mpsc;
 
-/// The bytes of weights that a worker reads from its files in one task. A task that takes long looks
-/// like a device that hangs.
+/// The bytes of weights that a worker reads from its files in one task. A task that takes long
+/// looks like a device that hangs.
 const READ_BYTES: u64 = 4 << 30;
 
 /// A tensor for the workers that hold a stage.

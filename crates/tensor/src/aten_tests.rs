@@ -228,15 +228,16 @@ fn calls_give_what_tch_does() {
     same(one(call("einsum", given)), Tensor::einsum("ij,jk->ik", &[&x, &y], None::<i64>), "einsum");
     let given = vec![("tensors", Value::Tensors(vec![&x, &x])), ("dim", Value::Int(1))];
     same(one(call("cat", given)), Tensor::cat(&[&x, &x], 1), "cat");
+    let other = &x + 0.7;
     let made = call(
         "div.Tensor_mode",
         vec![
             ("self", Value::Tensor(&x)),
-            ("other", Value::Tensor(&x)),
+            ("other", Value::Tensor(&other)),
             ("rounding_mode", Value::Text("floor".into())),
         ],
     );
-    same(one(made), x.divide_tensor_mode(&x, "floor"), "div");
+    same(one(made), x.divide_tensor_mode(&other, "floor"), "div");
     let made = call(
         "mse_loss",
         vec![
