@@ -275,6 +275,27 @@ class Traced(unittest.TestCase):
 
         self.refused("zero_.default", view_is_used, bias=torch.nn.Parameter(torch.ones(8)))
 
+    def test_what_the_cut_or_the_mode_would_show_is_refused(self):
+        across = "across the samples"
+        self.refused(across, lambda m, x: x.roll(1, 0))
+        self.refused(across, lambda m, x: x.flip(0))
+        self.refused(across, lambda m, x: x.transpose(0, 1).softmax(1))
+        self.refused("with each other", lambda m, x: x @ x.t(), "x: [batch, 8]")
+        evaluation = "in evaluation, too"
+        self.refused(evaluation, lambda m, x: torch.nn.functional.dropout(x, 0.5))
+        two = torch.nn.Module()
+        two.register_buffer("a", torch.arange(8.0))
+        two.register_buffer("b", torch.arange(8.0) + 1)
+
+        def other_constant(m, x):
+            return x + (m.two.a if m.training else m.two.b)
+
+        self.refused("computes in training", other_constant, two=two)
+        self.refused(
+            "computes in training",
+            lambda m, x: (x.sin(), x.cos()) if m.training else (x.cos(), x.sin()),
+        )
+
     def test_frozen_parameters_stay_frozen(self):
         text = self.same(lambda m, x: m.fc(x), fc=torch.nn.Linear(8, 8).requires_grad_(False))
         self.assertIn("freeze: true", text)

@@ -159,6 +159,9 @@ def truth(t, node, value):
 def matmul(t, node, x, y):
     """A vector becomes a matrix of one row or column, and the product loses it again."""
     first, second = fake(x).dim() == 1, fake(y).dim() == 1
+    inner, outer = fake(x).shape[-1], None if second else fake(y).shape[-1]
+    if any(size is not None and t.has_batch(size) for size in (inner, outer)):
+        raise t.unknown(node, "it multiplies samples of a batch with each other")
     if first:
         x = t.emit(node, "Unsqueeze", {"dim": 0}, [x])
     if second:
@@ -211,6 +214,8 @@ def attention(
     enable_gqa=False,
 ):
     arguments = {}
+    if dropout_p and not t.training:
+        raise t.unknown(node, "it drops elements in evaluation, too; give 0 there")
     if dropout_p and t.random:
         arguments["dropout_p"] = dropout_p
     if is_causal:

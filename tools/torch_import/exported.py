@@ -49,7 +49,10 @@ class Exported:
         known = {
             symbol: SIZES[self.words.index(word)][trial] for symbol, word in self.symbols.items()
         }
-        return int(expression.subs(known))
+        number = expression.subs(known)
+        if isinstance(size, torch.SymBool):
+            return bool(number)
+        return float(number) if isinstance(size, torch.SymFloat) else int(number)
 
 
 def is_input(spec):

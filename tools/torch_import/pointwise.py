@@ -126,6 +126,8 @@ function("log_softmax", "_log_softmax")(normal("LogSoftmax"))
 
 def drop(kind):
     def handler(t, node, x, p, train):
+        if train and p and not t.training:
+            raise t.unknown(node, "it drops elements in evaluation, too; give it self.training")
         if not train or p == 0 or not t.random:
             return x.copy() if hasattr(x, "copy") else x
         if kind == "Dropout2d" and fake(x).dim() != 4:

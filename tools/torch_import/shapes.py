@@ -2,7 +2,7 @@
 
 import torch
 
-from .table import fake, function, is_constant, number, place, same, same_shape
+from .table import fake, function, is_constant, number, place, refuse_batch, same, same_shape
 
 WHOLE = 2**62
 
@@ -239,11 +239,13 @@ def stack(t, node, tensors, dim=0):
 def roll(t, node, x, shifts, dims=()):
     if not dims:
         raise t.unknown(node, "it rolls a tensor without dimensions; name them")
+    refuse_batch(t, node, x, listed(dims))
     return t.emit(node, "Roll", {"shifts": listed(shifts), "dims": listed(dims)}, [x])
 
 
 @function("flip")
 def flip(t, node, x, dims):
+    refuse_batch(t, node, x, listed(dims))
     return t.emit(node, "Flip", {"dims": listed(dims)}, [x])
 
 
@@ -320,6 +322,8 @@ def expanded(t, node, x, shape):
     made = x
     for _ in range(len(shape) - len(before)):
         made = t.emit(node, "Unsqueeze", {"dim": 0}, [made])
+        # The value has no batch yet, though the function's result has.
+        made.fake = fake(x).new_empty([1] * (len(shape) - len(before)) + before)
     if to_batch:
         # Nothing is added, and the sum has the batch.
         zeros = torch.zeros([1] * len(shape), dtype=fake(x).dtype)

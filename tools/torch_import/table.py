@@ -56,11 +56,7 @@ def place(dim, rank):
 def refuse_batch(translation, node, value, dims):
     """Refuses to compute across samples: a layer sees a part of the batch only."""
     shape = fake(value).shape
-    if (
-        shape
-        and place(0, 1) in [place(dim, len(shape)) for dim in dims]
-        and number(shape[0]) is None
-    ):
+    if shape and any(translation.has_batch(shape[dim]) for dim in dims):
         raise translation.unknown(
             node, "it computes across the samples of a batch, of which a layer sees a part only"
         )

@@ -1,5 +1,6 @@
 """Any module as a model file and its weights."""
 
+import hashlib
 import json
 
 from . import exported, inputs, yaml_text
@@ -36,8 +37,8 @@ class Traced:
         is random."""
         evaluation = exported.export(self.module, self.inputs, training=False)
         other = Translation(evaluation, random=False, training=False)
-        lines = [layers_of(translation.entries) for translation in (self.quiet, other)]
-        if lines[0] == lines[1] and len(self.quiet.outputs) == len(other.outputs):
+        lines = [layers_of(translation) for translation in (self.quiet, other)]
+        if lines[0] == lines[1]:
             return
         pairs = zip([*lines[0], "the end"], [*lines[1], "the end"])
         here, there = next(
@@ -88,5 +89,24 @@ class Traced:
             )
 
 
-def layers_of(entries):
-    return [f"{entry.name or ''} {yaml_text.head(entry)}".strip() for entry in entries]
+def layers_of(translation):
+    """A text for each layer, and one for the outputs: what it is, its tensors and constants, and
+    where its inputs come from."""
+    numbers = {id(entry): number for number, entry in enumerate(translation.entries)}
+
+    def origin(value):
+        return f"{numbers[id(value.entry)]}.{value.index}" if value.entry else value.hint
+
+    def text(entry):
+        parts = [f"{entry.name or ''} {yaml_text.head(entry)}".strip()]
+        parts += [] if entry.formal else [f"of {', '.join(map(origin, entry.inputs))}"]
+        parts += [f"with {path}" for path in entry.tensors.values()]
+        parts += ["frozen"] if entry.freeze else []
+        parts += [f"sharing {numbers[id(entry.share)]}"] if entry.share else []
+        if entry.kind == "Constant":
+            tensor = translation.constants[entry.arguments["tensor"]]
+            parts.append(f"SHA-256 {hashlib.sha256(tensor.numpy().tobytes()).hexdigest()}")
+        return " ".join(parts)
+
+    outputs = ", ".join(map(origin, translation.outputs))
+    return [*map(text, translation.entries), f"outputs {outputs}"]

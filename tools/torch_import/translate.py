@@ -313,7 +313,10 @@ class Translation:
     def constant(self, found, node):
         """The entry of a constant tensor in the file of constants."""
         if id(found) in self.made:
-            return self.made[id(found)][0]
+            made, known, _ = self.made[id(found)]
+            if not torch.equal(known, found.trials[0]):
+                raise self.unknown(node, "it takes a constant that was written to after its use")
+            return made
         tensor, expand = found.tensor, False
         if not found.fixed:
             rows = [trial[:1] for trial in found.trials if trial.dim()]
@@ -350,7 +353,8 @@ class Translation:
         made.hint = name
         made.fake = tensor
         self.entries[-1].formal = "batch" if expand else "any"
-        self.made[id(found)] = (made, found)
+        # The constant itself is kept, so that its id stays its own.
+        self.made[id(found)] = (made, found.trials[0].clone(), found)
         return made
 
     def stand_in(self, trials):
@@ -424,6 +428,11 @@ class Translation:
     def is_batch_size(self, size):
         expression = getattr(getattr(size, "node", None), "expr", None)
         return expression is not None and expression == self.exported.batch
+
+    def has_batch(self, size):
+        """Whether a size grows with the batch."""
+        expression = getattr(getattr(size, "node", None), "expr", None)
+        return expression is not None and self.exported.batch in expression.free_symbols
 
 
 def constant(trials):

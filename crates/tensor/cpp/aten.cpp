@@ -122,6 +122,10 @@ const NameRule kRules[] = {
     {kBegins, "segment_reduce", kTrusts},
     {kIs, "pdist", kTrusts},
     {kBegins, "embedding_bag", kTrusts},
+    {kBegins, "multilabel_margin_loss", kTrusts},
+    {kBegins, "fractional_max_pool", kTrusts},
+    // The form of one argument, which is `nonzero`.
+    {kIs, "where", "the values of its inputs decide the shapes of its outputs"},
     // Recurrences, tables and lists of tensors as long as an argument.
     {kContains, "polynomial", kLong},
     {kContains, "mvlgamma", kLong},
@@ -148,7 +152,7 @@ const char* const kBounded[] = {
     "l1_loss", "linalg_householder_product", "linalg_matrix_exp", "linalg_solve_triangular",
     "log_sigmoid", "logcumsumexp", "logdet", "logical_and", "logical_not", "logical_or",
     "logical_xor", "logit", "matrix_exp", "max", "median", "min", "mode", "multi_margin_loss",
-    "multilabel_margin_loss", "nan_to_num", "nanmean", "nanmedian", "nanquantile", "nansum",
+    "nan_to_num", "nanmean", "nanmedian", "nanquantile", "nansum",
     "nll_loss2d", "orgqr", "ormqr", "prelu", "prod", "quantile", "reflection_pad2d",
     "relu", "relu6", "remainder", "roll", "rsub", "searchsorted", "special_logit", "std",
     "std_mean", "take", "trace", "var", "var_mean", "vdot", "where",
@@ -297,6 +301,20 @@ struct bm_value {
 
 namespace {
 
+// Arguments that kernels take as they are: a mode that they do not know leaves the output as it lies
+// in memory, and a scale that does not fit the size makes places outside of it.
+void check_trusted(const c10::Argument& argument, const bm_value& value) {
+  const std::string& name = argument.name();
+  auto refuse = [&](const char* expected) {
+    TORCH_CHECK(false, "argument `", name, "`: expected ", expected);
+  };
+  bool is_int = value.tag == kGivenInt;
+  int64_t number = is_int ? *static_cast<const int64_t*>(value.data) : 0;
+  if (name == "interpolation_mode" && is_int && (number < 0 || number > 1)) refuse("0 or 1");
+  if (name == "padding_mode" && is_int && (number < 0 || number > 2)) refuse("0, 1 or 2");
+  if (name.rfind("scales", 0) == 0) refuse("nothing; give the size of the output alone");
+}
+
 // Larger numbers wrap around where kernels add or multiply sizes. PyTorch writes the largest one
 // for the end of a slice.
 constexpr int64_t kLargest = int64_t{1} << 40;
@@ -400,6 +418,20 @@ c10::IValue converted(const bm_value& value, const c10::Argument& argument, int3
   TORCH_CHECK(false, "argument `", argument.name(), "`: expected ", kExpected[kind]);
 }
 
+// A division of the smallest whole number by -1, rounded towards zero, ends the process.
+void check_rounding(const std::vector<c10::Argument>& arguments,
+                    const std::vector<std::optional<c10::IValue>>& given) {
+  bool towards_zero = false, whole = false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!given[i]) continue;
+    towards_zero |= arguments[i].name() == "rounding_mode" && given[i]->isString() &&
+                    given[i]->toStringRef() != "floor";
+    whole |= given[i]->isTensor() && !given[i]->toTensor().is_floating_point();
+  }
+  TORCH_CHECK(!(towards_zero && whole),
+              "argument `rounding_mode`: expected floor, for tensors of whole numbers");
+}
+
 void call(const bm_operator& op, const bm_value* values, size_t count, bool meta,
           void (*take)(void*, at::Tensor*), void* taker) {
   const auto& arguments = op.handle.schema().arguments();
@@ -408,6 +440,7 @@ void call(const bm_operator& op, const bm_value* values, size_t count, bool meta
   for (size_t i = 0; i < count; ++i) {
     const bm_value& value = values[i];
     TORCH_CHECK(value.argument < arguments.size(), "it has ", arguments.size(), " arguments");
+    check_trusted(arguments[value.argument], value);
     given[value.argument] =
         converted(value, arguments[value.argument], op.kinds[value.argument], meta);
     if (!meta && (value.tag == kGivenTensor || value.tag == kGivenTensors)) {
@@ -417,6 +450,7 @@ void call(const bm_operator& op, const bm_value* values, size_t count, bool meta
       }
     }
   }
+  check_rounding(arguments, given);
   torch::jit::Stack stack;
   stack.reserve(arguments.size());
   for (size_t i = 0; i < arguments.size(); ++i) {
