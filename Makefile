@@ -1,7 +1,7 @@
 # `make` lists what there is. `make demo` and `make test` do all the set-up themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: help tools setup build demo check check-all test fake-gpu gpu-seeds gpu new-project oracle zoo bench build-times chaos mutants lint fmt doc fuzz millions dist clean
+.PHONY: help tools setup build demo check check-all programs test fake-gpu gpu-seeds gpu new-project oracle zoo bench build-times chaos mutants lint fmt doc fuzz millions dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,8 +35,10 @@ check-all: check ## Also the default seeds and times of fuzz, examples in docume
 	cargo test --quiet --package tensor --package data --package worker --package bossman --lib
 	cargo test --quiet --package tests --test it -- $(foreach way,in_memory over_sockets in_processes,law_1::$(way)::narrow_residual)
 
-test: setup ## Run all tests
+programs: setup ## Build the programs that tests start
 	cargo build --workspace --bins
+
+test: programs ## Run all tests
 	python3 -m unittest discover --start-directory tools --quiet
 	python3 -m unittest discover --start-directory bench --quiet
 	python3 tools/run_tests.py

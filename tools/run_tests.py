@@ -78,6 +78,8 @@ WITH_NCCL = {
     "collective::the_sums_are_those_of_one_process": 3,
     "collective::two_replicas_come_to_the_same_as_with_frames": 2,
 }
+# Law 1 on a GPU has two cuts for each number of stages. With `--gpu-seeds` it has all.
+FEW_CUTS = {"BOSSMAN_LAW_1_CUTS": "2"}
 NUMBERS = {2: "two", 3: "three"}
 FAKE_GPU = CHECKOUT / "target" / "debug" / "fake_gpu"
 FAKE_GPU_ENVIRONMENT = {
@@ -220,7 +222,7 @@ def jobs(programs):
     for program in programs:
         listed = tests_of(*program[2:])
         tests += jobs_of(program, listed)
-        tests += gpu_jobs(program, listed, {"BOSSMAN_LAW_1_CUTS": "2"})
+        tests += gpu_jobs(program, listed, FEW_CUTS)
     tests.sort(key=lambda job: rank(job.title))
     first = sum(rank(job.title) < len(LONGEST) for job in tests)
     return tests[:first] + [examples] + tests[first:]
@@ -257,8 +259,7 @@ def real_gpu_jobs(programs):
         chosen = without_lacking_gpus(chosen, gpus)
         for module, group in by_module(chosen).items():
             command = [executable, "--test-threads", "1", "--exact", *group]
-            # The worker program sets the second itself, before it loads CUDA.
-            device = {"BOSSMAN_TEST_DEVICE": "cuda", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+            device = {"BOSSMAN_TEST_DEVICE": "cuda", **FEW_CUTS}
             found.append(Job(f"gpu {module}", command, folder, len(group), device))
     return found
 

@@ -43,7 +43,6 @@ pub(crate) fn main(custom_layers: CustomLayers) -> ! {
     }
     // Before other threads start.
     let network = NcclNetwork::restrict();
-    tensor::determinism::fix_cublas_workspace();
     tensor::panics::quiet();
     let named = options.named_device().map(|(_, name)| name);
     if let Some(uuid) = named.filter(|name| uuid::is_uuid(name)) {

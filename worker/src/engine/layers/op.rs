@@ -72,6 +72,12 @@ pub(crate) trait Op: fmt::Debug + Send {
     fn is_elementwise(&self) -> bool {
         false
     }
+
+    /// Whether GPUs give the same bits if an input is not widened to float32 before. Its results
+    /// are float32.
+    fn widens_inputs(&self) -> bool {
+        false
+    }
 }
 
 /// The result of an op's forward pass.

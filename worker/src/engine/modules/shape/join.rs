@@ -1,10 +1,11 @@
 use crate::engine::error::layer_error;
 use crate::engine::layers::op::{BackwardOutput, ForwardOutput, Op, SavePolicy, SavedForBackward};
 use crate::engine::layers::op_context::OpContext;
+use crate::engine::modules::autocast;
 use crate::engine::modules::by_autograd::Differentiable;
 use crate::engine::modules::helpers::{in_place_or_fresh, single_grad, two_inputs};
 use layerspec::layers::{Add, Concat, Div, MaskedFill, MatMul, Mul, Stack, Sub};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use tensor::{memory, TensorError};
 
 impl Op for Add {
@@ -57,11 +58,15 @@ impl Op for Add {
 /// `left + right`, in the memory of one of them if that is free. The order of two terms does not
 /// matter.
 fn sum(left: Tensor, right: Tensor) -> Result<Tensor, TensorError> {
-    let alike = left.size() == right.size() && left.f_kind()? == right.f_kind()?;
+    let (left_kind, right_kind) = (left.f_kind()?, right.f_kind()?);
+    let of_one_size = left.size() == right.size();
+    let alike = of_one_size && left_kind == right_kind;
     if alike && !memory::is_uniquely_owned(&left) {
         return in_place_or_fresh(right, |right| right.f_add_(&left), |right| left.f_add(right));
     }
-    if alike {
+    // The addition widens a 16-bit type itself.
+    let is_widened = left_kind == Kind::Float && autocast::is_rounded(right_kind);
+    if alike || (of_one_size && is_widened) {
         return in_place_or_fresh(left, |left| left.f_add_(&right), |left| left.f_add(&right));
     }
     Ok(left.f_add(&right)?)
@@ -99,6 +104,10 @@ impl Op for Residual {
     }
 
     fn is_cheap(&self) -> bool {
+        true
+    }
+
+    fn widens_inputs(&self) -> bool {
         true
     }
 }

@@ -4,7 +4,7 @@ use crate::engine::layers::op_gradients::OpGradients;
 use crate::engine::modules::helpers::{single_grad, single_input};
 use crate::engine::sizes::size;
 use layerspec::layers::Embedding;
-use tch::Tensor;
+use tch::{Device, Tensor};
 use tensor::TensorError;
 
 impl Op for Embedding {
@@ -31,7 +31,7 @@ impl Op for Embedding {
         Ok(BackwardOutput { inputs: vec![None], weight_inputs: vec![ids, single_grad(grads)?] })
     }
 
-    /// Adds row after row to the sum.
+    /// Adds row after row to the sum. GPUs sort the rows first, and sum those of each id.
     fn backward_weight(
         &self,
         ctx: &OpContext<'_>,
@@ -41,6 +41,12 @@ impl Op for Embedding {
         let [ids, grad] =
             SavedForBackward { tensors: weight_inputs, sizes: Vec::new() }.tensors()?;
         let Some(sum) = grads.buffer("weight") else { return Ok(()) };
+        if let Device::Cuda(_) = grad.device() {
+            let rows = size(self.num_embeddings)?;
+            let padding = self.padding()?;
+            let term = Tensor::f_embedding_dense_backward(&grad, &ids, rows, padding, false)?;
+            return sum.add(term);
+        }
         let (ids, rows) = (ids.f_flatten(0, -1)?, grad.f_reshape([-1, size(self.embedding_dim)?])?);
         let mut sum = sum.or_zeros(ctx.param("weight")?)?;
         let _same = sum.f_index_add_(0, &ids, &rows)?;
