@@ -66,7 +66,8 @@ def load(where):
     found = getattr(module, name, None)
     if found is None:
         sys.exit(f"from_torch: {path} has no `{name}`")
-    return found if hasattr(found, "state_dict") else found()
+    is_module = hasattr(found, "state_dict") and not isinstance(found, type)
+    return found if is_module else found()
 
 
 def programs():

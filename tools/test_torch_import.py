@@ -1,10 +1,12 @@
 """torch_import: text of a model file without torch; with torch, what modules become and which are
 refused."""
 
+import re
 import sys
 import unittest
 
 import run_entries
+import setup_libtorch
 from torch_import import inputs, yaml_text
 from torch_import.entries import Entry, Value, formal_inputs, used
 from torch_import.problem import Unknown
@@ -255,6 +257,134 @@ class Traced(unittest.TestCase):
         self.refused("across the samples", lambda m, x: x.cumsum(0))
         self.refused("across the samples", lambda m, x: x.roll(1, 0).cumsum(1).sort(0)[0])
         self.refused("is a number", lambda m, x: x.cumsum(1).prod())
+
+    def test_the_rules_of_names_are_those_of_the_worker(self):
+        from torch_import import operators
+
+        text = (setup_libtorch.CHECKOUT / "crates/tensor/cpp/aten.cpp").read_text(encoding="utf-8")
+        rules = re.findall(r'\{(kBegins|kContains|kIs), "([^"]+)", ', text)
+        for kind, here in (
+            ("kBegins", operators.REFUSED_BEGINNINGS),
+            ("kContains", operators.REFUSED_PARTS),
+            ("kIs", operators.REFUSED_NAMES),
+        ):
+            self.assertEqual({name for rule, name in rules if rule == kind}, set(here))
+
+    def test_a_change_of_dtype_is_an_operator(self):
+        mask = "m: {shape: [batch, 3, 8], dtype: bool}"
+        text = self.same(lambda m, x, k: x * k.float(), "x: [batch, 3, 8]", mask)
+        self.assertIn('- Aten: {op: "to.dtype", args: {dtype: "float32"}, out: ["batch", 3', text)
+        self.same(lambda m, x, k: x + k.to(x.dtype).cumsum(1), "x: [batch, 3, 8]", mask)
+        self.same(lambda m, x, k: torch.cat([x, k.type_as(x)], -1), "x: [batch, 3, 8]", mask)
+        self.same(lambda m, x, k: x * k, "x: [batch, 3, 8]", mask)
+        self.same(lambda m, x: (x * 4).long().sum(-1) // 2)
+        self.same(lambda m, x: (1 - (x > 0).int()) * 2 + 3)
+        self.same(lambda m, k: k.sum(-1, dtype=torch.float32).sigmoid(), mask)
+        self.same(lambda m, x: x.double().mean(-1))
+        self.same(lambda m, x: x[:, torch.tensor([2, 0], dtype=torch.int32)])
+        self.refused("complex64", lambda m, x: x.to(torch.complex64).abs())
+
+    def test_comparisons_and_choices_are_operators(self):
+        for compare in ("eq", "ne", "lt", "le", "gt", "ge"):
+            text = self.same(lambda m, x, name=compare: getattr(torch, name)(x, 0.1))
+            self.assertIn(f'{{op: "{compare}.Scalar", args: {{other: 0.1}}', text)
+            self.same(lambda m, x, name=compare: getattr(torch, name)(x, x.roll(1, 1)))
+        text = self.same(lambda m, x: torch.where(x > 0, x, 0.5))
+        self.assertIn('- Aten: {op: "where.ScalarOther", args: {other: 0.5}', text)
+        self.same(lambda m, x: torch.where(x > 0, x, x.sin()) + torch.where(x > 0.1, 2.0, x))
+        self.same(lambda m, x: torch.where(x > 0, 2.0, -1.0) * x)
+        self.same(lambda m, x: torch.where(x > 0, x, torch.arange(8.0)))
+        self.same(lambda m, x: torch.where(x > 0, torch.tensor(2.0, dtype=torch.float64), x))
+        self.same(lambda m, x: torch.where(x > 0, x, -float("inf")).softmax(-1))
+        self.same(lambda m, x: x.masked_fill((x > 0) & (x < 0.5) | ~(x < 1), 3.0))
+        self.same(lambda m, x: (x > 0).long().masked_fill(x > 1, 7))
+        self.refused("fills with NaN", lambda m, x: x.masked_fill(x > 0, float("nan")))
+        self.refused("is a mask", lambda m, x: x[:, :, m.w > 0], w=torch.nn.Parameter(torch.rand(8)))
+
+    def test_repeated_elements(self):
+        token = torch.nn.Parameter(torch.rand(2, 3, 8))
+        text = self.same(lambda m, x: x.repeat_interleave(3, 1) + x.repeat_interleave(9, 1)[:, ::3])
+        self.assertNotIn("Aten", text)
+        self.same(lambda m, x: x.repeat_interleave(2, 0).unflatten(0, (-1, 2)))
+        self.same(lambda m, x: x.repeat(1, 2, 3) + x.tile((2, 3)))
+        text = self.same(
+            lambda m, x: m.token.repeat(x.shape[0], 1, 2).unflatten(0, (-1, 2)), token=token
+        )
+        self.assertIn('"repeat", args: {repeats: [1, 1, 1, 2]}, out: ["batch", 2, 3, 16]}', text)
+        self.refused("across the samples", lambda m, x: x.repeat(2, 1, 1))
+
+    def test_constants_of_known_sizes_are_folded(self):
+        text = self.same(
+            lambda m, x: (
+                x * torch.full_like(x, 2.0)
+                + torch.ones_like(x)
+                + torch.zeros_like(x[:, :1])
+                + torch.arange(x.shape[-1]).to(x.dtype)
+            )
+        )
+        self.assertNotIn("Aten", text)
+
+    def test_windows_of_samples_are_taken_apart_for_an_operator(self):
+        text = self.same(
+            lambda m, x: torch.nn.functional.normalize(x.reshape(-1, 8), dim=1).view(-1, 3, 8)
+        )
+        for line in (
+            "- Unflatten: {dim: 0, unflattened_size: [-1, 3]}",
+            '"linalg_vector_norm", args: {dim: [2], keepdim: true}, out: ["batch", 3, 1]',
+            "- Flatten: {start_dim: 0, end_dim: 1}",
+        ):
+            self.assertIn(line, text)
+        self.refused("across the samples", lambda m, x: x.reshape(-1, 8).cumsum(0).view(-1, 3, 8))
+
+    def test_norms_and_convolutions_with_computed_weights(self):
+        functions = torch.nn.functional
+        weight = lambda *sizes: torch.nn.Parameter(torch.rand(sizes))  # noqa: E731
+        images = "x: [batch, 4, 6, 5]"
+
+        def norm(m, x):
+            w = 1 + m.scale.tanh()
+            y = functions.layer_norm(x, (5,), m.last * 2, m.last)
+            y = functions.group_norm(y, 2, w, w.exp())
+            return functions.batch_norm(y, m.bn.running_mean, m.bn.running_var, w, w, m.training)
+
+        text = self.same(
+            norm, images, scale=weight(4), last=weight(5), bn=torch.nn.BatchNorm2d(4, affine=False)
+        )
+        self.assertIn("GroupNorm: {num_groups: 2, num_channels: 4, affine: false}", text)
+        self.assertIn("BatchNorm2d: {num_features: 4, affine: false}", text)
+
+        def standard(m, x):
+            w = functions.batch_norm(
+                m.w.reshape(1, 6, -1), None, None, m.gain * 0.5, training=True, eps=1e-6
+            )
+            return functions.conv2d(x, w.reshape_as(m.w), m.gain, stride=(2, 1), padding=1)
+
+        text = self.same(standard, images, w=weight(6, 4, 3, 3), gain=weight(6))
+        self.assertIn('"unfold", args: {dimension: 2, size: 3, step: 2}', text)
+        self.same(
+            lambda m, x: functions.conv2d(x, m.w * 2, None, 1, (2, 0), (2, 1), 2),
+            images,
+            w=weight(6, 2, 3, 2),
+        )
+        self.same(
+            lambda m, x: functions.conv1d(x, m.w.sin(), m.b.sin(), 2, 1, 1, 4),
+            "x: [batch, 4, 9]",
+            w=weight(8, 1, 3),
+            b=weight(8),
+        )
+        blur = torch.nn.Buffer(torch.rand(4, 1, 3, 3))
+        self.same(lambda m, x: functions.conv2d(x, m.blur, groups=4), images, blur=blur)
+        self.refused(
+            "without running statistics",
+            lambda m, x: functions.batch_norm(x, None, None, training=True),
+        )
+
+    def test_an_operator_of_parameters_alone(self):
+        text = self.same(
+            lambda m, x: x @ torch.nn.functional.normalize(m.w, dim=0).erf(),
+            w=torch.nn.Parameter(torch.rand(8, 4)),
+        )
+        self.assertIn("out: [1, 4]}", text)
 
     def test_a_slice_that_is_filled_with_zeros_is_a_mask(self):
         def forward(m, x):

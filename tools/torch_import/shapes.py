@@ -2,6 +2,7 @@
 
 import torch
 
+from .operators import call, converted
 from .table import fake, function, is_constant, number, place, refuse_batch, same, same_shape
 
 WHOLE = 2**62
@@ -26,10 +27,7 @@ def detach(t, node, x):
 
 @function("to", "_to_copy", "type_as")
 def to(t, node, x, *_, **__):
-    before, after = fake(x).dtype, node.meta["val"].dtype
-    if before != after:
-        raise t.unknown(node, f"it makes {after} of {before}; give the input as {after}")
-    return unchanged(x)
+    return unchanged(converted(t, node, x, node.meta["val"].dtype))
 
 
 @function("view", "reshape", "_unsafe_view", "view_as", "reshape_as")
@@ -223,10 +221,9 @@ def concat(t, node, tensors, dim=0):
     tensors = [one for one in tensors if number(fake(one).numel()) != 0]
     if len(tensors) == 1:
         return unchanged(tensors[0])
-    if any(fake(one).dtype != node.meta["val"].dtype for one in tensors):
-        raise t.unknown(node, "its inputs differ in dtype")
     if place(dim, node.meta["val"].dim()) == 0 and number(node.meta["val"].shape[0]) is None:
         raise t.unknown(node, "it makes one batch of several")
+    tensors = [converted(t, node, one, node.meta["val"].dtype) for one in tensors]
     return t.emit(node, "Concat", {"dim": dim}, tensors)
 
 
@@ -292,8 +289,9 @@ def indexed(t, node, x, dim, one):
         raise t.unknown(node, "it takes samples of the batch, of which a layer sees a part only")
     if is_constant(one) and one.tensor.dtype == torch.bool:
         one = type(one)([trial.nonzero().flatten() for trial in one.trials])
-    if fake(one).dtype != torch.int64:
-        raise t.unknown(node, f"its index is {fake(one).dtype}; use int64")
+    if fake(one).dtype in (torch.bool, torch.uint8):
+        raise t.unknown(node, "its index is a mask, whose values decide the size of the result")
+    one = converted(t, node, one, torch.int64)
     if is_constant(one):
         size = number(fake(x).shape[dim])
         one = type(one)([trial % size for trial in one.trials])
@@ -339,10 +337,64 @@ def expanded(t, node, x, shape):
 
 @function("repeat")
 def repeat(t, node, x, repeats):
+    """Expand where sizes are 1, and copies for each sample; what is left is an operator."""
+    repeats = [known(t, times) for times in repeats]
     before = [1] * (len(repeats) - fake(x).dim()) + list(fake(x).shape)
-    if any(number(size) != 1 and times != 1 for size, times in zip(before, repeats)):
-        raise t.unknown(node, "BossMan repeats sizes of 1 only (Expand)")
-    return expanded(t, node, x, node.meta["val"].shape)
+    if all(number(size) == 1 or times == 1 for size, times in zip(before, repeats)):
+        return expanded(t, node, x, node.meta["val"].shape)
+    if not t.is_batch_size(repeats[0]) or number(before[0]) is None:
+        raise t.no_layer(node, "BossMan repeats sizes of 1 (Expand)")
+    batch = repeats[0]
+    for _ in range(1 + len(repeats) - fake(x).dim()):
+        x = step(t, node, "Unsqueeze", {"dim": 0}, x, [1, *fake(x).shape])
+    made = expanded(t, node, x, [batch, *before])
+    made.fake = like_node(node, x, [batch, *before])
+    rest = {"self": made, "repeats": [1, 1, *repeats[1:]]}
+    if any(times != 1 for times in repeats[1:]):
+        sizes = [batch, before[0], *node.meta["val"].shape[1:]]
+        made = call(t, node, torch.ops.aten.repeat.default, rest, like_node(node, x, sizes))
+    return t.emit(node, "Flatten", {"start_dim": 0, "end_dim": 1}, [made])
+
+
+def step(t, node, kind, arguments, x, shape):
+    """A layer on the way to a result: its shape is not that of the node."""
+    made = t.emit(node, kind, arguments, [x])
+    made.fake = like_node(node, x, shape)
+    return made
+
+
+def like_node(node, x, shape):
+    """What stands for a tensor of x's dtype; only that of the node can have symbols as sizes."""
+    return node.meta["val"].new_empty(shape, dtype=fake(x).dtype)
+
+
+def known(t, times):
+    """A number that PyTorch computes from sizes: a plain one, or the batch, if it is that."""
+    if number(times) is not None:
+        return number(times)
+    found = [t.exported.size(times, trial) for trial in range(2)]
+    if found[0] == found[1] == t.exported.size_of_one(times):
+        return found[0]
+    batch = next(value.fake.shape[0] for value in t.inputs if t.is_batch(value))
+    same_as_batch = found == [t.exported.size(batch, trial) for trial in range(2)]
+    return batch if same_as_batch else times
+
+
+@function("repeat_interleave")
+def repeat_interleave(t, node, x, repeats, dim=None, output_size=None):
+    times = known(t, repeats) if isinstance(repeats, (int, torch.SymInt)) else None
+    if dim is None or not isinstance(times, int):
+        raise t.no_layer(node, "BossMan repeats along one dimension, a number of times")
+    shape = list(fake(x).shape)
+    dim = place(dim, len(shape))
+    if times == 1:
+        return unchanged(x)
+    between = [*shape[: dim + 1], 1, *shape[dim + 1 :]]
+    made = step(t, node, "Unsqueeze", {"dim": dim + 1}, x, between)
+    between[dim + 1] = times
+    sizes = [times if one == dim + 1 else -1 for one in range(len(between))]
+    made = step(t, node, "Expand", {"size": sizes}, made, between)
+    return t.emit(node, "Flatten", {"start_dim": dim, "end_dim": dim + 1}, [made])
 
 
 @function("pixel_shuffle")

@@ -7,7 +7,7 @@ import torch
 from . import functions, regions
 from .entries import Entry, Value, formal_inputs, used
 from .exported import SIZES, location
-from .problem import Unknown
+from .problem import NoLayer, Unknown
 from .yaml_text import NAME
 
 IGNORED = {
@@ -17,6 +17,14 @@ IGNORED = {
     "sym_constrain_range_for_size",
     "_assert_async",
 }
+
+# Layers whose first input may be of whole numbers or truth values.
+ANY_DTYPE = set(
+    """
+    Add Aten Chunk Concat Constant Embedding Expand Flatten Flip Identity Index Mul Pad Parameter
+    Permute Reshape Roll Select Slice Split Squeeze Stack Sub Transpose Unflatten Unsqueeze
+    """.split()
+)
 
 
 class Parameter:
@@ -214,9 +222,16 @@ class Translation:
     def unknown(self, node, why):
         return Unknown(f"{node.target} {location(node)}: {why}")
 
+    def no_layer(self, node, why):
+        return NoLayer(f"{node.target} {location(node)}: {why}")
+
     def emit(self, node, kind, arguments, inputs, name=None, fakes=None):
         """Adds an entry; its first output, or all of them for a list of `fakes`."""
         entry = Entry(kind, arguments, [self.value(part, node) for part in inputs], name)
+        if entry.inputs and not (kind in ANY_DTYPE and "number" not in arguments):
+            dtype = getattr(entry.inputs[0].fake, "dtype", torch.float32)
+            if not dtype.is_floating_point:
+                raise self.no_layer(node, f"{kind} takes floating-point tensors, not {dtype}")
         if name:
             self.taken.add(name)
         fake = node.meta.get("val")
