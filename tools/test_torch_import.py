@@ -1,15 +1,22 @@
 """torch_import: text of a model file without torch; with torch, what modules become and which are
 refused."""
 
+import copy
 import re
 import sys
+import tempfile
 import unittest
+from pathlib import Path
 
+import from_torch
 import run_entries
 import setup_libtorch
-from torch_import import inputs, yaml_text
+import tensor_file
+import to_torch
+from torch_import import inputs, names, yaml_text
 from torch_import.entries import Entry, Value, formal_inputs, used
 from torch_import.problem import Unknown
+from torch_import.weights import DTYPES, MORE_DTYPES, save
 
 try:
     import torch
@@ -87,6 +94,62 @@ class Text(unittest.TestCase):
         for wrong in ("x", "x: 3", "x: [8, 3]", "x: {shape: [batch], dtype: float}"):
             with self.assertRaises(Unknown):
                 inputs.parse(wrong)
+
+
+class Back(unittest.TestCase):
+    """to_torch.py, without torch."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.names, self.to = self.folder / "names.json", self.folder / "state.safetensors"
+
+    def written(self, file, **numbers):
+        path = self.folder / file
+        found = {name: ("F32", [len(own)], own) for name, own in numbers.items()}
+        tensor_file.write(path, found)
+        return path
+
+    def converted(self, weights):
+        to_torch.convert(weights, self.names, self.to)
+        return {name: own for name, (_, _, own) in tensor_file.read(self.to).items()}
+
+    def test_tensors_get_all_their_names_and_the_rest_is_added(self):
+        names.write(self.folder, {"a": ["x.a"], "b": ["x.b", "y.b"]}, ["mask"])
+        self.written("rest.safetensors", mask=[7, 8])
+        found = self.converted(self.written("weights.safetensors", a=[1], b=[2, 3]))
+        self.assertEqual(found, {"x.a": [1], "x.b": [2, 3], "y.b": [2, 3], "mask": [7, 8]})
+
+    def test_weights_in_several_files(self):
+        names.write(self.folder, {"a": ["a"], "b": ["b"]}, [])
+        self.written("1.safetensors", a=[1])
+        self.written("2.safetensors", b=[2])
+        index = self.folder / "weights.safetensors.index.json"
+        index.write_text('{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}')
+        self.assertEqual(self.converted(index), {"a": [1], "b": [2]})
+
+    def test_all_missing_and_surplus_names_are_one_error(self):
+        names.write(self.folder, {"a": ["a"], "b": ["b"], "c": ["c"]}, ["mask"])
+        weights = self.written("weights.safetensors", b=[1], d=[2], e=[3])
+        why = r"missing a, c, mask \(of rest.safetensors\); surplus d, e$"
+        with self.assertRaisesRegex(to_torch.Wrong, why):
+            self.converted(weights)
+        left = sorted(path.name for path in self.folder.iterdir())
+        self.assertEqual(left, ["names.json", "weights.safetensors"])
+
+    def test_files_that_are_others_or_too_short(self):
+        weights = self.written("weights.safetensors", a=[1, 2])
+        for text in ('{"a": "b"}', "[]", '{"tensors": {"a": 1}, "rest": []}', "{"):
+            self.names.write_text(text)
+            with self.assertRaises(to_torch.Wrong):
+                self.converted(weights)
+        names.write(self.folder, {"a": ["a"]}, [])
+        whole = weights.read_bytes()
+        for part in (whole[:-1], whole[:20], b"", b"\xff" * 16):
+            weights.write_bytes(part)
+            with self.assertRaisesRegex(to_torch.Wrong, "weights.safetensors"):
+                self.converted(weights)
 
 
 def made(forward, parts):
@@ -299,7 +362,8 @@ class Traced(unittest.TestCase):
         self.same(lambda m, x: x.masked_fill((x > 0) & (x < 0.5) | ~(x < 1), 3.0))
         self.same(lambda m, x: (x > 0).long().masked_fill(x > 1, 7))
         self.refused("fills with NaN", lambda m, x: x.masked_fill(x > 0, float("nan")))
-        self.refused("is a mask", lambda m, x: x[:, :, m.w > 0], w=torch.nn.Parameter(torch.rand(8)))
+        weight = torch.nn.Parameter(torch.rand(8))
+        self.refused("is a mask", lambda m, x: x[:, :, m.w > 0], w=weight)
 
     def test_repeated_elements(self):
         token = torch.nn.Parameter(torch.rand(2, 3, 8))
@@ -459,6 +523,68 @@ class Traced(unittest.TestCase):
             return x + y
 
         self.refused("no_grad", without_gradient)
+
+    def back(self, module, *lines):
+        """Changes all that BossMan learns of a module, and reads that back into a copy."""
+        fresh = copy.deepcopy(module)
+        with tempfile.TemporaryDirectory() as path:
+            folder = Path(path)
+            from_torch.write(module, lines, folder)
+            found, _ = names.read(to_torch.loaded(folder / names.FILE))
+            state = module.state_dict()
+            for (own, *_), number in zip(found.values(), range(1000)):
+                tensor = state[own]
+                drawn = torch.randn(tensor.shape) + number
+                tensor.copy_(drawn.to(tensor.dtype))
+            weights = folder / "trained.safetensors"
+            save(weights, {name: state[own[0]] for name, own in found.items()})
+            to_torch.convert(weights, folder / names.FILE, folder / "state.safetensors")
+            known = {**DTYPES, **MORE_DTYPES}
+            codes = {code: getattr(torch, dtype) for dtype, code in known.items()}
+            read = tensor_file.read_bytes(folder / "state.safetensors")
+            tensors = {
+                name: torch.frombuffer(bytearray(content), dtype=codes[code]).reshape(shape)
+                for name, (code, shape, content) in read.items()
+            }
+        fresh.load_state_dict(tensors, strict=True)
+        expected, after = module.state_dict(), fresh.state_dict()
+        self.assertEqual(list(expected), list(after))
+        for name, tensor in expected.items():
+            self.assertEqual(tensor.dtype, tensors[name].dtype, name)
+            self.assertTrue(torch.equal(tensor, after[name]), name)
+        return found, tensors
+
+    def test_trained_weights_go_back_into_the_module(self):
+        nn = torch.nn
+        embedding, head = nn.Embedding(5, 8), nn.Linear(8, 5, bias=False)
+        head.weight = embedding.weight
+        module = made(
+            lambda m, ids: m.head(
+                m.norm((m.block(m.tokens(ids) * m.gamma) + m.mask).transpose(1, 2)).transpose(1, 2)
+            ),
+            {
+                "tokens": embedding,
+                "block": nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+                "norm": nn.BatchNorm1d(8),
+                "gamma": nn.Parameter(torch.rand(8)),
+                "head": head,
+                "mask": nn.Buffer(torch.rand(6, 8)),
+                "unused": nn.Parameter(torch.rand(3)),
+                "small": nn.Buffer(torch.arange(3, dtype=torch.int8)),
+            },
+        )
+        found, tensors = self.back(module, "ids: {shape: [batch, 6], dtype: int64}")
+        self.assertEqual(found["tokens.weight"], ["tokens.weight", "head.weight"])
+        self.assertEqual(found["gamma.value"], ["gamma"])
+        self.assertIn("norm.num_batches_tracked", found)
+        self.assertFalse({"mask", "unused", "small"} & set(found))
+        self.assertTrue(torch.equal(tensors["tokens.weight"], tensors["head.weight"]))
+
+    def test_weights_of_sequential_modules_go_back(self):
+        nn = torch.nn
+        self.back(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4))), "x: [batch, 4]")
+        found, _ = self.back(nn.Linear(4, 4), "x: [batch, 4]")
+        self.assertEqual(found["0.weight"], ["weight"])
 
     def test_numbers_drawn_outside_pytorch_are_refused(self):
         import random

@@ -11,13 +11,13 @@ from .table import fake, is_constant, is_tensor, number, same_shape
 
 RANDOM = "it draws random numbers, of which BossMan has Dropout alone"
 NO_LAYER = "BossMan has no layer for this function"
-# The rules of aten.cpp that neither schemas nor tags show: what an operator's name begins with, what
-# is anywhere in it, and what it is.
+# The rules of aten.cpp that neither schemas nor tags show: what an operator's name begins with,
+# what is anywhere in it, and what it is.
 REFUSED_BEGINNINGS = """
     _ native_ sym_ lift conv_depthwise convolution_over hash_tensor set slice_inverse from_
     pin_memory empty new_empty instance_norm q_ int_repr view_as_complex fbgemm cudnn miopen mps
-    xpu thnn slow_conv ctc_loss segment_reduce embedding_bag multilabel_margin_loss fractional_max_pool
-    combinations tensor_split hsplit vsplit dsplit rename refine_names align_
+    xpu thnn slow_conv ctc_loss segment_reduce embedding_bag multilabel_margin_loss
+    fractional_max_pool combinations tensor_split hsplit vsplit dsplit rename refine_names align_
 """.split()
 REFUSED_PARTS = """
     _forward _jvp backward strided unsafe resize batch_norm sparse nested jagged padded_tensor
