@@ -320,6 +320,11 @@ class Traced(unittest.TestCase):
         self.refused("across the samples", lambda m, x: x.cumsum(0))
         self.refused("across the samples", lambda m, x: x.roll(1, 0).cumsum(1).sort(0)[0])
         self.refused("is a number", lambda m, x: x.cumsum(1).prod())
+        # With one number of 0 or 1 a sample, or two, results of a part are often those of all.
+        few = "k: {shape: [batch, 1], dtype: bool}"
+        self.refused("across the samples", lambda m, k: k.cummax(0)[0], few)
+        self.refused("across the samples", lambda m, k: k.sort(0)[0], few)
+        self.refused("across the samples", lambda m, x: x.cummax(0)[0], "x: [batch, 1]")
 
     def test_the_rules_of_names_are_those_of_the_worker(self):
         from torch_import import operators
@@ -400,6 +405,30 @@ class Traced(unittest.TestCase):
             self.assertIn(line, text)
         self.refused("across the samples", lambda m, x: x.reshape(-1, 8).cumsum(0).view(-1, 3, 8))
 
+    def test_constants_with_rows_for_each_window_of_a_sample(self):
+        mask = torch.nn.Buffer(torch.rand(3, 8))
+        text = self.same(
+            lambda m, x: (x.reshape(-1, 8) + m.mask.repeat(x.shape[0], 1)).view(-1, 3, 8), mask=mask
+        )
+        self.assertIn("shape: [1, 3, 8], expand: true}", text)
+        self.refused(
+            "depends on the batch size",
+            lambda m, x: x + torch.arange(x.shape[0]).float().view(-1, 1, 1),
+        )
+
+    def test_a_computed_place_of_each_sample(self):
+        places = "k: {shape: [batch, 3], dtype: int64}"
+        last = lambda m, x, k: x[torch.arange(x.shape[0]), k.sum(-1) % 3 - 2]  # noqa: E731
+        text = self.same(last, "x: [batch, 3, 8]", places)
+        self.assertIn('"gather", args: {dim: 1}, out: ["batch", 1, 8]', text)
+        self.same(last, "x: [batch, 3]", places)
+        self.refused(
+            "several dimensions",
+            lambda m, x, k: x[torch.arange(x.shape[0]).flip(0), k.sum(-1) % 3],
+            "x: [batch, 3, 8]",
+            places,
+        )
+
     def test_norms_and_convolutions_with_computed_weights(self):
         functions = torch.nn.functional
         weight = lambda *sizes: torch.nn.Parameter(torch.rand(sizes))  # noqa: E731
@@ -436,6 +465,9 @@ class Traced(unittest.TestCase):
             w=weight(8, 1, 3),
             b=weight(8),
         )
+        conv = torch.nn.Conv1d(4, 8, 3, groups=2)
+        conv = torch.nn.utils.parametrizations.weight_norm(conv, dim=2)
+        self.same(lambda m, x: m.conv(x), "x: [batch, 4, 9]", conv=conv)
         blur = torch.nn.Buffer(torch.rand(4, 1, 3, 3))
         self.same(lambda m, x: functions.conv2d(x, m.blur, groups=4), images, blur=blur)
         self.refused(

@@ -268,6 +268,24 @@ def norm_of_weight(t, node, x, weight, bias, training, eps):
     return affine_channels(t, node, made, weight, bias)
 
 
+@function("_weight_norm")
+def weight_norm(t, node, direction, magnitude, dim=0):
+    """A weight of which the norm is learned by itself."""
+    rank = fake(direction).dim()
+    given = {
+        "self": direction,
+        "ord": 2,
+        "dim": [one for one in range(rank) if one != dim],
+        "keepdim": True,
+    }
+    sizes = [size if one == dim else 1 for one, size in enumerate(fake(direction).shape)]
+    made = node.meta["val"].new_empty(sizes)
+    norm = operators.call(t, node, torch.ops.aten.linalg_vector_norm.default, given, made)
+    factor = t.emit(node, "Div", {}, [magnitude, norm])
+    factor.fake = made
+    return t.emit(node, "Mul", {}, [direction, factor])
+
+
 @function("embedding")
 def embedding(t, node, weight, x, padding_idx=-1, by_frequency=False, sparse=False):
     if by_frequency or sparse:

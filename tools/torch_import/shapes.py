@@ -2,6 +2,7 @@
 
 import torch
 
+from .exported import SIZES
 from .operators import call, converted
 from .table import fake, function, is_constant, number, place, refuse_batch, same, same_shape
 
@@ -257,6 +258,8 @@ def index(t, node, x, indices):
         one = of_each_sample(x, found[0][1], found[1][1])
         if one is not None:
             return indexed(t, node, x, 1, one)
+        if is_place_of_each(t, found[0][1], found[1][1]):
+            return taken(t, node, x, found[1][1])
     if len(found) != 1:
         raise t.unknown(node, "it has indices for several dimensions, and Index has one")
     return indexed(t, node, x, *found[0])
@@ -277,6 +280,43 @@ def of_each_sample(x, samples, one):
         return None
     head = [1] * (rank - one.tensor.dim())
     return type(one)([trial.reshape(*head, *trial.shape)[0] for trial in one.trials])
+
+
+def is_place_of_each(t, samples, one):
+    """Whether an index has a computed place for each sample, as in `x[batch, last]`."""
+    return (
+        is_constant(samples)
+        and not samples.fixed
+        and all(torch.equal(trial, torch.arange(len(trial))) for trial in samples.trials)
+        and [len(trial) for trial in samples.trials] == list(SIZES[0])
+        and not is_constant(one)
+        and fake(one).dim() == 1
+        and not hasattr(one, "names")
+        and t.is_batch(one)
+        and fake(one).dtype in (torch.int32, torch.int64)
+    )
+
+
+def taken(t, node, x, one):
+    """The place of dimension 1 that each sample has; places below zero count from the end."""
+    aten, size = torch.ops.aten, number(fake(x).shape[1])
+    rest = [number(size) for size in fake(x).shape[2:]]
+    if size is None or None in rest or not t.is_batch(x):
+        raise t.unknown(node, "it takes places of a dimension whose size is known at run time only")
+    one = converted(t, node, one, torch.int64)
+    batch = fake(one).shape[0]
+    below = like_node(node, x, [batch]).to(torch.bool)
+    below = call(t, node, aten.lt.Scalar, {"self": one, "other": 0}, below)
+    below = converted(t, node, below, torch.int64)
+    below = call(t, node, aten.mul.Scalar, {"self": below, "other": size}, fake(one))
+    one = step(t, node, "Add", {}, one, [batch], below)
+    for _ in range(1 + len(rest)):
+        one = step(t, node, "Unsqueeze", {"dim": -1}, one, [*fake(one).shape, 1])
+    if rest:
+        one = step(t, node, "Expand", {"size": [-1, 1, *rest]}, one, [batch, 1, *rest])
+    given = {"self": x, "dim": 1, "index": one}
+    made = call(t, node, aten.gather.default, given, like_node(node, x, [batch, 1, *rest]))
+    return t.emit(node, "Squeeze", {"dim": 1}, [made])
 
 
 @function("index_select")
@@ -356,9 +396,9 @@ def repeat(t, node, x, repeats):
     return t.emit(node, "Flatten", {"start_dim": 0, "end_dim": 1}, [made])
 
 
-def step(t, node, kind, arguments, x, shape):
+def step(t, node, kind, arguments, x, shape, *more):
     """A layer on the way to a result: its shape is not that of the node."""
-    made = t.emit(node, kind, arguments, [x])
+    made = t.emit(node, kind, arguments, [x, *more])
     made.fake = like_node(node, x, shape)
     return made
 
