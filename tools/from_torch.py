@@ -9,8 +9,9 @@
     bossman check folder/model.yaml
     bossman train run.yaml --init folder/model.safetensors     # with `model: folder/model.yaml`
 
-`constants.safetensors` has the tensors that are no weights, such as masks, and `names.json` the
-module's names of tensors that have another name in the model file. Each is there if it is needed.
+`names.json` has the module's names of each tensor. `constants.safetensors` has the tensors that are
+no weights, such as masks, and `rest.safetensors` those of the module that no layer has; each is
+there if it is needed. `tools/to_torch.py` makes the module's state_dict of trained weights.
 
 `--input` is given once for each input. If all have names of arguments of forward(), they are these
 arguments, else they are given in order.
@@ -25,9 +26,10 @@ import sys
 from pathlib import Path
 
 import setup_libtorch
+from torch_import import names
 from torch_import.modules import arguments
 from torch_import.problem import Unknown
-from torch_import.sequential import is_plain, layers, state, text
+from torch_import.sequential import is_plain, layers, own_names, state, text
 from torch_import.weights import DTYPES, save
 
 __all__ = ["DTYPES", "Unknown", "arguments", "layers", "save", "text", "write"]
@@ -51,6 +53,7 @@ def write(module, inputs, folder, name="from-torch"):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.yaml").write_text(text(module, inputs, name), encoding="utf-8")
     save(folder / "model.safetensors", state(module))
+    names.write(folder, own_names(module), [])
     return []
 
 
@@ -66,7 +69,8 @@ def load(where):
     found = getattr(module, name, None)
     if found is None:
         sys.exit(f"from_torch: {path} has no `{name}`")
-    return found if hasattr(found, "state_dict") else found()
+    is_module = hasattr(found, "state_dict") and not isinstance(found, type)
+    return found if is_module else found()
 
 
 def programs():

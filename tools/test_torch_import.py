@@ -1,13 +1,22 @@
 """torch_import: text of a model file without torch; with torch, what modules become and which are
 refused."""
 
+import copy
+import re
 import sys
+import tempfile
 import unittest
+from pathlib import Path
 
+import from_torch
 import run_entries
-from torch_import import inputs, yaml_text
+import setup_libtorch
+import tensor_file
+import to_torch
+from torch_import import inputs, names, yaml_text
 from torch_import.entries import Entry, Value, formal_inputs, used
 from torch_import.problem import Unknown
+from torch_import.weights import DTYPES, MORE_DTYPES, save
 
 try:
     import torch
@@ -85,6 +94,62 @@ class Text(unittest.TestCase):
         for wrong in ("x", "x: 3", "x: [8, 3]", "x: {shape: [batch], dtype: float}"):
             with self.assertRaises(Unknown):
                 inputs.parse(wrong)
+
+
+class Back(unittest.TestCase):
+    """to_torch.py, without torch."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.names, self.to = self.folder / "names.json", self.folder / "state.safetensors"
+
+    def written(self, file, **numbers):
+        path = self.folder / file
+        found = {name: ("F32", [len(own)], own) for name, own in numbers.items()}
+        tensor_file.write(path, found)
+        return path
+
+    def converted(self, weights):
+        to_torch.convert(weights, self.names, self.to)
+        return {name: own for name, (_, _, own) in tensor_file.read(self.to).items()}
+
+    def test_tensors_get_all_their_names_and_the_rest_is_added(self):
+        names.write(self.folder, {"a": ["x.a"], "b": ["x.b", "y.b"]}, ["mask"])
+        self.written("rest.safetensors", mask=[7, 8])
+        found = self.converted(self.written("weights.safetensors", a=[1], b=[2, 3]))
+        self.assertEqual(found, {"x.a": [1], "x.b": [2, 3], "y.b": [2, 3], "mask": [7, 8]})
+
+    def test_weights_in_several_files(self):
+        names.write(self.folder, {"a": ["a"], "b": ["b"]}, [])
+        self.written("1.safetensors", a=[1])
+        self.written("2.safetensors", b=[2])
+        index = self.folder / "weights.safetensors.index.json"
+        index.write_text('{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}')
+        self.assertEqual(self.converted(index), {"a": [1], "b": [2]})
+
+    def test_all_missing_and_surplus_names_are_one_error(self):
+        names.write(self.folder, {"a": ["a"], "b": ["b"], "c": ["c"]}, ["mask"])
+        weights = self.written("weights.safetensors", b=[1], d=[2], e=[3])
+        why = r"missing a, c, mask \(of rest.safetensors\); surplus d, e$"
+        with self.assertRaisesRegex(to_torch.Wrong, why):
+            self.converted(weights)
+        left = sorted(path.name for path in self.folder.iterdir())
+        self.assertEqual(left, ["names.json", "weights.safetensors"])
+
+    def test_files_that_are_others_or_too_short(self):
+        weights = self.written("weights.safetensors", a=[1, 2])
+        for text in ('{"a": "b"}', "[]", '{"tensors": {"a": 1}, "rest": []}', "{"):
+            self.names.write_text(text)
+            with self.assertRaises(to_torch.Wrong):
+                self.converted(weights)
+        names.write(self.folder, {"a": ["a"]}, [])
+        whole = weights.read_bytes()
+        for part in (whole[:-1], whole[:20], b"", b"\xff" * 16):
+            weights.write_bytes(part)
+            with self.assertRaisesRegex(to_torch.Wrong, "weights.safetensors"):
+                self.converted(weights)
 
 
 def made(forward, parts):
@@ -255,6 +320,167 @@ class Traced(unittest.TestCase):
         self.refused("across the samples", lambda m, x: x.cumsum(0))
         self.refused("across the samples", lambda m, x: x.roll(1, 0).cumsum(1).sort(0)[0])
         self.refused("is a number", lambda m, x: x.cumsum(1).prod())
+        # With one number of 0 or 1 a sample, or two, results of a part are often those of all.
+        few = "k: {shape: [batch, 1], dtype: bool}"
+        self.refused("across the samples", lambda m, k: k.cummax(0)[0], few)
+        self.refused("across the samples", lambda m, k: k.sort(0)[0], few)
+        self.refused("across the samples", lambda m, x: x.cummax(0)[0], "x: [batch, 1]")
+
+    def test_the_rules_of_names_are_those_of_the_worker(self):
+        from torch_import import operators
+
+        text = (setup_libtorch.CHECKOUT / "crates/tensor/cpp/aten.cpp").read_text(encoding="utf-8")
+        rules = re.findall(r'\{(kBegins|kContains|kIs), "([^"]+)", ', text)
+        for kind, here in (
+            ("kBegins", operators.REFUSED_BEGINNINGS),
+            ("kContains", operators.REFUSED_PARTS),
+            ("kIs", operators.REFUSED_NAMES),
+        ):
+            self.assertEqual({name for rule, name in rules if rule == kind}, set(here))
+
+    def test_a_change_of_dtype_is_an_operator(self):
+        mask = "m: {shape: [batch, 3, 8], dtype: bool}"
+        text = self.same(lambda m, x, k: x * k.float(), "x: [batch, 3, 8]", mask)
+        self.assertIn('- Aten: {op: "to.dtype", args: {dtype: "float32"}, out: ["batch", 3', text)
+        self.same(lambda m, x, k: x + k.to(x.dtype).cumsum(1), "x: [batch, 3, 8]", mask)
+        self.same(lambda m, x, k: torch.cat([x, k.type_as(x)], -1), "x: [batch, 3, 8]", mask)
+        self.same(lambda m, x, k: x * k, "x: [batch, 3, 8]", mask)
+        self.same(lambda m, x: (x * 4).long().sum(-1) // 2)
+        self.same(lambda m, x: (1 - (x > 0).int()) * 2 + 3)
+        self.same(lambda m, k: k.sum(-1, dtype=torch.float32).sigmoid(), mask)
+        self.same(lambda m, x: x.double().mean(-1))
+        self.same(lambda m, x: x[:, torch.tensor([2, 0], dtype=torch.int32)])
+        self.refused("complex64", lambda m, x: x.to(torch.complex64).abs())
+
+    def test_comparisons_and_choices_are_operators(self):
+        for compare in ("eq", "ne", "lt", "le", "gt", "ge"):
+            text = self.same(lambda m, x, name=compare: getattr(torch, name)(x, 0.1))
+            self.assertIn(f'{{op: "{compare}.Scalar", args: {{other: 0.1}}', text)
+            self.same(lambda m, x, name=compare: getattr(torch, name)(x, x.roll(1, 1)))
+        text = self.same(lambda m, x: torch.where(x > 0, x, 0.5))
+        self.assertIn('- Aten: {op: "where.ScalarOther", args: {other: 0.5}', text)
+        self.same(lambda m, x: torch.where(x > 0, x, x.sin()) + torch.where(x > 0.1, 2.0, x))
+        self.same(lambda m, x: torch.where(x > 0, 2.0, -1.0) * x)
+        self.same(lambda m, x: torch.where(x > 0, x, torch.arange(8.0)))
+        self.same(lambda m, x: torch.where(x > 0, torch.tensor(2.0, dtype=torch.float64), x))
+        self.same(lambda m, x: torch.where(x > 0, x, -float("inf")).softmax(-1))
+        self.same(lambda m, x: x.masked_fill((x > 0) & (x < 0.5) | ~(x < 1), 3.0))
+        self.same(lambda m, x: (x > 0).long().masked_fill(x > 1, 7))
+        self.refused("fills with NaN", lambda m, x: x.masked_fill(x > 0, float("nan")))
+        weight = torch.nn.Parameter(torch.rand(8))
+        self.refused("is a mask", lambda m, x: x[:, :, m.w > 0], w=weight)
+
+    def test_repeated_elements(self):
+        token = torch.nn.Parameter(torch.rand(2, 3, 8))
+        text = self.same(lambda m, x: x.repeat_interleave(3, 1) + x.repeat_interleave(9, 1)[:, ::3])
+        self.assertNotIn("Aten", text)
+        self.same(lambda m, x: x.repeat_interleave(2, 0).unflatten(0, (-1, 2)))
+        self.same(lambda m, x: x.repeat(1, 2, 3) + x.tile((2, 3)))
+        text = self.same(
+            lambda m, x: m.token.repeat(x.shape[0], 1, 2).unflatten(0, (-1, 2)), token=token
+        )
+        self.assertIn('"repeat", args: {repeats: [1, 1, 1, 2]}, out: ["batch", 2, 3, 16]}', text)
+        self.refused("across the samples", lambda m, x: x.repeat(2, 1, 1))
+
+    def test_constants_of_known_sizes_are_folded(self):
+        text = self.same(
+            lambda m, x: (
+                x * torch.full_like(x, 2.0)
+                + torch.ones_like(x)
+                + torch.zeros_like(x[:, :1])
+                + torch.arange(x.shape[-1]).to(x.dtype)
+            )
+        )
+        self.assertNotIn("Aten", text)
+
+    def test_windows_of_samples_are_taken_apart_for_an_operator(self):
+        text = self.same(
+            lambda m, x: torch.nn.functional.normalize(x.reshape(-1, 8), dim=1).view(-1, 3, 8)
+        )
+        for line in (
+            "- Unflatten: {dim: 0, unflattened_size: [-1, 3]}",
+            '"linalg_vector_norm", args: {dim: [2], keepdim: true}, out: ["batch", 3, 1]',
+            "- Flatten: {start_dim: 0, end_dim: 1}",
+        ):
+            self.assertIn(line, text)
+        self.refused("across the samples", lambda m, x: x.reshape(-1, 8).cumsum(0).view(-1, 3, 8))
+
+    def test_constants_with_rows_for_each_window_of_a_sample(self):
+        mask = torch.nn.Buffer(torch.rand(3, 8))
+        text = self.same(
+            lambda m, x: (x.reshape(-1, 8) + m.mask.repeat(x.shape[0], 1)).view(-1, 3, 8), mask=mask
+        )
+        self.assertIn("shape: [1, 3, 8], expand: true}", text)
+        self.refused(
+            "depends on the batch size",
+            lambda m, x: x + torch.arange(x.shape[0]).float().view(-1, 1, 1),
+        )
+
+    def test_a_computed_place_of_each_sample(self):
+        places = "k: {shape: [batch, 3], dtype: int64}"
+        last = lambda m, x, k: x[torch.arange(x.shape[0]), k.sum(-1) % 3 - 2]  # noqa: E731
+        text = self.same(last, "x: [batch, 3, 8]", places)
+        self.assertIn('"gather", args: {dim: 1}, out: ["batch", 1, 8]', text)
+        self.same(last, "x: [batch, 3]", places)
+        self.refused(
+            "several dimensions",
+            lambda m, x, k: x[torch.arange(x.shape[0]).flip(0), k.sum(-1) % 3],
+            "x: [batch, 3, 8]",
+            places,
+        )
+
+    def test_norms_and_convolutions_with_computed_weights(self):
+        functions = torch.nn.functional
+        weight = lambda *sizes: torch.nn.Parameter(torch.rand(sizes))  # noqa: E731
+        images = "x: [batch, 4, 6, 5]"
+
+        def norm(m, x):
+            w = 1 + m.scale.tanh()
+            y = functions.layer_norm(x, (5,), m.last * 2, m.last)
+            y = functions.group_norm(y, 2, w, w.exp())
+            return functions.batch_norm(y, m.bn.running_mean, m.bn.running_var, w, w, m.training)
+
+        text = self.same(
+            norm, images, scale=weight(4), last=weight(5), bn=torch.nn.BatchNorm2d(4, affine=False)
+        )
+        self.assertIn("GroupNorm: {num_groups: 2, num_channels: 4, affine: false}", text)
+        self.assertIn("BatchNorm2d: {num_features: 4, affine: false}", text)
+
+        def standard(m, x):
+            w = functions.batch_norm(
+                m.w.reshape(1, 6, -1), None, None, m.gain * 0.5, training=True, eps=1e-6
+            )
+            return functions.conv2d(x, w.reshape_as(m.w), m.gain, stride=(2, 1), padding=1)
+
+        text = self.same(standard, images, w=weight(6, 4, 3, 3), gain=weight(6))
+        self.assertIn('"unfold", args: {dimension: 2, size: 3, step: 2}', text)
+        self.same(
+            lambda m, x: functions.conv2d(x, m.w * 2, None, 1, (2, 0), (2, 1), 2),
+            images,
+            w=weight(6, 2, 3, 2),
+        )
+        self.same(
+            lambda m, x: functions.conv1d(x, m.w.sin(), m.b.sin(), 2, 1, 1, 4),
+            "x: [batch, 4, 9]",
+            w=weight(8, 1, 3),
+            b=weight(8),
+        )
+        conv = torch.nn.Conv1d(4, 8, 3, groups=2)
+        conv = torch.nn.utils.parametrizations.weight_norm(conv, dim=2)
+        self.same(lambda m, x: m.conv(x), "x: [batch, 4, 9]", conv=conv)
+        blur = torch.nn.Buffer(torch.rand(4, 1, 3, 3))
+        self.same(lambda m, x: functions.conv2d(x, m.blur, groups=4), images, blur=blur)
+        self.refused(
+            "without running statistics",
+            lambda m, x: functions.batch_norm(x, None, None, training=True),
+        )
+
+    def test_an_operator_of_parameters_alone(self):
+        text = self.same(
+            lambda m, x: x @ torch.nn.functional.normalize(m.w, dim=0).erf(),
+            w=torch.nn.Parameter(torch.rand(8, 4)),
+        )
+        self.assertIn("out: [1, 4]}", text)
 
     def test_a_slice_that_is_filled_with_zeros_is_a_mask(self):
         def forward(m, x):
@@ -329,6 +555,68 @@ class Traced(unittest.TestCase):
             return x + y
 
         self.refused("no_grad", without_gradient)
+
+    def back(self, module, *lines):
+        """Changes all that BossMan learns of a module, and reads that back into a copy."""
+        fresh = copy.deepcopy(module)
+        with tempfile.TemporaryDirectory() as path:
+            folder = Path(path)
+            from_torch.write(module, lines, folder)
+            found, _ = names.read(to_torch.loaded(folder / names.FILE))
+            state = module.state_dict()
+            for (own, *_), number in zip(found.values(), range(1000)):
+                tensor = state[own]
+                drawn = torch.randn(tensor.shape) + number
+                tensor.copy_(drawn.to(tensor.dtype))
+            weights = folder / "trained.safetensors"
+            save(weights, {name: state[own[0]] for name, own in found.items()})
+            to_torch.convert(weights, folder / names.FILE, folder / "state.safetensors")
+            known = {**DTYPES, **MORE_DTYPES}
+            codes = {code: getattr(torch, dtype) for dtype, code in known.items()}
+            read = tensor_file.read_bytes(folder / "state.safetensors")
+            tensors = {
+                name: torch.frombuffer(bytearray(content), dtype=codes[code]).reshape(shape)
+                for name, (code, shape, content) in read.items()
+            }
+        fresh.load_state_dict(tensors, strict=True)
+        expected, after = module.state_dict(), fresh.state_dict()
+        self.assertEqual(list(expected), list(after))
+        for name, tensor in expected.items():
+            self.assertEqual(tensor.dtype, tensors[name].dtype, name)
+            self.assertTrue(torch.equal(tensor, after[name]), name)
+        return found, tensors
+
+    def test_trained_weights_go_back_into_the_module(self):
+        nn = torch.nn
+        embedding, head = nn.Embedding(5, 8), nn.Linear(8, 5, bias=False)
+        head.weight = embedding.weight
+        module = made(
+            lambda m, ids: m.head(
+                m.norm((m.block(m.tokens(ids) * m.gamma) + m.mask).transpose(1, 2)).transpose(1, 2)
+            ),
+            {
+                "tokens": embedding,
+                "block": nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+                "norm": nn.BatchNorm1d(8),
+                "gamma": nn.Parameter(torch.rand(8)),
+                "head": head,
+                "mask": nn.Buffer(torch.rand(6, 8)),
+                "unused": nn.Parameter(torch.rand(3)),
+                "small": nn.Buffer(torch.arange(3, dtype=torch.int8)),
+            },
+        )
+        found, tensors = self.back(module, "ids: {shape: [batch, 6], dtype: int64}")
+        self.assertEqual(found["tokens.weight"], ["tokens.weight", "head.weight"])
+        self.assertEqual(found["gamma.value"], ["gamma"])
+        self.assertIn("norm.num_batches_tracked", found)
+        self.assertFalse({"mask", "unused", "small"} & set(found))
+        self.assertTrue(torch.equal(tensors["tokens.weight"], tensors["head.weight"]))
+
+    def test_weights_of_sequential_modules_go_back(self):
+        nn = torch.nn
+        self.back(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4))), "x: [batch, 4]")
+        found, _ = self.back(nn.Linear(4, 4), "x: [batch, 4]")
+        self.assertEqual(found["0.weight"], ["weight"])
 
     def test_numbers_drawn_outside_pytorch_are_refused(self):
         import random

@@ -2,6 +2,7 @@
 
 import torch
 
+from .operators import converted
 from .table import fake, function, is_constant, is_tensor, place, refuse_batch, same_shape
 
 
@@ -21,13 +22,8 @@ def size_of_run(t, node, *values):
 
 
 def cast(t, node, value):
-    """A constant in the result's dtype; a tensor must have it."""
-    dtype = node.meta["val"].dtype
-    if fake(value).dtype == dtype:
-        return value
-    if is_constant(value):
-        return type(value)([trial.to(dtype) for trial in value.trials])
-    raise t.unknown(node, f"it makes {dtype} of {fake(value).dtype}, which BossMan cannot")
+    """A tensor in the result's dtype."""
+    return converted(t, node, value, node.meta["val"].dtype)
 
 
 @function("add")
@@ -53,7 +49,7 @@ def plus(t, node, x, found):
 
 def whole_numbers(t, node, x, found):
     if not node.meta["val"].is_floating_point() and not isinstance(found, (int, bool)):
-        raise t.unknown(node, f"it makes {node.meta['val'].dtype} of fractions")
+        raise t.no_layer(node, f"it makes {node.meta['val'].dtype} of fractions")
 
 
 def times(t, node, x, factor):
@@ -100,7 +96,7 @@ def mul(t, node, x, y):
 def div(t, node, x, y, rounding_mode=None):
     size_of_run(t, node, x, y)
     if rounding_mode is not None:
-        raise t.unknown(node, "it rounds")
+        raise t.no_layer(node, "it rounds")
     found = scalar(t, node, y, x) if is_tensor(x) else None
     if found is not None:
         return times(t, node, cast(t, node, x), 1 / found)
@@ -135,7 +131,7 @@ def power(t, node, x, exponent):
         return x.copy() if hasattr(x, "copy") else x
     if exponent == -0.5:
         return t.emit(node, "Rsqrt", {}, [x])
-    raise t.unknown(node, "BossMan has the powers 1, 2, 3 and -0.5")
+    raise t.no_layer(node, "BossMan has the powers 1, 2, 3 and -0.5")
 
 
 @function("bitwise_and", "logical_and", "__and__")
@@ -151,7 +147,7 @@ def either(t, node, x, y):
 
 def truth(t, node, value):
     if not is_tensor(value) or fake(value).dtype != torch.bool:
-        raise t.unknown(node, "its operands are not truth values")
+        raise t.no_layer(node, "its operands are not truth values")
     return value
 
 
@@ -182,14 +178,12 @@ def addmm(t, node, bias, x, y, beta=1, alpha=1):
 
 def reduce(kind):
     def handler(t, node, x, dim=None, keepdim=False, dtype=None):
-        if dtype is not None and dtype != fake(x).dtype:
-            raise t.unknown(node, f"it computes in {dtype}")
         rank = fake(x).dim()
         dims = [dim] if isinstance(dim, int) else list(range(rank)) if not dim else dim
         dims = [place(one, rank) for one in dims]
         refuse_batch(t, node, x, dims)
-        if not fake(x).is_floating_point():
-            raise t.unknown(node, f"it takes {fake(x).dtype}")
+        if dtype is not None:
+            x = converted(t, node, x, dtype)
         arguments = {"dim": dims[0] if len(dims) == 1 else dims}
         return t.emit(node, kind, {**arguments, **({"keepdim": True} if keepdim else {})}, [x])
 

@@ -41,7 +41,11 @@ class Exported:
     def argument_names(self):
         return list(inspect.signature(self.module.forward).parameters)
 
-    def size(self, size, trial):
+    def size_of_one(self, size):
+        """A size as a number in the second trial, but with a batch of one sample."""
+        return self.size(size, 1, {self.batch: 1})
+
+    def size(self, size, trial, others=None):
         """A size as a number in one of the two trials."""
         expression = getattr(getattr(size, "node", None), "expr", None)
         if expression is None:
@@ -49,6 +53,7 @@ class Exported:
         known = {
             symbol: SIZES[self.words.index(word)][trial] for symbol, word in self.symbols.items()
         }
+        known.update(others or {})
         number = expression.subs(known)
         if isinstance(size, torch.SymBool):
             return bool(number)

@@ -2,6 +2,7 @@
 
 from . import arithmetic, learned, operators, pointwise, shapes, windows
 from .entries import Value
+from .problem import NoLayer
 from .regions import writes
 from .table import HANDLERS
 from .views import zeroed
@@ -29,9 +30,16 @@ def call(translation, node, name, arguments, named):
 
 
 def by_handler(handler, translation, node, arguments, named):
+    """What a layer gives, or else the operator itself."""
     try:
         return handler(translation, node, *arguments, **named)
     except TypeError as problem:
         if "argument" not in str(problem):
             raise
-        raise translation.unknown(node, f"its arguments are not known: {problem}") from problem
+        refusal = translation.no_layer(node, f"its arguments are not known: {problem}")
+    except NoLayer as problem:
+        refusal = problem
+    try:
+        return operators.operator(translation, node, arguments, named)
+    except NoLayer:
+        raise refusal from None

@@ -1,5 +1,10 @@
 """Functions with parameters of a module as layers of the module's name."""
 
+import math
+
+import torch
+
+from . import operators
 from .entries import Value
 from .modules import plain
 from .table import fake, function, is_constant, number
@@ -37,6 +42,29 @@ def affine(t, node, made, weight, bias):
     if weight is not None:
         made = t.emit(node, "Mul", {}, [made, weight])
     return made if bias is None else t.emit(node, "Add", {}, [made, bias])
+
+
+def channels_first(t, node, x, vector):
+    """A number for each channel, in the shape that broadcasts against [batch, channels, ..]."""
+    shape = [number(fake(vector).shape[0]), *[1] * (fake(x).dim() - 2)]
+    return vector if len(shape) == 1 else shaped(t, node, vector, shape)
+
+
+def shaped(t, node, x, shape):
+    if is_constant(x):
+        return type(x)([trial.reshape(shape) for trial in x.trials])
+    made = t.emit(node, "Reshape", {"shape": shape}, [x])
+    made.fake = fake(x).new_empty(shape)
+    return made
+
+
+def affine_channels(t, node, made, weight, bias):
+    """The same for a weight and a bias of each channel."""
+    weight, bias = (
+        None if vector is None else channels_first(t, node, made, vector)
+        for vector in (weight, bias)
+    )
+    return affine(t, node, made, weight, bias)
 
 
 def outside(t, node, what):
@@ -81,11 +109,68 @@ def convolution(size, transposed=False):
             arguments["bias"] = False
         kind = f"Conv{'Transpose' if transposed else ''}{size}d"
         made = layer(t, node, kind, arguments, [x], {"weight": weight, "bias": bias})
+        if made is None and not transposed:
+            made = columns(t, node, x, weight, bias, stride, padding, *more)
         if made is None:
             raise outside(t, node, "weight")
         return made
 
     return handler
+
+
+def columns(t, node, x, weight, bias, stride=1, padding=0, dilation=1, groups=1):
+    """A convolution with a weight that is computed or constant: the windows of each image as the
+    columns of a matrix, times the weight as a matrix. None if its sizes are not known."""
+    kernel = list(fake(weight).shape[2:])
+    sizes = [number(size) for size in node.meta["val"].shape[1:]]
+    if isinstance(padding, str) or None in sizes:
+        return None
+    channels, rank = number(fake(x).shape[1]), len(kernel)
+    stride, padding, dilation = (each(value, rank) for value in (stride, padding, dilation))
+    made = x
+    if any(padding):
+        made = t.emit(node, "Pad", {"pad": [one for one in padding[::-1] for _ in "12"]}, [made])
+        # Its size plays no part below, but for the batch.
+        wide = [number(size) + 2 * one for size, one in zip(fake(x).shape[2:], padding)]
+        made.fake = node.meta["val"].new_empty([fake(x).shape[0], channels, *wide])
+    for place in range(rank):
+        made = windows(t, node, made, 2 + place, kernel[place], stride[place], dilation[place])
+    order = [0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)]
+    made = t.emit(node, "Permute", {"dims": order}, [made])
+    made = t.emit(node, "Flatten", {"end_dim": rank + 1}, [made])
+    if rank > 1:
+        made = t.emit(node, "Flatten", {"start_dim": 2}, [made])
+    inner = channels // groups * math.prod(kernel)
+    shape = [sizes[0], inner]
+    if groups > 1:
+        made = t.emit(node, "Unflatten", {"dim": 1, "unflattened_size": [groups, inner]}, [made])
+        shape = [groups, sizes[0] // groups, inner]
+    made = t.emit(node, "MatMul", {}, [shaped(t, node, weight, shape), made])
+    if groups > 1:
+        made = t.emit(node, "Flatten", {"end_dim": 2}, [made])
+    if rank > 1:
+        made = t.emit(node, "Unflatten", {"dim": 2, "unflattened_size": sizes[1:]}, [made])
+    return affine_channels(t, node, made, None, bias)
+
+
+def each(value, rank):
+    """A number for each dimension."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * rank if len(values) == 1 else values
+
+
+def windows(t, node, x, dim, size, step, dilation):
+    """The windows along a dimension, with their elements in a new last dimension."""
+    shape = list(fake(x).shape)
+    wide = dilation * (size - 1) + 1
+    shape[dim] = (shape[dim] - wide) // step + 1
+    given = {"self": x, "dimension": dim, "size": wide, "step": step}
+    made = node.meta["val"].new_empty([*shape, wide])
+    made = operators.call(t, node, torch.ops.aten.unfold.default, given, made)
+    if dilation > 1:
+        made = t.emit(node, "Slice", {"dim": len(shape), "step": dilation}, [made])
+        made.fake = node.meta["val"].new_empty([*shape, size])
+    return made
 
 
 for size in (1, 2, 3):
@@ -131,36 +216,74 @@ def group_norm(t, node, x, groups, weight=None, bias=None, eps=1e-5, cudnn=True)
         made = layer(t, node, "GroupNorm", arguments, [x], {"weight": weight, "bias": bias})
         if made is not None:
             return made
-    raise outside(t, node, "weight")
+    made = t.emit(node, "GroupNorm", {**arguments, "affine": False}, [x])
+    return affine_channels(t, node, made, weight, bias)
 
 
 @function("batch_norm")
 def batch_norm(
     t, node, x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn=True
 ):
+    if running_mean is None:
+        return norm_of_weight(t, node, x, weight, bias, training, eps)
     rank = fake(x).dim()
     kind = f"BatchNorm{max(rank - 2, 1)}d"
-    if training is not t.training and running_mean is not None:
+    if training is not t.training:
         raise t.unknown(node, "a batch norm that stays in evaluation mode while training")
     arguments = {"num_features": number(fake(x).shape[1])}
     if eps != 1e-5:
         arguments["eps"] = eps
     if momentum != 0.1 and t.training:
         arguments["momentum"] = momentum
-    if (weight is None) != (bias is None) or running_mean is None:
-        raise t.unknown(node, "a batch norm with a weight or statistics alone")
-    if weight is None:
-        arguments["affine"] = False
-    tensors = {
-        "weight": weight,
-        "bias": bias,
-        "running_mean": running_mean,
-        "running_var": running_var,
-    }
-    made = layer(t, node, kind, arguments, [x], tensors, more=["num_batches_tracked"])
+    statistics = {"running_mean": running_mean, "running_var": running_var}
+    own = {"weight": weight, "bias": bias}
+    more = ["num_batches_tracked"]
+    if weight is not None and bias is not None:
+        made = layer(t, node, kind, arguments, [x], {**own, **statistics}, more)
+        if made is not None:
+            return made
+    made = layer(t, node, kind, {**arguments, "affine": False}, [x], statistics, more)
     if made is None:
         raise outside(t, node, "weight")
-    return made
+    return affine_channels(t, node, made, weight, bias)
+
+
+def norm_of_weight(t, node, x, weight, bias, training, eps):
+    """A batch norm without running statistics. Of a weight [1, channels, ..], which is the same
+    for all batches, it is a layer norm of each channel."""
+    shape = [number(size) for size in fake(x).shape]
+    if not training or None in shape or shape[0] != 1 or len(shape) < 3:
+        raise t.unknown(
+            node,
+            "a batch norm without running statistics, which would compute across the samples of "
+            "a batch",
+        )
+    sizes = shape[2:]
+    arguments = {
+        "normalized_shape": sizes[0] if len(sizes) == 1 else sizes,
+        "eps": eps,
+        "elementwise_affine": False,
+    }
+    made = t.emit(node, "LayerNorm", arguments, [x])
+    return affine_channels(t, node, made, weight, bias)
+
+
+@function("_weight_norm")
+def weight_norm(t, node, direction, magnitude, dim=0):
+    """A weight of which the norm is learned by itself."""
+    rank = fake(direction).dim()
+    given = {
+        "self": direction,
+        "ord": 2,
+        "dim": [one for one in range(rank) if one != dim],
+        "keepdim": True,
+    }
+    sizes = [size if one == dim else 1 for one, size in enumerate(fake(direction).shape)]
+    made = node.meta["val"].new_empty(sizes)
+    norm = operators.call(t, node, torch.ops.aten.linalg_vector_norm.default, given, made)
+    factor = t.emit(node, "Div", {}, [magnitude, norm])
+    factor.fake = made
+    return t.emit(node, "Mul", {}, [direction, factor])
 
 
 @function("embedding")
@@ -186,5 +309,5 @@ def prelu(t, node, x, weight):
         t, node, "PReLU", {"num_parameters": fake(weight).shape[0]}, [x], {"weight": weight}
     )
     if made is None:
-        raise outside(t, node, "weight")
+        raise t.no_layer(node, "its weight is not a parameter called `weight` of one module")
     return made

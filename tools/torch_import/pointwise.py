@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from .operators import converted
 from .table import fake, function, is_constant, is_tensor, refuse_batch
 
 PLAIN = {
@@ -50,7 +51,7 @@ def leaky_relu(t, node, x, negative_slope=0.01):
 @function("elu")
 def elu(t, node, x, alpha=1.0, scale=1, input_scale=1):
     if scale != 1 or input_scale != 1:
-        raise t.unknown(node, "an ELU with scales")
+        raise t.no_layer(node, "an ELU with scales")
     return t.emit(node, "ELU", given(alpha=(alpha, 1.0)), [x])
 
 
@@ -87,7 +88,7 @@ def threshold(t, node, x, threshold, value):
 @function("clamp", "clip")
 def clamp(t, node, x, min=None, max=None):
     if is_tensor(min) or is_tensor(max):
-        raise t.unknown(node, "its bounds are tensors")
+        raise t.no_layer(node, "its bounds are tensors")
     bounds = {"min": min, "max": max}
     return t.emit(
         node, "Clamp", {name: bound for name, bound in bounds.items() if bound is not None}, [x]
@@ -112,9 +113,9 @@ def glu(t, node, x, dim=-1):
 def normal(kind):
     def handler(t, node, x, dim, half_to_float=False):
         dtype = half_to_float
-        if isinstance(dtype, torch.dtype) and dtype != fake(x).dtype:
-            raise t.unknown(node, f"it computes in {dtype}")
         refuse_batch(t, node, x, [dim])
+        if isinstance(dtype, torch.dtype):
+            x = converted(t, node, x, dtype)
         return t.emit(node, kind, {"dim": dim}, [x])
 
     return handler
@@ -159,9 +160,9 @@ def where(t, node, condition, x, other):
         return filled(t, node, other, condition, replaced)
     replaced = as_number(other)
     if replaced is None:
-        raise t.unknown(node, "BossMan chooses between a tensor and one number (MaskedFill)")
+        raise t.no_layer(node, "BossMan chooses between a tensor and one number (MaskedFill)")
     if not is_constant(condition):
-        raise t.unknown(
+        raise t.no_layer(
             node, "BossMan fills where a mask is true; give the mask the other way round"
         )
     turned = type(condition)([~trial for trial in condition.trials])
@@ -177,8 +178,8 @@ def as_number(value):
 def filled(t, node, x, mask, value):
     found = as_number(value)
     if found is None:
-        raise t.unknown(node, "it fills with a tensor, and BossMan with one number")
+        raise t.no_layer(node, "it fills with a tensor, and BossMan with one number")
     if math.isnan(found):
-        raise t.unknown(node, "it fills with NaN")
+        raise t.no_layer(node, "it fills with NaN")
     # The result has the larger shape of both, and the layer's first input has it.
     return t.emit(node, "MaskedFill", {"value": float(found)}, [x, mask])

@@ -60,7 +60,16 @@ def text(module, inputs, name="from-torch"):
 
 def state(module):
     """The weights by the names of the model file."""
-    found = module.state_dict()
-    if len(layers(module)) == 1 and layers(module)[0][1] is module:
-        found = {f"0.{key}": value for key, value in found.items()}
-    return found
+    return {name: value for name, (_, value) in named(module).items()}
+
+
+def own_names(module):
+    """The module's names by those of the model file."""
+    return {name: [own] for name, (own, _) in named(module).items()}
+
+
+def named(module):
+    """By the name in the model file, the module's name and the tensor."""
+    alone = len(layers(module)) == 1 and layers(module)[0][1] is module
+    own = module.state_dict()
+    return {f"0.{name}" if alone else name: (name, tensor) for name, tensor in own.items()}

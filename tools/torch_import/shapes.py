@@ -2,6 +2,8 @@
 
 import torch
 
+from .exported import SIZES
+from .operators import call, converted
 from .table import fake, function, is_constant, number, place, refuse_batch, same, same_shape
 
 WHOLE = 2**62
@@ -26,10 +28,7 @@ def detach(t, node, x):
 
 @function("to", "_to_copy", "type_as")
 def to(t, node, x, *_, **__):
-    before, after = fake(x).dtype, node.meta["val"].dtype
-    if before != after:
-        raise t.unknown(node, f"it makes {after} of {before}; give the input as {after}")
-    return unchanged(x)
+    return unchanged(converted(t, node, x, node.meta["val"].dtype))
 
 
 @function("view", "reshape", "_unsafe_view", "view_as", "reshape_as")
@@ -223,10 +222,9 @@ def concat(t, node, tensors, dim=0):
     tensors = [one for one in tensors if number(fake(one).numel()) != 0]
     if len(tensors) == 1:
         return unchanged(tensors[0])
-    if any(fake(one).dtype != node.meta["val"].dtype for one in tensors):
-        raise t.unknown(node, "its inputs differ in dtype")
     if place(dim, node.meta["val"].dim()) == 0 and number(node.meta["val"].shape[0]) is None:
         raise t.unknown(node, "it makes one batch of several")
+    tensors = [converted(t, node, one, node.meta["val"].dtype) for one in tensors]
     return t.emit(node, "Concat", {"dim": dim}, tensors)
 
 
@@ -260,6 +258,8 @@ def index(t, node, x, indices):
         one = of_each_sample(x, found[0][1], found[1][1])
         if one is not None:
             return indexed(t, node, x, 1, one)
+        if is_place_of_each(t, found[0][1], found[1][1]):
+            return taken(t, node, x, found[1][1])
     if len(found) != 1:
         raise t.unknown(node, "it has indices for several dimensions, and Index has one")
     return indexed(t, node, x, *found[0])
@@ -282,6 +282,43 @@ def of_each_sample(x, samples, one):
     return type(one)([trial.reshape(*head, *trial.shape)[0] for trial in one.trials])
 
 
+def is_place_of_each(t, samples, one):
+    """Whether an index has a computed place for each sample, as in `x[batch, last]`."""
+    return (
+        is_constant(samples)
+        and not samples.fixed
+        and all(torch.equal(trial, torch.arange(len(trial))) for trial in samples.trials)
+        and [len(trial) for trial in samples.trials] == list(SIZES[0])
+        and not is_constant(one)
+        and fake(one).dim() == 1
+        and not hasattr(one, "names")
+        and t.is_batch(one)
+        and fake(one).dtype in (torch.int32, torch.int64)
+    )
+
+
+def taken(t, node, x, one):
+    """The place of dimension 1 that each sample has; places below zero count from the end."""
+    aten, size = torch.ops.aten, number(fake(x).shape[1])
+    rest = [number(size) for size in fake(x).shape[2:]]
+    if size is None or None in rest or not t.is_batch(x):
+        raise t.unknown(node, "it takes places of a dimension whose size is known at run time only")
+    one = converted(t, node, one, torch.int64)
+    batch = fake(one).shape[0]
+    below = like_node(node, x, [batch]).to(torch.bool)
+    below = call(t, node, aten.lt.Scalar, {"self": one, "other": 0}, below)
+    below = converted(t, node, below, torch.int64)
+    below = call(t, node, aten.mul.Scalar, {"self": below, "other": size}, fake(one))
+    one = step(t, node, "Add", {}, one, [batch], below)
+    for _ in range(1 + len(rest)):
+        one = step(t, node, "Unsqueeze", {"dim": -1}, one, [*fake(one).shape, 1])
+    if rest:
+        one = step(t, node, "Expand", {"size": [-1, 1, *rest]}, one, [batch, 1, *rest])
+    given = {"self": x, "dim": 1, "index": one}
+    made = call(t, node, aten.gather.default, given, like_node(node, x, [batch, 1, *rest]))
+    return t.emit(node, "Squeeze", {"dim": 1}, [made])
+
+
 @function("index_select")
 def index_select(t, node, x, dim, one):
     return indexed(t, node, x, dim, one)
@@ -292,8 +329,9 @@ def indexed(t, node, x, dim, one):
         raise t.unknown(node, "it takes samples of the batch, of which a layer sees a part only")
     if is_constant(one) and one.tensor.dtype == torch.bool:
         one = type(one)([trial.nonzero().flatten() for trial in one.trials])
-    if fake(one).dtype != torch.int64:
-        raise t.unknown(node, f"its index is {fake(one).dtype}; use int64")
+    if fake(one).dtype in (torch.bool, torch.uint8):
+        raise t.unknown(node, "its index is a mask, whose values decide the size of the result")
+    one = converted(t, node, one, torch.int64)
     if is_constant(one):
         size = number(fake(x).shape[dim])
         one = type(one)([trial % size for trial in one.trials])
@@ -339,10 +377,64 @@ def expanded(t, node, x, shape):
 
 @function("repeat")
 def repeat(t, node, x, repeats):
+    """Expand where sizes are 1, and copies for each sample; what is left is an operator."""
+    repeats = [known(t, times) for times in repeats]
     before = [1] * (len(repeats) - fake(x).dim()) + list(fake(x).shape)
-    if any(number(size) != 1 and times != 1 for size, times in zip(before, repeats)):
-        raise t.unknown(node, "BossMan repeats sizes of 1 only (Expand)")
-    return expanded(t, node, x, node.meta["val"].shape)
+    if all(number(size) == 1 or times == 1 for size, times in zip(before, repeats)):
+        return expanded(t, node, x, node.meta["val"].shape)
+    if not t.is_batch_size(repeats[0]) or number(before[0]) is None:
+        raise t.no_layer(node, "BossMan repeats sizes of 1 (Expand)")
+    batch = repeats[0]
+    for _ in range(1 + len(repeats) - fake(x).dim()):
+        x = step(t, node, "Unsqueeze", {"dim": 0}, x, [1, *fake(x).shape])
+    made = expanded(t, node, x, [batch, *before])
+    made.fake = like_node(node, x, [batch, *before])
+    rest = {"self": made, "repeats": [1, 1, *repeats[1:]]}
+    if any(times != 1 for times in repeats[1:]):
+        sizes = [batch, before[0], *node.meta["val"].shape[1:]]
+        made = call(t, node, torch.ops.aten.repeat.default, rest, like_node(node, x, sizes))
+    return t.emit(node, "Flatten", {"start_dim": 0, "end_dim": 1}, [made])
+
+
+def step(t, node, kind, arguments, x, shape, *more):
+    """A layer on the way to a result: its shape is not that of the node."""
+    made = t.emit(node, kind, arguments, [x, *more])
+    made.fake = like_node(node, x, shape)
+    return made
+
+
+def like_node(node, x, shape):
+    """What stands for a tensor of x's dtype; only that of the node can have symbols as sizes."""
+    return node.meta["val"].new_empty(shape, dtype=fake(x).dtype)
+
+
+def known(t, times):
+    """A number that PyTorch computes from sizes: a plain one, or the batch, if it is that."""
+    if number(times) is not None:
+        return number(times)
+    found = [t.exported.size(times, trial) for trial in range(2)]
+    if found[0] == found[1] == t.exported.size_of_one(times):
+        return found[0]
+    batch = next(value.fake.shape[0] for value in t.inputs if t.is_batch(value))
+    same_as_batch = found == [t.exported.size(batch, trial) for trial in range(2)]
+    return batch if same_as_batch else times
+
+
+@function("repeat_interleave")
+def repeat_interleave(t, node, x, repeats, dim=None, output_size=None):
+    times = known(t, repeats) if isinstance(repeats, (int, torch.SymInt)) else None
+    if dim is None or not isinstance(times, int):
+        raise t.no_layer(node, "BossMan repeats along one dimension, a number of times")
+    shape = list(fake(x).shape)
+    dim = place(dim, len(shape))
+    if times == 1:
+        return unchanged(x)
+    between = [*shape[: dim + 1], 1, *shape[dim + 1 :]]
+    made = step(t, node, "Unsqueeze", {"dim": dim + 1}, x, between)
+    between[dim + 1] = times
+    sizes = [times if one == dim + 1 else -1 for one in range(len(between))]
+    made = step(t, node, "Expand", {"size": sizes}, made, between)
+    return t.emit(node, "Flatten", {"start_dim": dim, "end_dim": dim + 1}, [made])
 
 
 @function("pixel_shuffle")

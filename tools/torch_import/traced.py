@@ -1,12 +1,13 @@
 """Any module as a model file and its weights."""
 
 import hashlib
-import json
 
-from . import exported, inputs, yaml_text
+import torch
+
+from . import exported, inputs, names, yaml_text
 from .problem import Unknown
 from .translate import Translation
-from .weights import save
+from .weights import save, save_rest
 
 
 class Traced:
@@ -64,15 +65,27 @@ class Traced:
         return [name for name, tensor in self.module.named_parameters() if id(tensor) not in known]
 
     def write(self, folder):
-        """Writes the model file, its weights, its constants, and which of the module's tensors have
-        another name in it."""
+        """Writes the model file, its weights, its constants, which names the module has for each
+        tensor in it, and the module's other tensors."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.yaml").write_text(self.text, encoding="utf-8")
         self.write_tensors(folder)
-        other = {name: path for name, path in self.tensors().items() if name != path}
-        if other:
-            text = json.dumps(other, indent=1) + "\n"
-            (folder / "names.json").write_text(text, encoding="utf-8")
+        own, rest = self.own_names()
+        names.write(folder, own, list(rest))
+        save_rest(folder, rest)
+
+    def own_names(self):
+        """The names in the module's state_dict of each tensor of the model file, and the tensors
+        of the state_dict that the model file does not have."""
+        state, aliases = self.translation.state, self.translation.aliases
+        own = {name: aliases[id(state[path])] for name, path in self.tensors().items()}
+        known = {name for all_own in own.values() for name in all_own}
+        rest = {
+            name: tensor
+            for name, tensor in state.items()
+            if name not in known and isinstance(tensor, torch.Tensor)
+        }
+        return own, rest
 
     def write_tensors(self, folder, translation=None):
         translation = translation or self.translation

@@ -7,7 +7,7 @@ import torch
 from . import functions, regions
 from .entries import Entry, Value, formal_inputs, used
 from .exported import SIZES, location
-from .problem import Unknown
+from .problem import NoLayer, Unknown
 from .yaml_text import NAME
 
 IGNORED = {
@@ -17,6 +17,14 @@ IGNORED = {
     "sym_constrain_range_for_size",
     "_assert_async",
 }
+
+# Layers whose first input may be of whole numbers or truth values.
+ANY_DTYPE = set(
+    """
+    Add Aten Chunk Concat Constant Embedding Expand Flatten Flip Identity Index Mul Pad Parameter
+    Permute Reshape Roll Select Slice Split Squeeze Stack Sub Transpose Unflatten Unsqueeze
+    """.split()
+)
 
 
 class Parameter:
@@ -41,6 +49,22 @@ class Constant:
     @property
     def tensor(self):
         return self.trials[0]
+
+    @property
+    def rows(self):
+        """Its rows for one sample, if all samples have the same, else None."""
+        if any(
+            not trial.dim() or not len(trial) or len(trial) % size
+            for trial, size in zip(self.trials, SIZES[0])
+        ):
+            return None
+        first, second = (
+            trial.unflatten(0, (size, -1)) for trial, size in zip(self.trials, SIZES[0])
+        )
+        alike = first.shape[1:] == second.shape[1:] and all(
+            torch.equal(sample, first[0]) for trial in (first, second) for sample in trial
+        )
+        return first[0] if alike else None
 
     def number(self):
         """Its number if all its elements are the same one, else None."""
@@ -214,9 +238,16 @@ class Translation:
     def unknown(self, node, why):
         return Unknown(f"{node.target} {location(node)}: {why}")
 
+    def no_layer(self, node, why):
+        return NoLayer(f"{node.target} {location(node)}: {why}")
+
     def emit(self, node, kind, arguments, inputs, name=None, fakes=None):
         """Adds an entry; its first output, or all of them for a list of `fakes`."""
         entry = Entry(kind, arguments, [self.value(part, node) for part in inputs], name)
+        if entry.inputs and not (kind in ANY_DTYPE and "number" not in arguments):
+            dtype = getattr(entry.inputs[0].fake, "dtype", torch.float32)
+            if not dtype.is_floating_point:
+                raise self.no_layer(node, f"{kind} takes floating-point tensors, not {dtype}")
         if name:
             self.taken.add(name)
         fake = node.meta.get("val")
@@ -317,17 +348,14 @@ class Translation:
             if not torch.equal(known, found.trials[0]):
                 raise self.unknown(node, "it takes a constant that was written to after its use")
             return made
-        tensor, expand = found.tensor, False
-        if not found.fixed:
-            rows = [trial[:1] for trial in found.trials if trial.dim()]
-            expand = len(rows) == 2 and all(
-                trial.shape[0] == SIZES[0][place] and torch.equal(trial, rows[0].expand_as(trial))
-                for place, trial in enumerate(found.trials)
-                if trial.shape[1:] == rows[0].shape[1:]
-            )
-            if not expand or rows[0].shape != rows[1].shape:
+        tensor, expand = found.tensor, not found.fixed
+        if expand:
+            tensor = found.rows
+            if tensor is None:
                 raise self.unknown(node, "it takes a constant that depends on the batch size")
-            tensor = rows[0]
+        multiple = len(tensor) if expand else 1
+        if multiple > 1:
+            tensor = tensor.unsqueeze(0)
         if not tensor.dim():
             tensor = tensor.reshape(1)
         name = next(
@@ -353,6 +381,9 @@ class Translation:
         made.hint = name
         made.fake = tensor
         self.entries[-1].formal = "batch" if expand else "any"
+        if multiple > 1:
+            made = self.emit(node, "Flatten", {"start_dim": 0, "end_dim": 1}, [made])
+            made.fake = found.tensor
         # The constant itself is kept, so that its id stays its own.
         self.made[id(found)] = (made, found.trials[0].clone(), found)
         return made

@@ -4,6 +4,7 @@ import ctypes
 
 import tensor_file
 
+from .names import REST
 from .problem import Unknown
 
 DTYPES = {
@@ -16,22 +17,39 @@ DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+# What safetensors files have and BossMan has not.
+MORE_DTYPES = {
+    "int8": "I8",
+    "int16": "I16",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "complex64": "C64",
+}
 
 
-def save(path, tensors):
+def save_rest(folder, tensors):
+    """Writes the tensors that no layer has, if there are any."""
+    if tensors:
+        save(folder / REST, tensors, {**DTYPES, **MORE_DTYPES})
+    else:
+        (folder / REST).unlink(missing_ok=True)
+
+
+def save(path, tensors, dtypes=None):
     """Writes PyTorch tensors by name to a safetensors file."""
     # They must live until they are written, because `memory` does not own what it shows.
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     shown = {
-        name: (code(name, tensor), list(tensor.shape), memory(tensor))
+        name: (code(name, tensor, dtypes or DTYPES), list(tensor.shape), memory(tensor))
         for name, tensor in tensors.items()
     }
     tensor_file.write_bytes(path, shown)
 
 
-def code(name, tensor):
+def code(name, tensor, dtypes):
     """The format's name of a tensor's type."""
-    found = DTYPES.get(str(tensor.dtype)[len("torch.") :])
+    found = dtypes.get(str(tensor.dtype)[len("torch.") :])
     if found is None:
         raise Unknown(f"{name} is {tensor.dtype}, which BossMan has not")
     return found
