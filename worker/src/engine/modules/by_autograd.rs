@@ -7,7 +7,7 @@ use crate::engine::layers::op_context::OpContext;
 use crate::engine::layers::op_gradients::OpGradients;
 use std::fmt;
 use tch::Tensor;
-use tensor::{grad, Attempt, TensorError};
+use tensor::{dtype_of, grad, Attempt, TensorError};
 
 /// An op whose functions autograd knows.
 pub(crate) trait Differentiable: fmt::Debug + Send {
@@ -49,7 +49,9 @@ impl<T: Differentiable> Op for AutogradOp<T> {
                 saved: SavedForBackward::default(),
             });
         }
-        let leaf = |tensor: &Tensor, wanted| {
+        // Truth values and whole numbers have no gradient, even those of something trained.
+        let leaf = |tensor: &Tensor, wanted: bool| {
+            let wanted = wanted && dtype_of(tensor)?.is_floating();
             tensor.f_detach()?.f_set_requires_grad(wanted).attempt("asking for a gradient")
         };
         let inputs =

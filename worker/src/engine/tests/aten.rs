@@ -71,6 +71,33 @@ fn operators_and_their_gradients_are_those_of_tch() {
     });
 }
 
+/// The positive part of a trained layer's output, by a mask.
+#[test]
+fn a_mask_of_something_trained_has_no_gradient() {
+    let yaml = "
+inputs: {x: [batch, 4]}
+layers:
+  - Linear: {in_features: 4, out_features: 4}
+    out_variables: [y]
+  - Aten: {op: gt.Scalar, args: {other: 0.0}, out: {shape: [batch, 4], dtype: bool}}
+  - Aten: {op: where.ScalarOther, args: {other: 0.0}, out: [batch, 4]}
+    in_variables: [y]
+";
+    let x = normal("x", &[5, 4]);
+    for recompute in [Recompute::None, Recompute::Full] {
+        let mut stage = whole(&graph(yaml), true);
+        stage.layers.iter_mut().for_each(|layer| layer.recompute = Some(recompute));
+        let mut engine = build(stage).unwrap();
+        let output = engine.forward(&train(0), vec![x.copy()]).unwrap().remove(0);
+        let grad = normal("grad", &[5, 4]);
+        let found = engine.backward(key(0), vec![vec![grad.copy()]]).unwrap().remove(0);
+        let weight = engine.state().unwrap().into_iter().find(|(name, _)| name.ends_with("weight"));
+        let through = output.gt(0.0).to_kind(Kind::Float) * grad;
+        let expected = through.matmul(&weight.unwrap().1);
+        assert!(found[0].allclose(&expected, 1e-5, 1e-6, false), "{} {expected}", found[0]);
+    }
+}
+
 #[test]
 fn training_is_a_word() {
     let yaml = one(
