@@ -10,6 +10,7 @@ up to four at a time. Then all weights are compared. It prints the events to sta
 ends with an error if a step was lost or a bit differs."""
 
 import argparse
+import contextlib
 import os
 import random
 import re
@@ -31,6 +32,8 @@ sys.path.insert(0, str(CHECKOUT / "tools"))
 from tensor_file import read_bytes as weights
 
 MOST = 4
+# Below those that systems give to programs that ask for any.
+OWN_PORTS = (20000, 30000)
 
 
 def release(name):
@@ -62,10 +65,14 @@ def compared(expected, different):
 
 
 def free_port():
-    """A UDP port that nobody has."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    """A UDP port that nobody has, and that no program is given that asks for any: a boss that is
+    started again needs it again."""
+    while True:
+        port = random.randrange(*OWN_PORTS)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return str(port)
 
 
 class Pool:

@@ -57,6 +57,58 @@ class Text(unittest.TestCase):
         self.assertIn("    out_variables: [split_unused_0, second]\n", text)
         self.assertIn("    out_variables: [split_unused_0_, second_]\n", text)
 
+    def chain(self, count, odd=None):
+        """Blocks `b.0` and so on of a linear layer, an activation and a sum with what comes in;
+        in the block `odd` the activation is another one."""
+        x = Value(None, "x")
+        entries = [self.entry("Linear", [x], {"in_features": 4}, "first")]
+        for block in range(count):
+            into = entries[-1].outputs[0]
+            linear = self.entry("Linear", [into], {"in_features": 4}, f"b.{block}.fc")
+            kind = "GELU" if block == odd else "ReLU"
+            active = self.entry(kind, linear.outputs)
+            entries += [linear, active, self.entry("Add", [active.outputs[0], into])]
+        return x, entries
+
+    def test_equal_blocks_are_a_repetition(self):
+        x, entries = self.chain(3)
+        last = self.entry("Tanh", entries[-1].outputs)
+        text = yaml_text.text("m", [x], ["x: [batch, 4]"], [*entries, last], last.outputs)
+        self.assertEqual(
+            text,
+            "model: m\ninputs:\n  x: [batch, 4]\nlayers:\n"
+            '  - Linear: {in_features: 4}\n    name: "first"\n'
+            '  - name: "b"\n    repeat: 3\n    layers:\n'
+            "      - Identity:\n        out_variables: [b_input]\n"
+            '      - Linear: {in_features: 4}\n        name: "fc"\n'
+            "      - ReLU\n"
+            "      - Add:\n        in_variables: [b_input]\n"
+            "  - Tanh\n",
+        )
+        names_of_linear = [entries[place].name for place in (1, 4, 7)]
+        self.assertEqual(names_of_linear, ["b.0.fc", "b.1.fc", "b.2.fc"])
+
+    def test_what_a_block_makes_can_have_a_name_below(self):
+        x, entries = self.chain(2)
+        more = self.entry("Tanh", entries[-1].outputs)
+        last = self.entry("Add", [more.outputs[0], entries[-1].outputs[0]])
+        text = yaml_text.text("m", [x], ["x: [batch, 4]"], [*entries, more, last], last.outputs)
+        below = "  - Identity:\n    out_variables: [add_out]\n  - Tanh\n"
+        self.assertIn(below + "  - Add:\n    in_variables: [add_out]\n", text)
+
+    def test_blocks_that_differ_or_are_read_from_outside_are_none(self):
+        x, entries = self.chain(3, odd=2)
+        text = yaml_text.text("m", [x], ["x: [batch, 4]"], entries, entries[-1].outputs)
+        self.assertIn("repeat: 2\n", text)
+        self.assertIn('name: "b.2.fc"', text)
+        x, entries = self.chain(3, odd=1)
+        text = yaml_text.text("m", [x], ["x: [batch, 4]"], entries, entries[-1].outputs)
+        self.assertNotIn("repeat", text)
+        x, entries = self.chain(3)
+        outside = self.entry("Add", [entries[-1].outputs[0], entries[2].outputs[0]])
+        text = yaml_text.text("m", [x], ["x: [batch, 4]"], [*entries, outside], outside.outputs)
+        self.assertNotIn("repeat", text)
+
     def test_outputs_are_listed_unless_they_are_the_last_layers(self):
         x = Value(None, "x")
         first, second = self.entry("ReLU", [x]), self.entry("Tanh", [x])
@@ -146,10 +198,28 @@ class Back(unittest.TestCase):
                 self.converted(weights)
         names.write(self.folder, {"a": ["a"]}, [])
         whole = weights.read_bytes()
-        for part in (whole[:-1], whole[:20], b"", b"\xff" * 16):
+        parts = [whole[:-1], whole[:20], b"", b"\xff" * 16]
+        parts += [whole.replace(old, new) for old, new in ((b"[2]", b"[3]"), (b"F32", b"Q32"))]
+        parts += [whole.replace(b"[0,8]", new) for new in (b"[-8,0]", b"[8,0]", b"[0.,8]")]
+        for part in parts:
+            self.assertNotEqual(part, whole)
             weights.write_bytes(part)
             with self.assertRaisesRegex(to_torch.Wrong, "weights.safetensors"):
                 self.converted(weights)
+
+    def test_an_index_names_files_beside_it_with_its_tensors(self):
+        names.write(self.folder, {"a": ["a"]}, [])
+        self.written("1.safetensors", a=[1], b=[2])
+        index = self.folder / "weights.safetensors.index.json"
+        index.write_text('{"weight_map": {"a": "1.safetensors"}}')
+        self.assertEqual(self.converted(index), {"a": [1]})
+        for text in ("[]", "{}", "[1]", "{", '"../1.safetensors"', '["1.safetensors"]'):
+            index.write_text(text if text in "[]{}" else '{"weight_map": {"a": ' + text + "}}")
+            with self.assertRaisesRegex(to_torch.Wrong, "index"):
+                self.converted(index)
+        index.write_text('{"weight_map": {"c": "1.safetensors"}}')
+        with self.assertRaisesRegex(to_torch.Wrong, "do not have: c"):
+            self.converted(index)
 
 
 def made(forward, parts):
@@ -210,6 +280,10 @@ class Traced(unittest.TestCase):
         text = self.same(lambda m, x: x.clamp(min=0).clamp_max(1.0).flip(1))
         self.assertIn("Clamp: {min: 0}", text)
 
+    def test_a_sum_with_zero_and_a_product_with_one_change_the_dtype(self):
+        self.assertIn("to.dtype", self.same(lambda m, x: (x > 0).long() + 0.0))
+        self.assertIn("to.dtype", self.same(lambda m, x: (x > 0).long() * 1.0))
+
     def test_shapes(self):
         self.same(lambda m, x: x.reshape(x.shape[0], 3, 2, 4).permute(0, 2, 1, 3).flatten(2))
         self.same(lambda m, x: torch.cat([*x.split([2, 6], -1), *x.chunk(2, 2)], 2)[:, 1:, ::2])
@@ -255,6 +329,22 @@ class Traced(unittest.TestCase):
             lstm=torch.nn.LSTM(8, 4, batch_first=True),
         )
         self.assertEqual(text.count("\n  - "), 2)
+
+    def test_repetitions_share_constants_from_above(self):
+        mask = torch.ones(3, 3).tril().bool()
+        attention = torch.nn.functional.scaled_dot_product_attention
+
+        def forward(m, x):
+            x = torch.tanh(m.first(x))
+            for block in m.blocks:
+                x = x + attention(block(x), x, x, attn_mask=mask)
+            return x
+
+        blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+        blocks = torch.nn.ModuleList(torch.nn.Sequential(block) for block in blocks)
+        text = self.same(forward, first=torch.nn.Linear(8, 8), blocks=blocks)
+        self.assertEqual(text.count("ScaledDotProductAttention"), 1)
+        self.assertIn("repeat: 3\n", text)
 
     def test_a_module_called_twice_and_tied_weights_are_shared(self):
         text = self.same(lambda m, x: m.fc(m.fc(x).relu()), fc=torch.nn.Linear(8, 8))

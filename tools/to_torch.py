@@ -17,6 +17,7 @@ by one as they are in the files, so there is no limit of memory. Needs neither t
 import argparse
 import contextlib
 import json
+import math
 import os
 import struct
 import subprocess
@@ -35,13 +36,27 @@ class Wrong(Exception):
     """Files that do not fit: which, and what of them."""
 
 
+# The bytes of an element, by the format's names of types.
+BYTES = {
+    **dict.fromkeys(["BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"], 1),
+    **dict.fromkeys(["U16", "I16", "F16", "BF16"], 2),
+    **dict.fromkeys(["U32", "I32", "F32"], 4),
+    **dict.fromkeys(["U64", "I64", "F64", "C64"], 8),
+}
+
+
 class Tensor:
     """A tensor in a file: where its bytes are."""
 
-    def __init__(self, path, begin, entry):
+    def __init__(self, path, begin, end, entry):
+        self.path, self.dtype, self.shape = path, entry["dtype"], entry["shape"]
         first, last = entry["data_offsets"]
-        self.path, self.begin, self.size = path, begin + first, last - first
-        self.dtype, self.shape = entry["dtype"], entry["shape"]
+        numbers = [first, last, *self.shape]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("expected whole numbers")
+        self.begin, self.size = begin + first, last - first
+        if self.size != math.prod(self.shape) * BYTES[self.dtype] or begin + last > end:
+            raise ValueError("a tensor of another size")
 
     def copy(self, out):
         """Writes its bytes to another file."""
@@ -57,13 +72,30 @@ class Tensor:
 
 
 def tensors(path):
-    """The tensors of a safetensors file, or of those of an index, by name."""
-    if path.name.endswith(".json"):
-        files = set(loaded(path).get("weight_map", {}).values())
-        found = {}
-        for name in sorted(files):
-            found.update(tensors(path.parent / name))
-        return found
+    """The tensors of a safetensors file, or those that an index names, by name."""
+    return of_index(path) if path.name.endswith(".json") else of_file(path)
+
+
+def of_index(path):
+    """The tensors of the files of an index, each from the file that it names for it."""
+    index = loaded(path)
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(places, dict) or not all(map(is_file_name, places.values())):
+        raise Wrong(f"{path} is not an index of safetensors files")
+    files = {name: of_file(path.parent / name) for name in set(places.values())}
+    missing = sorted(name for name, file in places.items() if name not in files[file])
+    if missing:
+        raise Wrong(f"{path} names tensors that its files do not have: {', '.join(missing)}")
+    return {name: files[file][name] for name, file in places.items()}
+
+
+def is_file_name(name):
+    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
+
+
+def of_file(path):
+    """The tensors of a safetensors file by name."""
+    end = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
         size = struct.unpack("<Q", start)[0] if len(start) == 8 else MOST_HEAD + 1
@@ -71,13 +103,9 @@ def tensors(path):
     try:
         head = json.loads(text)
         head.pop("__metadata__", None)
-        found = {name: Tensor(path, 8 + size, entry) for name, entry in head.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise Wrong(f"{path} is not a safetensors file") from problem
-    end = max((tensor.begin + tensor.size for tensor in found.values()), default=0)
-    if end > path.stat().st_size:
-        raise Wrong(f"{path} ends too early")
-    return found
+        return {name: Tensor(path, 8 + size, end, entry) for name, entry in head.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise Wrong(f"{path} is not a safetensors file, or is damaged") from problem
 
 
 def loaded(path):

@@ -10,7 +10,7 @@ use tch::Device;
 const TOLERANCE: f64 = 1e-5;
 /// The same for real GPUs. They sum in another order, and Adam and batch norms amplify that from
 /// step to step: 1.01e-3 was seen after 20.
-const TOLERANCE_REAL: f64 = 1e-2;
+const TOLERANCE_REAL: f64 = 3e-3;
 
 /// A bias before a batch norm, which subtracts it again. Its gradient is rounding noise, and Adam
 /// makes its steps as large as others. The running mean follows the bias.

@@ -42,9 +42,15 @@ def add(t, node, x, y, alpha=1):
 
 def plus(t, node, x, found):
     if found == 0:
-        return x.copy() if hasattr(x, "copy") else x
+        return same(t, node, x)
     whole_numbers(t, node, x, found)
     return t.emit(node, "Add", {"number": found}, [cast(t, node, x)])
+
+
+def same(t, node, x):
+    """x itself, in the result's dtype."""
+    found = cast(t, node, x)
+    return found.copy() if hasattr(found, "copy") else found
 
 
 def whole_numbers(t, node, x, found):
@@ -57,7 +63,7 @@ def times(t, node, x, factor):
     if is_constant(x):
         return type(x)([trial * factor for trial in x.trials])
     if factor == 1:
-        return x.copy() if hasattr(x, "copy") else x
+        return same(t, node, x)
     return t.emit(node, "Scale", {"factor": factor}, [x])
 
 

@@ -7,7 +7,7 @@ import torch
 from . import exported, inputs, names, yaml_text
 from .problem import Unknown
 from .translate import Translation
-from .weights import save, save_rest
+from .weights import kept, save, save_rest
 
 
 class Traced:
@@ -71,6 +71,7 @@ class Traced:
         (folder / "model.yaml").write_text(self.text, encoding="utf-8")
         self.write_tensors(folder)
         own, rest = self.own_names()
+        rest = kept(rest)
         names.write(folder, own, list(rest))
         save_rest(folder, rest)
 

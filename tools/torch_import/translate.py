@@ -8,6 +8,7 @@ from . import functions, regions
 from .entries import Entry, Value, formal_inputs, used
 from .exported import SIZES, location
 from .problem import NoLayer, Unknown
+from .repeats import hoisted
 from .yaml_text import NAME
 
 IGNORED = {
@@ -97,7 +98,7 @@ class Translation:
         self.run(self.nodes)
         self.refuse_written_buffers()
         self.outputs = self.results(program)[:outputs]
-        self.entries = used(self.entries, self.outputs)
+        self.entries = hoisted(used(self.entries, self.outputs))
         formal_inputs(self.entries, self.inputs[0], self.is_batch)
 
     def bind(self, program):

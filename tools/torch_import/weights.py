@@ -1,6 +1,7 @@
 """Writes PyTorch tensors to safetensors files."""
 
 import ctypes
+import sys
 
 import tensor_file
 
@@ -28,6 +29,20 @@ MORE_DTYPES = {
 }
 
 
+def kept(tensors):
+    """Those tensors whose types safetensors files have. Warns of the others."""
+    known = {**DTYPES, **MORE_DTYPES}
+    found = {name: tensor for name, tensor in tensors.items() if short(tensor) in known}
+    for name in tensors.keys() - found.keys():
+        said = f"{name} is {tensors[name].dtype}, so it is not kept for to_torch.py"
+        print(f"from_torch: warning: {said}", file=sys.stderr)
+    return found
+
+
+def short(tensor):
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def save_rest(folder, tensors):
     """Writes the tensors that no layer has, if there are any."""
     if tensors:
@@ -49,7 +64,7 @@ def save(path, tensors, dtypes=None):
 
 def code(name, tensor, dtypes):
     """The format's name of a tensor's type."""
-    found = dtypes.get(str(tensor.dtype)[len("torch.") :])
+    found = dtypes.get(short(tensor))
     if found is None:
         raise Unknown(f"{name} is {tensor.dtype}, which BossMan has not")
     return found

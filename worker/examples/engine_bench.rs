@@ -145,7 +145,6 @@ fn whole(graph: &LayerGraph) -> StageConfig {
         layers: spec.layers,
         inputs: graph.inputs().iter().map(input).collect(),
         outputs: graph.outputs().to_vec(),
-        results: Vec::new(),
         tied_copies: spec.tied_copies,
         tied_owners: spec.tied_owners,
         seed: 0,

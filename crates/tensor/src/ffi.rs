@@ -2,8 +2,10 @@
 //! lists laid out.
 
 use crate::TensorError;
+// Has the functions.
 use std::ffi::{c_char, c_void, CStr};
 use tch::{Device, Tensor};
+use tensor_cpp as _;
 use torch_sys::C_tensor;
 
 /// A C++ `at::Generator`.

@@ -4,7 +4,7 @@ use crate::compute::failures::{engine_failure, tensor_failure};
 use crate::compute::stage_compute::StageCompute;
 use crate::compute::task_args::BuildArgs;
 use crate::engine::{Engine, StageConfig, StageInput};
-use layerspec::{Precision, ValueId};
+use layerspec::Precision;
 use link::PoolSize;
 use pipeline::message::Failure;
 use pipeline::plan::StageSpec;
@@ -92,11 +92,7 @@ fn stage_config(spec: StageSpec, seed: u64, device: Device) -> StageConfig {
         needs_grad: input.needs_grad,
         sum_here: input.sum_here,
     });
-    let is_read = |value: &ValueId| spec.layers.iter().any(|layer| layer.inputs.contains(value));
-    let results = spec.outputs.iter().filter(|output| output.to.is_empty());
-    let results = results.map(|output| output.value).filter(|value| !is_read(value)).collect();
     StageConfig {
-        results,
         buckets: Vec::new(),
         shard_id: None,
         shards_gradients: false,

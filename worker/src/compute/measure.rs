@@ -77,7 +77,6 @@ impl LayerBench {
         let model = StageConfig {
             inputs: inputs.collect(),
             outputs: layer.outputs.clone(),
-            results: Vec::new(),
             tied_copies: Vec::new(),
             tied_owners: Vec::new(),
             buckets: Vec::new(),

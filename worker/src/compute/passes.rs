@@ -7,7 +7,7 @@ use crate::compute::stage_compute::StageCompute;
 use crate::compute::task_args::{ForwardArgs, GradientRoute};
 use crate::compute::task_location::TaskLocation;
 use crate::compute::task_tensors::{to_task_output, to_task_tensors, to_tensor, to_tensors};
-use crate::engine::{widened, LossInputs, Mode, Pass, TreeTarget};
+use crate::engine::{LossInputs, Mode, Pass, TreeTarget};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::Failure;
 use pipeline::task::Outcome;
@@ -44,7 +44,7 @@ impl StageCompute {
             None => None,
         };
         let exported = args.export.iter().filter_map(|index| outputs.get(*index));
-        let outputs = exported.map(|output| to_task_tensor(&widened(output)?, location));
+        let outputs = exported.map(|output| to_task_tensor(output, location));
         let outputs = outputs.collect::<Result<_, _>>();
         let outputs = outputs.map_err(tensor_failure)?;
         Ok(Outcome::Forward { outputs, loss })

@@ -19,8 +19,6 @@ pub struct StageConfig {
     /// The values that leave, in the order in which [`crate::engine::Engine::forward`] gives them.
     /// Each is made by a layer of this stage.
     pub outputs: Vec<ValueId>,
-    /// Those of them that no layer of the model takes. A loss may be about them.
-    pub results: Vec<ValueId>,
     /// Layers of other stages whose parameters layers here share.
     pub tied_copies: Vec<TiedCopy>,
     /// Layers here whose parameters layers of other stages share.

@@ -102,7 +102,6 @@ pub(crate) fn stage(graph: &LayerGraph, device: Device) -> StageConfig {
         layers: graph.layers().to_vec(),
         inputs: inputs.collect(),
         outputs: graph.outputs().to_vec(),
-        results: Vec::new(),
         tied_copies: Vec::new(),
         tied_owners: Vec::new(),
         buckets: Vec::new(),

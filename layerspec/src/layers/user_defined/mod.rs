@@ -60,6 +60,19 @@ layer! {
 }
 
 impl LayerKind {
+    /// Whether an output can have a gradient by its declared type. Layers that declare no types
+    /// make floating-point numbers of floating-point numbers.
+    pub fn makes_floating(&self, output: usize) -> bool {
+        let declared = match self {
+            LayerKind::Custom(layer) => &layer.out,
+            LayerKind::TorchScript(layer) => &layer.out,
+            LayerKind::Aten(layer) => &layer.out,
+            _ => return true,
+        };
+        let declared = declared.as_ref().and_then(|outputs| outputs.get(output));
+        declared.is_none_or(|output| output.dtype.is_floating())
+    }
+
     /// Records the source of the symbols in the outputs of a user-defined layer, and in the
     /// arguments of an operator. Other layers need no record.
     pub(crate) fn locate_symbols(&mut self, inputs: &[TensorType]) {

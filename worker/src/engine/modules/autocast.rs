@@ -2,8 +2,9 @@
 //!
 //! Inputs and parameters are rounded, and outputs are float32 again. So nothing outside the layer
 //! has another type: neither values between layers and machines, nor parameters and the sums of
-//! their gradients. Where that changes no bit, a value keeps the 16-bit type: if it goes from one
-//! such op to another one alone; on GPUs also to an op that widens it itself, and to the loss.
+//! their gradients. Inside a layer, a value that goes from one such op to another one alone keeps
+//! the 16-bit type: it would be rounded to the same bits again. On GPUs so does one that goes to an
+//! op that widens it itself.
 
 use crate::engine::layers::lowered_layer::{LoweredLayer, LoweredOp};
 use crate::engine::layers::op::{BackwardOutput, ForwardOutput, Op, SavePolicy, SavedForBackward};
@@ -14,42 +15,21 @@ use layerspec::Precision;
 use tch::{Device, Kind, Tensor};
 use tensor::TensorError;
 
-/// What a layer's values go to.
-pub(crate) struct Surroundings<'a> {
-    /// The layer's number of inputs.
-    pub(crate) inputs: usize,
-    /// For each of its outputs, whether it is a result of the model, which no layer takes.
-    pub(crate) is_result: &'a [bool],
-    pub(crate) device: Device,
-}
-
-/// Whether this is a type of mixed precision.
-pub(crate) fn is_rounded(kind: Kind) -> bool {
-    matches!(kind, Kind::BFloat16 | Kind::Half)
-}
-
-/// A tensor of a 16-bit type in float32. Others are as they were.
-pub(crate) fn widened(tensor: &Tensor) -> Result<Tensor, TensorError> {
-    Ok(match is_rounded(tensor.f_kind()?) {
-        true => tensor.f_to_kind(Kind::Float)?,
-        false => tensor.shallow_clone(),
-    })
-}
-
-/// Makes the products of a layer compute in this type.
+/// Makes the products of a layer compute in this type. The layer has this number of inputs.
 pub(crate) fn in_precision(
     layer: LoweredLayer,
+    inputs: usize,
     precision: Precision,
-    around: &Surroundings<'_>,
+    device: Device,
 ) -> LoweredLayer {
     let kind = match precision {
         Precision::F32 => return layer,
         Precision::Bf16 => Kind::BFloat16,
         Precision::Fp16 => Kind::Half,
     };
-    let stays = rounded_slots(&layer, around);
+    let stays = rounded_slots(&layer, inputs, device);
     let stays = |slot: usize| stays.get(slot).copied().unwrap_or(false);
-    let mut first_output = around.inputs;
+    let mut first_output = inputs;
     let nodes = layer.nodes.into_iter().map(|node| {
         let outputs = first_output..first_output + node.outputs;
         first_output = outputs.end;
@@ -66,35 +46,32 @@ pub(crate) fn in_precision(
     LoweredLayer { nodes: nodes.collect(), outputs: layer.outputs }
 }
 
+/// Whether this is a type of mixed precision.
+pub(crate) fn is_rounded(kind: Kind) -> bool {
+    matches!(kind, Kind::BFloat16 | Kind::Half)
+}
+
 /// For each slot, whether its value keeps the 16-bit type: a product makes it, and only one op
 /// takes it, which is a product, too. On GPUs, an element-wise op may stand between the products,
-/// and the reader may be an op that widens, or the loss.
-fn rounded_slots(layer: &LoweredLayer, around: &Surroundings<'_>) -> Vec<bool> {
-    let on_gpu = matches!(around.device, Device::Cuda(_));
+/// and the reader may be an op that widens.
+fn rounded_slots(layer: &LoweredLayer, inputs: usize, device: Device) -> Vec<bool> {
+    let on_gpu = matches!(device, Device::Cuda(_));
     let is_product = |node: &LoweredOp| node.op.runs_in_autocast();
-    let mut makers: Vec<Option<&LoweredOp>> = vec![None; around.inputs];
+    let mut makers: Vec<Option<&LoweredOp>> = vec![None; inputs];
     for node in &layer.nodes {
         makers.extend(std::iter::repeat_n(Some(node), node.outputs));
     }
-    let readers = |slot: usize| {
-        let all = layer.nodes.iter().flat_map(|node| node.inputs.iter().map(move |&to| (to, node)));
-        all.filter(move |(to, _)| *to == slot).map(|(_, node)| node)
-    };
     let only_reader = |slot: usize| {
-        let mut readers = readers(slot);
+        let all = layer.nodes.iter().flat_map(|node| node.inputs.iter().map(move |&to| (to, node)));
+        let mut readers = all.filter(|(to, _)| *to == slot).map(|(_, node)| node);
         let only = readers.next().filter(|_| readers.next().is_none());
         only.filter(|_| !layer.outputs.contains(&slot))
-    };
-    let is_result = |slot: usize| {
-        let mut places = layer.outputs.iter().zip(around.is_result).filter(|(of, _)| **of == slot);
-        let is_result = places.next().is_some_and(|(_, is_result)| *is_result);
-        is_result && places.next().is_none() && readers(slot).next().is_none()
     };
     let takes = |node: &LoweredOp| is_product(node) || (on_gpu && node.op.widens_inputs());
     let mut stays: Vec<bool> = (0..makers.len())
         .map(|slot| {
-            let is_taken = only_reader(slot).is_some_and(takes) || (on_gpu && is_result(slot));
-            is_taken && makers[slot].is_some_and(is_product)
+            let both = makers[slot].zip(only_reader(slot));
+            both.is_some_and(|(maker, reader)| is_product(maker) && takes(reader))
         })
         .collect();
     for (output, maker) in makers.iter().enumerate() {
@@ -252,27 +229,21 @@ mod tests {
         assert_eq!(kept(&layer, Device::Cpu), [first]);
     }
 
-    fn kept(layer: &LoweredLayer, device: Device) -> Vec<usize> {
-        kept_if(layer, device, false)
-    }
-
-    fn kept_if(layer: &LoweredLayer, device: Device, is_result: bool) -> Vec<usize> {
-        let stays =
-            rounded_slots(layer, &Surroundings { inputs: 1, is_result: &[is_result], device });
-        (0..stays.len()).filter(|&slot| stays[slot]).collect()
-    }
-
     #[test]
-    fn on_gpus_what_is_added_and_what_the_loss_is_about_are_widened_there() {
+    fn on_gpus_a_sum_widens_its_terms_itself() {
         let mut ops = LayerBuilder::new(1, true);
         let linear = |ops: &mut LayerBuilder, input| ops.linear(input, [4, 4], ["w", "b"]);
         let made = linear(&mut ops, 0);
         let sum = ops.add(Residual, vec![0, made], Vec::new());
         let last = linear(&mut ops, sum);
         let layer = ops.finish(last);
-        assert_eq!(kept_if(&layer, Device::Cuda(0), true), [made, last]);
-        assert_eq!(kept_if(&layer, Device::Cuda(0), false), [made]);
-        assert!(kept_if(&layer, Device::Cpu, true).is_empty());
+        assert_eq!(kept(&layer, Device::Cuda(0)), [made]);
+        assert!(kept(&layer, Device::Cpu).is_empty());
+    }
+
+    fn kept(layer: &LoweredLayer, device: Device) -> Vec<usize> {
+        let stays = rounded_slots(layer, 1, device);
+        (0..stays.len()).filter(|&slot| stays[slot]).collect()
     }
 
     #[test]

@@ -8,7 +8,6 @@ use crate::engine::gradients::gradient_target::GradientTarget;
 use crate::engine::gradients::ordered_sum::OrderedSum;
 use crate::engine::layers::op_context::PassPurpose;
 use crate::engine::layout::canonical_layout;
-use crate::engine::modules::autocast::widened;
 use crate::engine::passes::runner::{LayerCall, PassRunner};
 use crate::engine::passes::saved_passes::{OpWeightInputs, SavedLayer, SavedMicrobatch};
 use layerspec::ValueId;
@@ -78,8 +77,7 @@ impl PassRunner<'_> {
             let shape = &saved.output_sizes[output];
             let sum = flows.layer_outputs.entry(value).or_default();
             if let Some(grad) = saved.loss_grads.remove(&output) {
-                // Others are added in float32.
-                sum.add(if others.is_empty() { grad } else { widened(&grad)? })?;
+                sum.add(grad)?;
             }
             for grad in others {
                 if grad.size() != *shape {

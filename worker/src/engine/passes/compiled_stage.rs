@@ -5,7 +5,7 @@ use crate::engine::error::{in_layer, EngineError, LayerPhase, PlanError, Sequenc
 use crate::engine::layer_files::Constants;
 use crate::engine::layers::custom_layers::CustomLayers;
 use crate::engine::layout::canonical_layout;
-use crate::engine::modules::autocast::{in_precision, Surroundings};
+use crate::engine::modules::autocast::in_precision;
 use crate::engine::modules::lower::lower;
 use crate::engine::modules::weighted::recurrent::join_weights;
 use crate::engine::params::stage_params::Params;
@@ -92,15 +92,12 @@ fn compile_layers(
         let weights: Vec<&Tensor> =
             bindings.iter().map(|binding| &params.all[binding.index].tensor).collect();
         join_weights(&spec.kind, &weights).map_err(failed())?;
-        let is_result = |value: &ValueId| config.results.contains(value);
-        let is_result: Vec<bool> = spec.outputs.iter().map(is_result).collect();
-        let (inputs, device) = (spec.inputs.len(), config.device);
-        let around = Surroundings { inputs, is_result: &is_result, device };
-        let lowered = in_precision(lowered, spec.precision, &around);
+        let lowered = in_precision(lowered, spec.inputs.len(), spec.precision, config.device);
         let recompute = spec.recompute.unwrap_or_default();
         let layer = CompiledLayer::new(lowered, bindings, params, &needs_input_grad, recompute);
         if layer.has_grad {
-            wanted.extend(&spec.outputs);
+            let made = spec.outputs.iter().enumerate();
+            wanted.extend(made.filter(|(at, _)| spec.kind.makes_floating(*at)).map(|(_, of)| of));
         }
         Ok(layer)
     });

@@ -3,7 +3,6 @@
 use crate::engine::config::LossInputs;
 use crate::engine::error::EngineError;
 use crate::engine::layout::canonical_layout;
-use crate::engine::modules::autocast::{is_rounded, widened};
 use crate::engine::passes::index_range::check_classes;
 use pipeline::loss::{ClassDim, Classes, LossSpec};
 use tch::{Device, Kind, Reduction, Tensor};
@@ -12,10 +11,7 @@ use tensor::{Attempt, TensorError};
 
 /// The microbatch's mean loss times its weight. Nothing is saved.
 pub(crate) fn evaluate(inputs: &LossInputs<'_>) -> Result<HostCopy, EngineError> {
-    let loss = tch::no_grad(|| {
-        let prediction = widened_for(inputs.loss, inputs.prediction)?;
-        HostCopy::begin(&weighted(&prediction, inputs)?)
-    });
+    let loss = tch::no_grad(|| HostCopy::begin(&weighted(inputs.prediction, inputs)?));
     loss.map_err(failed(inputs))
 }
 
@@ -36,7 +32,8 @@ fn failed(inputs: &LossInputs<'_>) -> impl FnOnce(TensorError) -> EngineError {
 }
 
 fn with_grad(task: &LossInputs<'_>) -> Result<LossAndGrad, TensorError> {
-    let leaf = widened_for(task.loss, task.prediction)?
+    let leaf = task
+        .prediction
         .f_detach()?
         .f_set_requires_grad(true)
         .attempt("asking for the output's gradient")?;
@@ -48,18 +45,6 @@ fn with_grad(task: &LossInputs<'_>) -> Result<LossAndGrad, TensorError> {
             Ok(LossAndGrad { loss: HostCopy::begin(&loss)?, grad })
         }
         _ => Err(TensorError::invalid("the loss", "does not depend on the output")),
-    }
-}
-
-/// The prediction in float32, unless the loss takes a 16-bit type: the cross entropy, whose
-/// logarithm of the softmax is computed in float32. This saves three times the memory of the
-/// logits, and the time to fill it.
-fn widened_for(loss: &LossSpec, prediction: &Tensor) -> Result<Tensor, TensorError> {
-    match loss {
-        LossSpec::CrossEntropyLoss { label_smoothing, .. } if *label_smoothing == 0.0 => {
-            Ok(prediction.shallow_clone())
-        }
-        _ => widened(prediction),
     }
 }
 
@@ -95,11 +80,6 @@ fn reduced(
         LossSpec::L1Loss => output.f_l1_loss(target, reduction)?,
         LossSpec::SmoothL1Loss { beta } => output.f_smooth_l1_loss(target, reduction, *beta)?,
         LossSpec::HuberLoss { delta } => output.f_huber_loss(target, reduction, *delta)?,
-        LossSpec::CrossEntropyLoss { classes, .. } if is_rounded(output.f_kind()?) => {
-            let output = output.f_log_softmax(1, Kind::Float)?;
-            let weight = row(&classes.weight, &output)?;
-            output.f_nll_loss_nd(target, weight, reduction, classes.ignore_index)?
-        }
         LossSpec::CrossEntropyLoss { classes, label_smoothing } => {
             let weight = row(&classes.weight, output)?;
             output.f_cross_entropy_loss(
@@ -211,32 +191,6 @@ mod tests {
 
     fn worst(left: &Tensor, right: &Tensor) -> f64 {
         (left - right).abs().max().double_value(&[])
-    }
-
-    /// The cross entropy of bfloat16 is computed in float32, and its gradient rounded once.
-    #[test]
-    fn logits_of_a_16_bit_type_have_the_loss_of_widened_ones() {
-        let logits = ((Tensor::arange(6 * 5, (Kind::Float, Device::Cpu)) * 0.7).sin() * 3.0)
-            .view([6, 5])
-            .to_kind(Kind::BFloat16);
-        let target = Tensor::from_slice(&[0i64, 4, 2, 2, 1, 3]);
-        for label_smoothing in [0.0, 0.2] {
-            let classes = Classes { weight: vec![1.0, 0.5, 2.0, 1.0, 3.0], ..Classes::default() };
-            let spec = LossSpec::CrossEntropyLoss { classes, label_smoothing };
-            let of = |prediction: &Tensor| {
-                let (target, weight) = (&target, 0.25);
-                let inputs = LossInputs { output: 0, prediction, target, loss: &spec, weight };
-                let LossAndGrad { loss, grad } = differentiate(&inputs).unwrap();
-                let evaluated = evaluate(&inputs).unwrap().numbers().unwrap();
-                assert_eq!(loss.numbers().unwrap(), evaluated);
-                (evaluated, grad)
-            };
-            let (rounded, wide) = (of(&logits), of(&logits.to_kind(Kind::Float)));
-            assert_eq!(rounded.0, wide.0);
-            let is_kept = label_smoothing == 0.0;
-            assert_eq!(rounded.1.kind(), if is_kept { Kind::BFloat16 } else { Kind::Float });
-            assert!(rounded.1.to_kind(Kind::BFloat16).equal(&wide.1.to_kind(Kind::BFloat16)));
-        }
     }
 
     /// The loss and the gradient of an output `[N, ..., C]` equal those of the transposed output.

@@ -1,5 +1,6 @@
 //! Operators of PyTorch by their names: beside tch's own, and refused.
 
+use super::cuts::no_cut_shows;
 use super::*;
 
 /// A model of one layer. `layer` stands under `layers:`.
@@ -96,6 +97,39 @@ layers:
         let expected = through.matmul(&weight.unwrap().1);
         assert!(found[0].allclose(&expected, 1e-5, 1e-6, false), "{} {expected}", found[0]);
     }
+}
+
+/// A mask of something trained blocks what it says, in one stage and in each cut.
+#[test]
+fn attention_takes_a_mask_of_something_trained() {
+    let yaml = "
+inputs: {x: [batch, 3, 4]}
+layers:
+  - Linear: {in_features: 4, out_features: 4}
+    out_variables: [y]
+  - Linear: {in_features: 4, out_features: 3}
+  - Aten: {op: gt.Scalar, args: {other: 0.0}, out: {shape: [batch, 3, 3], dtype: bool}}
+    out_variables: [mask]
+  - ScaledDotProductAttention:
+    input: y
+    in_variables: [y, y, mask]
+";
+    let inputs = |name: &str, size| vec![normal(name, &[size, 3, 4])];
+    let target = |name: &str, size| normal(&format!("{name} target"), &[size, 3, 4]);
+    no_cut_shows(yaml, &LossSpec::MSELoss, inputs, target);
+
+    let mut engine = engine(yaml);
+    let x = normal("x", &[5, 3, 4]);
+    let output = engine.forward(&train(0), vec![x.copy()]).unwrap().remove(0);
+    let state: HashMap<String, Tensor> = engine.state().unwrap().into_iter().collect();
+    let linear = |x: &Tensor, layer: u8| {
+        x.linear(&state[&format!("{layer}.weight")], Some(&state[&format!("{layer}.bias")]))
+    };
+    let y = linear(&x, 0);
+    let mask = linear(&y, 1).gt(0.0);
+    let expected =
+        Tensor::scaled_dot_product_attention(&y, &y, &y, Some(&mask), 0.0, false, None, false);
+    assert!(output.allclose(&expected, 1e-5, 1e-6, false), "{output} {expected}");
 }
 
 #[test]

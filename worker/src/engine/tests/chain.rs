@@ -138,7 +138,6 @@ fn stage(graph: &LayerGraph, start: usize, end: usize, sum: bool) -> StageConfig
         layers,
         inputs,
         outputs,
-        results: Vec::new(),
         tied_copies: Vec::new(),
         tied_owners: Vec::new(),
         buckets: Vec::new(),

@@ -40,7 +40,7 @@ fn run(
 }
 
 /// Runs every cut into one, two and three stages.
-fn no_cut_shows(
+pub(super) fn no_cut_shows(
     yaml: &str,
     loss: &LossSpec,
     inputs: fn(&str, i64) -> Vec<Tensor>,

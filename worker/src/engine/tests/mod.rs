@@ -59,7 +59,6 @@ fn whole(graph: &LayerGraph, grad: bool) -> StageConfig {
         layers: graph.layers().to_vec(),
         inputs: inputs.collect(),
         outputs: graph.outputs().to_vec(),
-        results: Vec::new(),
         tied_copies: Vec::new(),
         tied_owners: Vec::new(),
         buckets: Vec::new(),

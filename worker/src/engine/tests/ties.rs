@@ -66,7 +66,6 @@ fn stages(graph: &LayerGraph, cuts: &[usize]) -> Vec<Engine> {
         StageConfig {
             inputs: vec![StageInput { value: first, needs_grad: stage.0 > 0, sum_here: true }],
             outputs: vec![layers[layers.len() - 1].outputs[0]],
-            results: Vec::new(),
             tied_copies: tied_copies.collect(),
             tied_owners: tied_owners.filter(|tied_owners| !tied_owners.to.is_empty()).collect(),
             buckets: Vec::new(),

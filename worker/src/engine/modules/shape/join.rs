@@ -83,7 +83,14 @@ impl Op for Residual {
         inputs: Vec<Tensor>,
     ) -> Result<ForwardOutput, TensorError> {
         match <[Tensor; 2]>::try_from(inputs) {
-            Ok([left, right]) => Ok(ForwardOutput::with_tensors(sum(left, right)?, Vec::new())),
+            Ok([left, right]) => {
+                // Two terms of a 16-bit type would be added in it.
+                let left = match autocast::is_rounded(left.f_kind()?) {
+                    true => left.f_to_kind(Kind::Float)?,
+                    false => left,
+                };
+                Ok(ForwardOutput::with_tensors(sum(left, right)?, Vec::new()))
+            }
             Err(inputs) => Err(layer_error(format!("expected two inputs, got {}", inputs.len()))),
         }
     }

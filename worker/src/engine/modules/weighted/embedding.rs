@@ -7,6 +7,9 @@ use layerspec::layers::Embedding;
 use tch::{Device, Tensor};
 use tensor::TensorError;
 
+/// The most rows of a table for each id for which a gradient as large as the table is made.
+const MOST_ROWS_FOR_AN_ID: i64 = 8;
+
 impl Op for Embedding {
     fn forward(
         &self,
@@ -31,7 +34,7 @@ impl Op for Embedding {
         Ok(BackwardOutput { inputs: vec![None], weight_inputs: vec![ids, single_grad(grads)?] })
     }
 
-    /// Adds row after row to the sum. GPUs sort the rows first, and sum those of each id.
+    /// Adds row after row to the sum. GPUs sort many rows first, and sum those of each id.
     fn backward_weight(
         &self,
         ctx: &OpContext<'_>,
@@ -41,8 +44,10 @@ impl Op for Embedding {
         let [ids, grad] =
             SavedForBackward { tensors: weight_inputs, sizes: Vec::new() }.tensors()?;
         let Some(sum) = grads.buffer("weight") else { return Ok(()) };
-        if let Device::Cuda(_) = grad.device() {
-            let rows = size(self.num_embeddings)?;
+        let (rows, is_on_gpu) =
+            (size(self.num_embeddings)?, matches!(grad.device(), Device::Cuda(_)));
+        // The term has memory for the whole table.
+        if is_on_gpu && ids.numel() as i64 >= rows / MOST_ROWS_FOR_AN_ID {
             let padding = self.padding()?;
             let term = Tensor::f_embedding_dense_backward(&grad, &ids, rows, padding, false)?;
             return sum.add(term);
