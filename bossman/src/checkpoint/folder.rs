@@ -65,6 +65,11 @@ impl Folder {
         self.local.as_deref().unwrap_or(Path::new(&self.named)).join(name)
     }
 
+    /// Whether it is on this machine.
+    pub(super) fn is_local(&self) -> bool {
+        self.local.is_some()
+    }
+
     /// The folders in it whose names are `ours`.
     ///
     /// # Errors

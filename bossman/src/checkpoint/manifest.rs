@@ -200,7 +200,12 @@ pub(super) fn step_of_folder(name: &str) -> Option<u64> {
 
 /// A SHA-256 in hexadecimal digits.
 pub(super) fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(bytes))
+}
+
+/// Hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl RunRecord {

@@ -4,18 +4,23 @@
 //! policy (when, which are kept) <- train's checkpoint_writer
 //!   +-> snapshot (state out of the workers and into them)
 //!   +-> store -> folder -> remote_store (object stores)
-//!         +-> manifest, verified_steps, read_error
+//!   |     +-> manifest, verified_steps, read_error
+//!   +-> writer -> layout -> arrivals (which tensors belong where, and what has come)
+//!         +-> draft (a file that is not complete), store
 //! ```
 //!
 //! A checkpoint is a folder `step-00000100`. It has a safetensors file for each layer's weights,
 //! one for its optimizer state, and `manifest.json`, which names them with their sizes and SHA-256.
-//! The manifest is written last: without it, or if a file differs from it, there is no checkpoint.
-//! Workers copy their state between two steps, and it is collected and written during training.
-//! Only a checkpoint that is proven damaged is skipped or deleted. A checkpoint that cannot be read
-//! is an error. Random numbers come from the seed and the numbers of steps, so the random state is
-//! these numbers.
+//! The files are filled while their tensors arrive, in any order. The manifest is written last:
+//! without it, or if a file differs from it, there is no checkpoint. Workers copy their state
+//! between two steps, and it is collected and written during training. Only a checkpoint that is
+//! proven damaged is skipped or deleted. A checkpoint that cannot be read is an error. Random
+//! numbers come from the seed and the numbers of steps, so the random state is these numbers.
 
+mod arrivals;
+mod draft;
 mod folder;
+mod layout;
 mod manifest;
 mod policy;
 mod read_error;
@@ -26,6 +31,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod verified_steps;
+mod writer;
 
 pub use crate::session::position::Counters;
 #[cfg(test)]

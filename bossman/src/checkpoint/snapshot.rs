@@ -1,6 +1,6 @@
 //! Copies of the training state, from the workers and to them.
 
-use crate::data::tensor_payload::{from_payload, to_payload};
+use crate::data::tensor_payload::{from_payload, meta_of, to_payload};
 use crate::session::position::Counters;
 use crate::session::trainer::Trainer;
 use crate::session::weight_transfer::{self, StageTensor};
@@ -11,7 +11,7 @@ use link::{Payload, Slots};
 use pipeline::boss::{Instruction, SendState};
 use pipeline::ids::{Slot, StageId};
 use pipeline::message::Failure;
-use pipeline::{hash_tensor, LoadContent, StateDigest, StateForm, StateName};
+use pipeline::{hash_tensor, LoadContent, StateDigest, StateForm, StateName, TensorMeta};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -252,6 +252,28 @@ impl TrainingState {
         }
         Ok(StateDigest::of(&hashes))
     }
+
+    /// The state name and the meta of each tensor.
+    pub(super) fn heads(&self) -> Result<Vec<(String, TensorMeta)>, BossManError> {
+        let weights = self.weights.iter().map(|(name, of)| (StateName::of_parameter(name), of));
+        let optimizer = self.optimizer.iter();
+        let optimizer = optimizer.map(|(name, of)| (StateName::of_optimizer(name, None), of));
+        weights.chain(optimizer).map(|(name, of)| Ok((name.to_string(), meta_of(of)?))).collect()
+    }
+
+    /// The sizes of its parameters and buffers.
+    pub(super) fn sizes(&self) -> Sizes {
+        self.weights.iter().map(|(name, tensor)| (name.to_string(), tensor.size())).collect()
+    }
+
+    /// Removes a tensor by its state name.
+    pub(super) fn take(&mut self, name: &str) -> Option<Tensor> {
+        let StateName { optimizer, name, .. } = StateName::parse(name);
+        match optimizer {
+            true => self.optimizer.remove(name),
+            false => self.weights.0.remove(name),
+        }
+    }
 }
 
 impl StateDict {
@@ -270,8 +292,8 @@ fn hash(tensor: &Tensor) -> Result<[u8; 32], BossManError> {
     Ok(hash_tensor(&payload.meta, &payload.bytes))
 }
 
-/// The sizes of each parameter.
-type Sizes = BTreeMap<String, Vec<i64>>;
+/// The sizes of each parameter and buffer.
+pub(super) type Sizes = BTreeMap<String, Vec<i64>>;
 
 fn sizes(graph: &LayerGraph) -> Sizes {
     let mut sizes = BTreeMap::new();

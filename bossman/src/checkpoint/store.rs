@@ -1,6 +1,7 @@
 //! Checkpoints in a folder, of this machine or of an object store.
 
 use super::folder::{Content, Folder};
+use super::layout::{OPTIMIZER, WEIGHTS};
 use super::manifest::{
     folder_of_step, hash, step_of_folder, FileEntry, Manifest, ManifestError, RunRecord, DAMAGED,
 };
@@ -16,19 +17,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tch::Tensor;
 
-const MANIFEST: &str = "manifest.json";
+pub(super) const MANIFEST: &str = "manifest.json";
 /// A manifest has a line for each file.
 const MAX_MANIFEST: u64 = 64 << 20;
-/// The folders of the files of weights and of optimizer state.
-const WEIGHTS: &str = "weights";
-const OPTIMIZER: &str = "optimizer";
 
 /// The checkpoints of a run.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
-    folder: Folder,
+    pub(super) folder: Folder,
     events: Events,
     /// Clones of this object share it.
     known: Arc<Mutex<VerifiedSteps>>,
@@ -154,72 +151,6 @@ impl Checkpoints {
     /// The folder, or a checkpoint after the last whole one, cannot be read.
     pub async fn last(&self) -> Result<Option<TrainingState>, BossManError> {
         Ok(self.last_whole().await?.map(|(state, _)| state))
-    }
-
-    /// Writes a state, its manifest last. Replaces a checkpoint of the same step.
-    ///
-    /// # Errors
-    /// A file cannot be written. There is then no checkpoint of this step. Its files are deleted,
-    /// because on a full disk they would take the room of the next checkpoint.
-    pub(crate) async fn write(
-        &self,
-        state: TrainingState,
-        run: RunRecord,
-    ) -> Result<Manifest, BossManError> {
-        let step = state.counters.step;
-        let name = folder_of_step(step);
-        self.remove(&name).await?;
-        let error = match self.write_files(&name, state, run).await {
-            Ok(manifest) => {
-                self.known().note_whole(step);
-                return Ok(manifest);
-            }
-            Err(error) => error,
-        };
-        match self.remove(&name).await {
-            Ok(()) => Err(error),
-            Err(left) => Err(with(
-                error,
-                &format!("; and what was written of {name} cannot be deleted: {left}"),
-            )),
-        }
-    }
-
-    async fn write_files(
-        &self,
-        name: &str,
-        state: TrainingState,
-        run: RunRecord,
-    ) -> Result<Manifest, BossManError> {
-        let counters = state.counters;
-        let mut files = Vec::new();
-        for (number, (layer, tensors)) in by_layer(&state).into_iter().enumerate() {
-            for (kind, tensors) in tensors {
-                // Files are encoded one after the other, so that memory holds only one of them
-                // twice.
-                let encode = move || {
-                    safetensors_files::encode(
-                        tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)),
-                    )
-                };
-                let encoded = tokio::task::spawn_blocking(move || {
-                    encode().map(|bytes| (hash(&bytes), bytes))
-                })
-                .await;
-                let encoded = encoded
-                    .map_err(|e| BossManError::Usage(format!("encoding a checkpoint: {e}")))?;
-                let (sha256, bytes) = encoded?;
-                let file = format!("{kind}/{number:04}-{}.safetensors", plain(&layer));
-                files.push(FileEntry { name: file.clone(), bytes: bytes.len() as u64, sha256 });
-                self.folder.put(&format!("{name}/{file}"), bytes).await?;
-            }
-        }
-        let manifest =
-            Manifest::new(counters, run, files).map_err(|e| self.folder.file_error(name, e))?;
-        let text =
-            serde_json::to_vec_pretty(&manifest).map_err(|e| self.folder.file_error(name, e))?;
-        self.folder.put(&format!("{name}/{MANIFEST}"), text).await?;
-        Ok(manifest)
     }
 
     /// Reads a checkpoint and compares each file with its manifest.
@@ -467,13 +398,13 @@ impl Checkpoints {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, VerifiedSteps> {
+    pub(super) fn known(&self) -> MutexGuard<'_, VerifiedSteps> {
         self.known.lock()
     }
 }
 
 /// Adds text to an error.
-fn with(error: BossManError, more: &str) -> BossManError {
+pub(super) fn with(error: BossManError, more: &str) -> BossManError {
     match error {
         BossManError::File { path, problem } => {
             BossManError::File { path, problem: format!("{problem}{more}") }
@@ -518,29 +449,4 @@ pub(crate) fn load_weights(folder: &Path) -> Result<StateDict, BossManError> {
             .for_each(|(name, tensor)| weights.insert(name, tensor));
     }
     Ok(weights)
-}
-
-/// The tensors of each layer, by kind.
-type OfLayer = BTreeMap<&'static str, Vec<(String, Tensor)>>;
-
-fn by_layer(state: &TrainingState) -> BTreeMap<String, OfLayer> {
-    let mut layers: BTreeMap<String, OfLayer> = BTreeMap::new();
-    let mut add = |kind, layer: &str, name: &str, tensor: &Tensor| {
-        let tensors = layers.entry(layer.to_string()).or_default().entry(kind).or_default();
-        tensors.push((name.to_string(), tensor.shallow_clone()));
-    };
-    let of = |name: &str| name.rsplit_once('.').map_or(name, |(layer, _)| layer).to_string();
-    for (name, tensor) in state.weights.iter() {
-        add(WEIGHTS, &of(name), name, tensor);
-    }
-    for (name, tensor) in &state.optimizer {
-        add(OPTIMIZER, &of(&of(name)), name, tensor);
-    }
-    layers
-}
-
-/// Makes a layer's name valid in a file name on every system.
-fn plain(layer: &str) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
-    layer.chars().map(plain).take(100).collect()
 }

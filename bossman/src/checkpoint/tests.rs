@@ -2,6 +2,7 @@
 
 mod faulty_store;
 mod read_errors;
+mod writing;
 
 use super::*;
 use crate::StateDict;

@@ -6,9 +6,13 @@ use pipeline::TensorMeta;
 use tch::Tensor;
 
 pub(crate) fn to_payload(tensor: &Tensor) -> Result<Payload, BossManError> {
+    Ok(Payload { meta: meta_of(tensor)?, bytes: tensor::payload::to_bytes(tensor)? })
+}
+
+/// The dtype and the shape.
+pub(crate) fn meta_of(tensor: &Tensor) -> Result<TensorMeta, BossManError> {
     let shape = tensor.size().into_iter().map(i64::unsigned_abs).collect();
-    let meta = TensorMeta { dtype: tensor::dtype_of(tensor)?, shape };
-    Ok(Payload { meta, bytes: tensor::payload::to_bytes(tensor)? })
+    Ok(TensorMeta { dtype: tensor::dtype_of(tensor)?, shape })
 }
 
 pub(crate) fn from_payload(payload: &Payload) -> Result<Tensor, BossManError> {

@@ -10,9 +10,10 @@ use bytes::Bytes;
 use layerspec::DType;
 use link::Payload;
 use pipeline::TensorMeta;
-use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, View};
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo, View};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use tch::Tensor;
@@ -25,6 +26,9 @@ pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 
 /// The letters of a name in a file that a message shows.
 const SHOWN_LETTERS: usize = 200;
+
+/// The largest header that the library reads and writes.
+const MAX_HEADER_BYTES: usize = 100_000_000;
 
 /// The index: the file of each tensor.
 #[derive(Serialize, Deserialize)]
@@ -134,14 +138,55 @@ fn load_file(path: &Path) -> Result<StateDict, BossManError> {
     decode(&Bytes::from(std::fs::read(path).map_err(|e| BossManError::io(path, &e))?), path)
 }
 
-/// The content of a safetensors file.
-pub(crate) fn encode<'a>(
-    tensors: impl Iterator<Item = (&'a str, &'a Tensor)>,
-) -> Result<Vec<u8>, BossManError> {
-    let views = tensors.map(|(name, tensor)| Ok((name.to_string(), TensorView::new(tensor)?)));
-    let views: Vec<(String, TensorView)> = views.collect::<Result<_, BossManError>>()?;
-    safetensors::serialize(views, None)
-        .map_err(|e| BossManError::Usage(format!("tensors that cannot be written: {e}")))
+/// The beginning of a safetensors file, and the places of the tensors behind it.
+pub(crate) struct Header {
+    /// Everything before the tensors.
+    pub(crate) bytes: Vec<u8>,
+    /// The tensors in the file's order, each with its first byte in the file.
+    pub(crate) starts: Vec<(String, u64)>,
+    /// The size of the whole file.
+    pub(crate) file_bytes: u64,
+}
+
+/// Makes the header that the library would write before these tensors.
+///
+/// # Errors
+/// The tensors are too large or too many for a file.
+pub(crate) fn header<'a>(
+    tensors: impl Iterator<Item = (&'a str, &'a TensorMeta)>,
+) -> Result<Header, BossManError> {
+    let refused =
+        |e: SafeTensorError| BossManError::Usage(format!("tensors that cannot be written: {e}"));
+    let mut sorted: Vec<(&str, &TensorMeta)> = tensors.collect();
+    // The library's order: the largest alignment first, then by name.
+    sorted.sort_by_key(|(name, meta)| (Reverse(stored_dtype(meta.dtype)), *name));
+    let (mut infos, mut end) = (Vec::with_capacity(sorted.len()), 0usize);
+    for (name, meta) in sorted {
+        let bytes = meta.byte_len().and_then(|bytes| usize::try_from(bytes).ok());
+        let next = bytes.and_then(|bytes| end.checked_add(bytes));
+        let next = next.ok_or_else(|| refused(SafeTensorError::ValidationOverflow))?;
+        let shape = meta.shape.iter().map(|d| *d as usize).collect();
+        let dtype = stored_dtype(meta.dtype);
+        infos.push((name.to_string(), TensorInfo { dtype, shape, data_offsets: (end, next) }));
+        end = next;
+    }
+    let offsets: Vec<(String, usize)> =
+        infos.iter().map(|(name, info)| (name.clone(), info.data_offsets.0)).collect();
+    let metadata = Metadata::new(None, infos).map_err(refused)?;
+    let mut text = serde_json::to_vec(&metadata).map_err(|e| refused(e.into()))?;
+    // The library pads it with spaces.
+    text.resize(text.len().next_multiple_of(size_of::<u64>()), b' ');
+    if text.len() > MAX_HEADER_BYTES {
+        return Err(refused(SafeTensorError::HeaderTooLarge));
+    }
+    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(text);
+    let before = bytes.len() as u64;
+    let file_bytes = before
+        .checked_add(end as u64)
+        .ok_or_else(|| refused(SafeTensorError::ValidationOverflow))?;
+    let starts = offsets.into_iter().map(|(name, offset)| (name, before + offset as u64)).collect();
+    Ok(Header { bytes, starts, file_bytes })
 }
 
 /// The tensors of a safetensors file. Errors name the file.
@@ -235,16 +280,7 @@ impl TensorView {
 
 impl View for TensorView {
     fn dtype(&self) -> Dtype {
-        match self.payload.meta.dtype {
-            DType::Float32 => Dtype::F32,
-            DType::Float64 => Dtype::F64,
-            DType::Float16 => Dtype::F16,
-            DType::BFloat16 => Dtype::BF16,
-            DType::Int64 => Dtype::I64,
-            DType::Int32 => Dtype::I32,
-            DType::UInt8 => Dtype::U8,
-            DType::Bool => Dtype::BOOL,
-        }
+        stored_dtype(self.payload.meta.dtype)
     }
 
     fn shape(&self) -> &[usize] {
@@ -257,6 +293,20 @@ impl View for TensorView {
 
     fn data_len(&self) -> usize {
         self.payload.bytes.len()
+    }
+}
+
+/// The element type in a file.
+fn stored_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::Float32 => Dtype::F32,
+        DType::Float64 => Dtype::F64,
+        DType::Float16 => Dtype::F16,
+        DType::BFloat16 => Dtype::BF16,
+        DType::Int64 => Dtype::I64,
+        DType::Int32 => Dtype::I32,
+        DType::UInt8 => Dtype::U8,
+        DType::Bool => Dtype::BOOL,
     }
 }
 
