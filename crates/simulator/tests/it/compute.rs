@@ -301,7 +301,7 @@ fn sliced(tensors: Vec<(String, Option<u64>, Fake)>, form: StateForm) -> Outcome
     let (mut heads, mut sent) = (Vec::new(), Vec::new());
     for (name, elements, value) in tensors {
         let wanted = match form {
-            StateForm::Slices => 1 + name.bytes().map(u64::from).sum::<u64>() % 8,
+            StateForm::Slices => 1 + name.bytes().map(u64::from).sum::<u64>() % 5,
             _ => 1,
         };
         let count = elements.map_or(wanted, |elements| wanted.min(elements));
