@@ -23,6 +23,9 @@ pub trait TestCluster {
         self.answer(request.into_request()).map(|answer| R::read(answer).expect("its own answer"))
     }
 
+    /// Fetches state. The tensors here are so small that each is one part.
+    fn fetch(&mut self, request: SendState) -> Result<Vec<(String, Payload)>, Failure>;
+
     /// Returns the slots with the tensors of requests and answers.
     fn slots(&self) -> &Slots;
 }
@@ -59,16 +62,17 @@ pub fn find_replicas(cluster: &mut impl TestCluster) {
 
 /// Collects the result of a training that had these losses.
 pub fn outputs(plan: &Plan, cluster: &mut impl TestCluster, losses: &[f32]) -> Training {
-    let state: Vec<(String, Slot)> =
+    let state: Vec<(String, Payload)> =
         plan.stages.iter().flat_map(|spec| state_of(plan, cluster, spec.stage)).collect();
     let weights: Vec<_> =
-        state.into_iter().map(|(name, slot)| (name, take(cluster.slots(), slot))).collect();
+        state.into_iter().map(|(name, payload)| (name, tensor_of(payload))).collect();
     assert!(cluster.slots().is_empty(), "tensors were left behind");
     Training::new(losses, weights.iter().map(|(name, tensor)| (name.as_str(), tensor)))
 }
 
 /// Returns the parameters and buffers of a stage. They are gathered first if no replica has all.
-fn state_of(plan: &Plan, cluster: &mut impl TestCluster, stage: StageId) -> Vec<(String, Slot)> {
+fn state_of(plan: &Plan, cluster: &mut impl TestCluster, stage: StageId) -> Vec<(String, Payload)> {
+    let request = SendState { stage: Some(stage), optimizer: false, form: StateForm::Slices };
     let mut batch = 1_000_000 + 2 * u64::from(stage.0);
     let mut all_do = |cluster: &mut _, actions: Vec<Vec<Action>>| {
         batch += 1;
@@ -76,14 +80,10 @@ fn state_of(plan: &Plan, cluster: &mut impl TestCluster, stage: StageId) -> Vec<
         TestCluster::call(cluster, Box::new(run)).unwrap();
     };
     let Some([gather, let_go]) = plan.layout().whole(stage) else {
-        return cluster
-            .call(SendState { stage: Some(stage), optimizer: false, form: StateForm::Tensors })
-            .unwrap();
+        return cluster.fetch(request).unwrap();
     };
     all_do(cluster, gather);
-    let state = cluster
-        .call(SendState { stage: Some(stage), optimizer: false, form: StateForm::Tensors })
-        .unwrap();
+    let state = cluster.fetch(request).unwrap();
     all_do(cluster, let_go);
     state
 }
@@ -158,8 +158,7 @@ pub fn put(slots: &Slots, tensor: &Tensor) -> Slot {
     slots.insert(Payload { meta, bytes: payload::to_bytes(tensor).unwrap() })
 }
 
-fn take(slots: &Slots, slot: Slot) -> Tensor {
-    let Payload { meta, bytes } = slots.remove(slot).unwrap();
+fn tensor_of(Payload { meta, bytes }: Payload) -> Tensor {
     let shape: Vec<i64> = meta.shape.iter().map(|size| size.cast_signed()).collect();
     payload::from_bytes(meta.dtype, &shape, bytes).unwrap()
 }

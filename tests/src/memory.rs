@@ -4,7 +4,7 @@
 use crate::device::device_of;
 use crate::TestCluster;
 use link::{Payload, Slots};
-use pipeline::boss::{Answer, BossSession, Request, Setup};
+use pipeline::boss::{Answer, BossSession, IntoRequest, Request, SendState, Setup};
 use pipeline::effect::{
     BossEffect, Destination, Frame, Message, Micros, Peer, Residuals, StageEffect, Summing,
 };
@@ -14,7 +14,7 @@ use pipeline::message::{Failure, TensorHead, ToBoss, ToWorker};
 use pipeline::replicas::{BucketBytes, Node};
 use pipeline::stage::StageSession;
 use pipeline::task::Task;
-use pipeline::Plan;
+use pipeline::{Plan, TensorMeta};
 use runtime::testing::{run_to_end, Reducer};
 use runtime::TaskTensor;
 use std::collections::VecDeque;
@@ -30,6 +30,9 @@ pub struct InMemoryCluster {
     slots: Slots,
     /// Frames in flight, oldest first.
     frames: Vec<InFlightFrame>,
+    /// What workers announced of their state, and the tensors that came.
+    heads: Vec<(WorkerId, String, TensorMeta)>,
+    state: Vec<(String, Payload)>,
     next_request: u64,
     /// The number of sums so far.
     summed: u64,
@@ -106,6 +109,8 @@ impl InMemoryCluster {
             workers: (0..count).map(worker).collect(),
             slots: Slots::default(),
             frames: Vec::new(),
+            heads: Vec::new(),
+            state: Vec::new(),
             next_request: 0,
             summed: 0,
             random: order,
@@ -136,6 +141,14 @@ impl InMemoryCluster {
                 }
                 BossEffect::Drop(slots) => {
                     slots.into_iter().for_each(|slot| drop(self.slots.remove(slot)))
+                }
+                BossEffect::StateHeads { heads, .. } => self.heads = heads,
+                BossEffect::State { request, worker, name, slot } => {
+                    let payload = self.slots.remove(slot).unwrap();
+                    let head = (worker, name.clone(), payload.meta.clone());
+                    assert!(self.heads.contains(&head), "{head:?} was not announced");
+                    self.state.push((name, payload));
+                    self.boss.on_state_taken(request, worker);
                 }
                 other => panic!("the boss wants {other:?}"),
             }
@@ -297,6 +310,11 @@ impl TestCluster for InMemoryCluster {
             let next = possible.swap_remove(self.draw(possible.len()));
             self.apply_event(next);
         }
+    }
+
+    fn fetch(&mut self, request: SendState) -> Result<Vec<(String, Payload)>, Failure> {
+        self.answer(request.into_request())?;
+        Ok(std::mem::take(&mut self.state))
     }
 
     fn slots(&self) -> &Slots {

@@ -2,12 +2,12 @@
 
 use crate::device::device_of;
 use crate::TestCluster;
-use link::{Identity, Listener, ListenerEvent, Slots, Transport, WorkerInfo};
-use pipeline::boss::{Answer, Request, Setup};
+use link::{Identity, Listener, ListenerEvent, Payload, Slots, Transport, WorkerInfo};
+use pipeline::boss::{Answer, Request, SendState, Setup};
 use pipeline::message::Failure;
 use pipeline::replicas::BucketBytes;
 use pipeline::Plan;
-use runtime::{ComputeThread, Handle};
+use runtime::{ComputeThread, Handle, StateHead, StatePart};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use tensor::nccl::Nccl;
@@ -106,6 +106,20 @@ async fn work(
 impl TestCluster for SocketCluster {
     fn answer(&mut self, request: Request) -> Result<Answer, Failure> {
         self.runtime.block_on(self.handle.call(request))
+    }
+
+    fn fetch(&mut self, request: SendState) -> Result<Vec<(String, Payload)>, Failure> {
+        let mut stream = self.handle.fetch(request);
+        self.runtime.block_on(async {
+            let heads = stream.heads().await?;
+            let mut state = Vec::new();
+            while let Some(StatePart { worker, name, payload }) = stream.next().await? {
+                let head = StateHead { worker, name: name.clone(), meta: payload.meta.clone() };
+                assert!(heads.contains(&head), "{head:?} was not announced");
+                state.push((name, payload));
+            }
+            Ok(state)
+        })
     }
 
     fn slots(&self) -> &Slots {

@@ -111,7 +111,7 @@ impl BossMan {
     /// # Errors
     /// Accumulated gradients wait for an update, or a worker failed.
     pub async fn checkpoint(&mut self) -> Result<TrainingState, BossManError> {
-        checkpoint::begin_snapshot(&mut self.trainer, StateForm::Tensors).await?.finish().await
+        checkpoint::begin_snapshot(&mut self.trainer, StateForm::Slices).await?.finish().await
     }
 
     /// A SHA-256 of the whole training state. Each worker hashes the tensors that it has, so only

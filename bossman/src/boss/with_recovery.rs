@@ -232,5 +232,5 @@ struct Rebuilt {
 }
 
 async fn copy_state(trainer: &mut Trainer, log: &mut CallLog) -> Result<(), BossManError> {
-    log.refresh(checkpoint::begin_snapshot(trainer, StateForm::Tensors).await?.finish().await?)
+    log.refresh(checkpoint::begin_snapshot(trainer, StateForm::Slices).await?.finish().await?)
 }

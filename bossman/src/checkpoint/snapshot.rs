@@ -1,17 +1,19 @@
 //! Copies of the training state, from the workers and to them.
 
 use crate::data::tensor_payload::{from_payload, meta_of, to_payload};
+use crate::session::fetched_state;
 use crate::session::position::Counters;
 use crate::session::trainer::Trainer;
 use crate::session::weight_transfer::{self, StageTensor};
 use crate::weights::state_dict::{expected, ExpectedTensor};
 use crate::{BossManError, StateDict};
 use layerspec::LayerGraph;
-use link::{Payload, Slots};
+use link::Payload;
 use pipeline::boss::{Instruction, SendState};
-use pipeline::ids::{Slot, StageId};
+use pipeline::ids::StageId;
 use pipeline::message::Failure;
 use pipeline::{hash_tensor, LoadContent, StateDigest, StateForm, StateName, TensorMeta};
+use runtime::StateStream;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -34,8 +36,7 @@ pub(crate) type Reply<A> = Pin<Box<dyn Future<Output = Result<A, Failure>> + Sen
 
 /// A state in flight. Workers have copied it, or will before they train further.
 pub(crate) struct Snapshot {
-    replies: Vec<Reply<Vec<(String, Slot)>>>,
-    slots: Slots,
+    streams: Vec<StateStream>,
     counters: Counters,
     /// The sizes of parameters of which replicas have shards.
     sizes: Sizes,
@@ -56,17 +57,18 @@ pub(crate) async fn begin_snapshot(
         ));
     }
     let counters = trainer.position.counters;
-    let (sizes, slots) = (sizes(trainer.model.graph()), trainer.handle.slots.clone());
-    let ask =
-        |trainer: &Trainer, stage| trainer.handle.call(SendState { stage, optimizer: true, form });
+    let sizes = sizes(trainer.model.graph());
+    let ask = |trainer: &Trainer, stage| {
+        let stream = trainer.handle.fetch(SendState { stage, optimizer: true, form });
+        std::future::ready(Ok::<StateStream, Failure>(stream))
+    };
     let (replies, asked) = request_snapshots(trainer, ask).await;
-    let snapshot = Snapshot { replies, slots, counters, sizes };
-    if let Err(error) = asked {
-        // Tensors that have arrived are freed from their slots.
-        snapshot.finish().await.ok();
-        return Err(error);
+    asked?;
+    let mut streams = Vec::new();
+    for reply in replies {
+        streams.push(reply.await?);
     }
-    Ok(snapshot)
+    Ok(Snapshot { streams, counters, sizes })
 }
 
 /// Requests copies of all stages at once, or stage by stage if parameters are sharded, because a
@@ -155,61 +157,56 @@ fn optimizer_state_by_stage(
 impl Snapshot {
     /// Waits until the whole state has arrived. The workers were asked for tensors.
     pub(crate) async fn finish(self) -> Result<TrainingState, BossManError> {
-        let (all, counters, sizes) = self.arrive().await?;
+        let Snapshot { streams, counters, sizes } = self;
         let (mut weights, mut optimizer) = (StateDict::default(), BTreeMap::new());
         let mut shards = Shards::default();
-        for (name, payload) in &all {
+        receive_all(streams, |name, payload| {
             let (name, tensor) = (StateName::parse(name), from_payload(payload)?);
             match (name.optimizer, name.start) {
                 (false, _) => weights.insert(name.name, &tensor),
                 (true, None) => drop(optimizer.insert(name.name.to_string(), tensor)),
                 (true, Some(start)) => shards.insert(name.name, start, tensor),
             }
-        }
+            Ok(())
+        })
+        .await?;
         optimizer.extend(shards.concat(&sizes)?);
         Ok(TrainingState { weights, optimizer, counters })
     }
 
     /// Waits until all hashes have arrived. The workers were asked for hashes.
     pub(crate) async fn digest(self) -> Result<StateDigest, BossManError> {
-        let (all, counters, sizes) = self.arrive().await?;
+        let Snapshot { streams, counters, sizes } = self;
         let (mut hashes, mut shards) = (counters.hashes(), Shards::default());
-        for (name, payload) in &all {
+        receive_all(streams, |name, payload| {
             let StateName { name: of, start, .. } = StateName::parse(name);
             match (start, <[u8; 32]>::try_from(&payload.bytes[..])) {
                 (Some(start), _) => shards.insert(of, start, from_payload(payload)?),
-                (None, Ok(hash)) => drop(hashes.insert(name.clone(), hash)),
+                (None, Ok(hash)) => drop(hashes.insert(name.to_string(), hash)),
                 (None, Err(_)) => {
                     let problem = format!("`{name}`: a worker sent something else than its hash");
                     return Err(BossManError::StateDict(vec![problem]));
                 }
             }
-        }
+            Ok(())
+        })
+        .await?;
         for (name, tensor) in shards.concat(&sizes)? {
             hashes.insert(StateName::of_optimizer(&name, None).to_string(), hash(&tensor)?);
         }
         Ok(StateDigest::of(&hashes))
     }
+}
 
-    /// Waits until everything has arrived.
-    async fn arrive(self) -> Result<(Vec<(String, Payload)>, Counters, Sizes), BossManError> {
-        let Snapshot { replies, slots, counters, sizes } = self;
-        let mut all: Vec<(String, Slot)> = Vec::new();
-        let mut failed = None;
-        for reply in replies {
-            match reply.await {
-                Ok(tensors) => all.extend(tensors),
-                Err(failure) => failed = failed.or(Some(failure)),
-            }
-        }
-        // All tensors are taken out of their slots, also after an error.
-        let all = all.into_iter().filter_map(|(name, slot)| Some((name, slots.remove(slot)?)));
-        let all: Vec<(String, Payload)> = all.collect();
-        if let Some(failure) = failed {
-            return Err(failure.into());
-        }
-        Ok((all, counters, sizes))
+/// Receives states one after the other. After an error the rest is dropped.
+async fn receive_all(
+    streams: Vec<StateStream>,
+    mut take: impl FnMut(&str, &Payload) -> Result<(), BossManError>,
+) -> Result<(), BossManError> {
+    for stream in streams {
+        fetched_state::receive(stream, &mut take).await?;
     }
+    Ok(())
 }
 
 /// The shards of optimizer state, by name and first element.

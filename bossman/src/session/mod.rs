@@ -6,10 +6,12 @@
 //!   v
 //! trainer (Trainer)   <- scheduling    measures workers, moves stages
 //!   +-> position, learning_monitor, nccl_link            replica_check, weight_transfer
+//!                                                        fetched_state (tensors out of slices)
 //! ```
 
 pub(crate) mod call;
 pub(crate) mod evaluate;
+pub(crate) mod fetched_state;
 pub(crate) mod learning_monitor;
 pub(crate) mod manual_step;
 pub(crate) mod nccl_link;

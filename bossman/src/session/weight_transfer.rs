@@ -2,6 +2,7 @@
 
 use super::trainer::Trainer;
 use crate::data::tensor_payload::{from_payload, to_payload};
+use crate::session::fetched_state;
 use crate::session::replica_check::{compare_replicas, must_agree};
 use crate::weights::state_dict::{expected, ExpectedTensor, StateDict};
 use crate::weights::weight_files::WeightFiles;
@@ -57,14 +58,13 @@ async fn fetch_stage(
     stage: Option<StageId>,
     tensors: &mut BTreeMap<String, Tensor>,
 ) -> Result<(), BossManError> {
-    for (name, slot) in
-        trainer.call(SendState { stage, optimizer: false, form: StateForm::Tensors }).await?
-    {
-        if let Some(payload) = trainer.handle.slots.remove(slot) {
-            tensors.insert(name, from_payload(&payload)?);
-        }
-    }
-    Ok(())
+    let form = StateForm::Slices;
+    let stream = trainer.handle.fetch(SendState { stage, optimizer: false, form });
+    fetched_state::receive(stream, |name, payload| {
+        tensors.insert(name.to_string(), from_payload(payload)?);
+        Ok(())
+    })
+    .await
 }
 
 /// Replaces parameters and buffers on all workers.

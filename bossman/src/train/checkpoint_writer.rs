@@ -131,7 +131,7 @@ impl CheckpointWriter {
         info!(step, "checkpoint begins");
         let flush = self.metrics.as_ref().map(|metrics| metrics.lock().flush()).transpose();
         let begun = match flush {
-            Ok(flush) => begin_snapshot(&mut boss.trainer, StateForm::Tensors)
+            Ok(flush) => begin_snapshot(&mut boss.trainer, StateForm::Slices)
                 .await
                 .map(|snapshot| (snapshot, flush)),
             Err(error) => Err(error),

@@ -9,6 +9,7 @@ use crate::peer_snapshot::{SnapshotId, SnapshotNote};
 use crate::replicas::{Compress, Node};
 use crate::samples::{DataTask, Reading};
 use crate::task::Task;
+use crate::tensor_meta::TensorMeta;
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -92,6 +93,25 @@ pub enum BossEffect {
         worker: WorkerId,
         /// Why, as it is told.
         reason: String,
+    },
+    /// Every worker has answered a request for state, whose frames come now.
+    StateHeads {
+        /// Which request.
+        request: u64,
+        /// The name, dtype and shape of each whole tensor, shard or hash, in the order of workers.
+        heads: Vec<(WorkerId, String, TensorMeta)>,
+    },
+    /// A frame of state arrived. Once the caller has taken it, `on_state_taken` lets the worker
+    /// send another one.
+    State {
+        /// Which request.
+        request: u64,
+        /// The worker that sent it.
+        worker: WorkerId,
+        /// Its [name](crate::StateName): that of one of the heads, or of a slice of it.
+        name: String,
+        /// The tensor.
+        slot: Slot,
     },
     /// Show this text to the user.
     Notice(String),

@@ -11,6 +11,7 @@ use crate::replicas::{MicrobatchAssignment, UniqueId};
 use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerProbe, LayerTimes, LoadContent};
+use crate::tensor_meta::TensorMeta;
 use crate::watch::{LayerHealth, Watch};
 use crate::StateForm;
 use serde::{Deserialize, Serialize};
@@ -23,7 +24,7 @@ pub use crate::tensor_head::{TensorHead, MAX_TENSORS};
 
 /// The version of the protocol, sent first on every connection. Peers of different versions
 /// disconnect.
-pub const PROTOCOL_VERSION: u32 = 22;
+pub const PROTOCOL_VERSION: u32 = 23;
 
 /// The most microbatches of a batch.
 pub const MAX_MICROBATCHES: u32 = 1 << 16;
@@ -61,6 +62,13 @@ pub enum ToWorker {
         id: u64,
         /// The norm, before gradients are shortened.
         norm: f64,
+    },
+    /// As many frames of state as this were taken, so the worker may send as many more.
+    MoreState {
+        /// The [`Command::SendState`] that they answer.
+        id: u64,
+        /// The number of frames.
+        frames: u32,
     },
     /// How the run stands, for the worker's user.
     Progress(Progress),
@@ -119,6 +127,14 @@ pub enum ToBoss {
         id: u64,
         /// The snapshots.
         snapshots: Vec<PeerSnapshot>,
+    },
+    /// Before the answer to [`Command::SendState`]: what its frames are, or are slices of.
+    StateHeads {
+        /// Which command.
+        id: u64,
+        /// The name, dtype and shape of each whole tensor, shard or hash; at most
+        /// [`MAX_STATE_HEADS`](crate::MAX_STATE_HEADS).
+        heads: Vec<(String, TensorMeta)>,
     },
     /// Before the answer to [`Command::MakeIds`].
     UniqueIds {
@@ -187,6 +203,7 @@ impl ToBoss {
             | ToBoss::Digests { id, .. }
             | ToBoss::SnapshotStored { id, .. }
             | ToBoss::Snapshots { id, .. }
+            | ToBoss::StateHeads { id, .. }
             | ToBoss::UniqueIds { id, .. }
             | ToBoss::Health { id, .. }
             | ToBoss::Measured { id, .. }
@@ -225,7 +242,8 @@ pub enum Command {
     },
     /// Measure layers, and report with [`ToBoss::Measured`].
     Measure(Vec<LayerProbe>),
-    /// Send parameters and buffers as [`TensorHead::State`], of this stage or of all.
+    /// Send parameters and buffers as [`TensorHead::State`], of this stage or of all, after
+    /// [`ToBoss::StateHeads`].
     SendState {
         /// The stage. `None` is every stage.
         stage: Option<StageId>,
@@ -233,6 +251,9 @@ pub enum Command {
         optimizer: bool,
         /// In which form.
         form: StateForm,
+        /// The most frames that may be on their way or untaken. Each [`ToWorker::MoreState`]
+        /// says that some were taken.
+        window: u32,
     },
     /// Hash the trained parameters of each stage, and report with [`ToBoss::Digests`].
     Digest,

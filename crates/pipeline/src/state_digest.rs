@@ -17,6 +17,9 @@ use std::fmt;
 pub enum StateForm {
     /// The tensors.
     Tensors,
+    /// The tensors, and those of more than [`SLICE_BYTES`](crate::SLICE_BYTES) as flat
+    /// [slices](crate::slices).
+    Slices,
     /// The [hash](hash_tensor) of each tensor, as a tensor of 32 bytes. A shard of optimizer state
     /// is sent as it is, because only all shards together have a hash that does not depend on the
     /// number of replicas.

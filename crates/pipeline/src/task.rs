@@ -7,6 +7,7 @@ use crate::determinism::Determinism;
 use crate::ids::{MicrobatchKey, StageId};
 use crate::kv_cache_step::KvCacheStep;
 use crate::loss::LossSpec;
+use crate::map_tensors::{by_stage, named, nested, shards};
 use crate::mode::Mode;
 use crate::norm::Square;
 use crate::optimizer::OptimizerSpec;
@@ -402,7 +403,9 @@ pub enum Outcome<T> {
     },
     /// After [`Task::Snapshot`].
     State {
-        /// Tensors by name.
+        /// The name, dtype and shape of each whole tensor, shard or hash.
+        heads: Vec<(String, TensorMeta)>,
+        /// Tensors by name, in slices if they were asked for.
         tensors: Vec<(String, T)>,
     },
 }
@@ -510,7 +513,9 @@ impl<T> Outcome<T> {
             Outcome::Measured { times } => Outcome::Measured { times },
             Outcome::Digests { digests } => Outcome::Digests { digests },
             Outcome::UniqueIds { ids } => Outcome::UniqueIds { ids },
-            Outcome::State { tensors } => Outcome::State { tensors: named(tensors, f)? },
+            Outcome::State { heads, tensors } => {
+                Outcome::State { heads, tensors: named(tensors, f)? }
+            }
         })
     }
 
@@ -527,7 +532,7 @@ impl<T> Outcome<T> {
             }
             Outcome::Forward { outputs, .. } => outputs,
             Outcome::Backward { grads } => grads.into_iter().flatten().collect(),
-            Outcome::State { tensors } => tensors.into_iter().map(|(_, t)| t).collect(),
+            Outcome::State { tensors, .. } => tensors.into_iter().map(|(_, t)| t).collect(),
         }
     }
 }
@@ -568,33 +573,4 @@ impl<T> EarlyOutput<T> {
             EarlyOutput::Health(_) => Vec::new(),
         }
     }
-}
-
-fn shards<T, U, E>(
-    buckets: Vec<Vec<Vec<T>>>,
-    mut f: impl FnMut(T) -> Result<U, E>,
-) -> Result<Vec<Vec<Vec<U>>>, E> {
-    buckets.into_iter().map(|shards| nested(shards, &mut f)).collect()
-}
-
-fn nested<T, U, E>(
-    lists: Vec<Vec<T>>,
-    mut f: impl FnMut(T) -> Result<U, E>,
-) -> Result<Vec<Vec<U>>, E> {
-    lists.into_iter().map(|list| list.into_iter().map(&mut f).collect()).collect()
-}
-
-fn by_stage<T, U, E>(
-    tensors: Vec<(StageId, Vec<T>)>,
-    mut f: impl FnMut(T) -> Result<U, E>,
-) -> Result<Vec<(StageId, Vec<U>)>, E> {
-    let mut each = |list: Vec<T>| list.into_iter().map(&mut f).collect::<Result<_, E>>();
-    tensors.into_iter().map(|(stage, list)| Ok((stage, each(list)?))).collect()
-}
-
-fn named<T, U, E>(
-    tensors: Vec<(String, T)>,
-    mut f: impl FnMut(T) -> Result<U, E>,
-) -> Result<Vec<(String, U)>, E> {
-    tensors.into_iter().map(|(name, t)| Ok((name, f(t)?))).collect()
 }

@@ -11,7 +11,7 @@ pub const MAX_TENSORS: usize = 4096;
 /// other.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum TensorHead {
-    /// One tensor: a parameter, a buffer or optimizer state, as an answer to
+    /// One tensor: a parameter, a buffer or optimizer state, or a slice of it, as an answer to
     /// [`crate::message::Command::SendState`].
     State {
         /// Which command.

@@ -3,6 +3,7 @@
 use crate::clock::Clock;
 use crate::handle::{Handle, Input, MembershipEvent, ReplySender};
 use crate::log_fields::{log_message, log_received, log_request, log_sent, REQUESTS};
+use crate::state_stream::{StateEvent, StateHead, StatePart};
 use link::admission::acceptor::{Accept, Acceptor, Caller};
 use link::admission::handshake::Handshake;
 use link::admission::listener::{Admission, Admitted};
@@ -12,7 +13,7 @@ use link::quic::close_codes::{DONE, PROTOCOL_VIOLATION};
 use link::quic::listening_endpoint::ListeningEndpoint;
 use link::{LinkError, Listener, Payload, Slots};
 use parking_lot::Mutex;
-use pipeline::boss::{Answer, BossSession, Instruction, Request, Setup};
+use pipeline::boss::{Answer, BossSession, Instruction, IntoRequest, Request, SendState, Setup};
 use pipeline::effect::{BossEffect, Destination, Frame, Message, Peer};
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, ToBoss};
@@ -56,6 +57,7 @@ pub fn start(
         slots: slots.clone(),
         clock: Clock::start(),
         replies: BTreeMap::new(),
+        fetches: BTreeMap::new(),
         next_request: 0,
         notice: Box::new(notice),
         admission,
@@ -72,6 +74,8 @@ struct Driver {
     slots: Slots,
     clock: Clock,
     replies: BTreeMap<u64, ReplySender>,
+    /// The receivers of state, by request.
+    fetches: BTreeMap<u64, mpsc::UnboundedSender<StateEvent>>,
     next_request: u64,
     notice: Box<dyn FnMut(String) + Send>,
     admission: Admission,
@@ -95,6 +99,10 @@ impl Driver {
                 Some(event) = events.recv() => self.on_event(event),
                 input = inputs.recv() => match input {
                     Some(Input::Request(request, reply)) => self.request(request, reply),
+                    Some(Input::Fetch(request, events)) => self.fetch(request, events),
+                    Some(Input::StateTaken { request, worker }) => {
+                        self.session.on_state_taken(request, worker)
+                    }
                     Some(Input::Lost(worker, reason)) => self.lost(worker, &reason),
                     Some(Input::AdmitWorkers(pool)) => self.open_pool(pool),
                     Some(Input::Progress(worker, progress)) => self.session.tell(worker, progress),
@@ -185,11 +193,25 @@ impl Driver {
     }
 
     fn request(&mut self, request: Request, reply: ReplySender) {
+        self.replies.insert(self.next_request, reply);
+        self.begin(request);
+    }
+
+    fn fetch(&mut self, request: SendState, events: mpsc::UnboundedSender<StateEvent>) {
+        self.fetches.insert(self.next_request, events);
+        self.begin(request.into_request());
+    }
+
+    fn begin(&mut self, request: Request) {
         let number = self.next_request;
         self.next_request += 1;
         log_request(number, &request);
-        self.replies.insert(number, reply);
         self.session.on_request(self.clock.now(), number, request);
+    }
+
+    /// Hands an event to the receiver of state. Returns whether there is one.
+    fn hand_over(&self, request: u64, event: StateEvent) -> bool {
+        self.fetches.get(&request).is_some_and(|events| events.send(event).is_ok())
     }
 
     /// Ends the run at the workers, after they have cleaned up a failed request. Handles their last
@@ -258,6 +280,20 @@ impl Driver {
                 BossEffect::Dismiss { worker, reason } => {
                     self.disconnect(worker, &reason, PROTOCOL_VIOLATION)
                 }
+                BossEffect::StateHeads { request, heads } => {
+                    let head = |(worker, name, meta)| StateHead { worker, name, meta };
+                    let heads = heads.into_iter().map(head).collect();
+                    self.hand_over(request, StateEvent::Heads(heads));
+                }
+                BossEffect::State { request, worker, name, slot } => {
+                    let part = |payload| StatePart { worker, name, payload };
+                    let part = self.slots.remove(slot).map(part);
+                    let event = part.map(|part| StateEvent::Part { request, part });
+                    // If nobody receives it, its worker must not keep the rest.
+                    if !event.is_some_and(|event| self.hand_over(request, event)) {
+                        self.session.on_state_taken(request, worker);
+                    }
+                }
                 BossEffect::Notice(text) => (self.notice)(text),
             }
         }
@@ -300,6 +336,10 @@ impl Driver {
         match &result {
             Ok(_) => debug!(target: REQUESTS, request, "answered"),
             Err(failure) => debug!(target: REQUESTS, request, error = failure.message, "failed"),
+        }
+        if let Some(events) = self.fetches.remove(&request) {
+            // If the stream was dropped, nobody waits for the end.
+            return drop(events.send(StateEvent::End(result.map(drop))));
         }
         let Some(reply) = self.replies.remove(&request) else { return };
         // If the caller's future was dropped, nobody else frees the tensors of the answer.

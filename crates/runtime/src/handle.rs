@@ -1,9 +1,10 @@
 //! The user's end of a running boss.
 
+use crate::state_stream::{StateEvent, StateStream};
 use link::quic::close_codes::{EVICTED, PROTOCOL_VIOLATION};
 use link::{Slots, WorkerInfo};
 use parking_lot::Mutex;
-use pipeline::boss::{Answer, IntoRequest, Request};
+use pipeline::boss::{Answer, IntoRequest, Request, SendState};
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, Progress};
 use quinn::VarInt;
@@ -19,6 +20,10 @@ pub(crate) type ReplySender = oneshot::Sender<Result<Answer, Failure>>;
 pub(crate) enum Input {
     /// Carry out a request, and answer it.
     Request(Request, ReplySender),
+    /// Fetch state, and hand it over in parts.
+    Fetch(SendState, mpsc::UnboundedSender<StateEvent>),
+    /// A part of the state of a request was taken.
+    StateTaken { request: u64, worker: WorkerId },
     /// A worker is known to be lost, for this reason.
     Lost(WorkerId, String),
     /// Open the run to workers that join and leave, and report them.
@@ -84,6 +89,15 @@ impl Handle {
             };
             R::read(answer).ok_or_else(|| Failure::new("the boss answered another request"))
         }
+    }
+
+    /// Fetches state part by part, while later requests run. The request is queued when this
+    /// function returns.
+    pub fn fetch(&self, request: SendState) -> StateStream {
+        let (sender, events) = mpsc::unbounded_channel();
+        // If the driver is gone, so is the sender, and the stream says that the run has ended.
+        self.inputs.send(Input::Fetch(request, sender)).ok();
+        StateStream::new(events, self.inputs.downgrade())
     }
 
     /// Reports that a worker is lost, before its connection shows it.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! boss:    handle -> boss_driver -> BossSession
+//!             ^----- state_stream (state, part by part)
 //!                        | frames over link
 //! worker:  serve -> stage_driver -> StageSession
 //!                        +-> peer_connections (to the boss and to other workers)
@@ -31,6 +32,7 @@ mod reader_thread;
 mod reduction;
 mod snapshot_store;
 mod stage_driver;
+mod state_stream;
 mod task_tensor;
 #[doc(hidden)]
 pub mod testing;
@@ -47,4 +49,5 @@ pub use reader_thread::SampleReader;
 pub use reduction::compression::decompress;
 pub use snapshot_store::SnapshotStore;
 pub use stage_driver::{serve, End};
+pub use state_stream::{StateHead, StatePart, StateStream};
 pub use task_tensor::{DeviceTensor, TaskTensor};

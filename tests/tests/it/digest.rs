@@ -19,8 +19,27 @@ layers:
     share: first
 ";
 
+/// Its weights, and halves of them, are larger than a slice.
+const WIDE: &str = "
+model: wide
+inputs: {x: [batch, 8]}
+layers:
+  - Linear: {in_features: 8, out_features: 300000}
+  - Tanh
+  - Linear: {in_features: 300000, out_features: 8}
+";
+
 async fn boss(workers: usize, replicas: Vec<u16>, shard: Option<Sharding>) -> BossMan {
-    let builder = BossMan::builder(Model::from_yaml(MODEL).unwrap()).loss(Loss::MSELoss);
+    boss_of(MODEL, workers, replicas, shard).await
+}
+
+async fn boss_of(
+    model: &str,
+    workers: usize,
+    replicas: Vec<u16>,
+    shard: Option<Sharding>,
+) -> BossMan {
+    let builder = BossMan::builder(Model::from_yaml(model).unwrap()).loss(Loss::MSELoss);
     let builder = builder.seed(5).microbatches(4).replicas(Replicas::Of(replicas)).shard(shard);
     // Sums depend on the number of threads.
     let alike = Host::new(workers).local(workers).port(0).threads(1).quiet().wait().await.unwrap();
@@ -65,6 +84,25 @@ async fn a_digest_does_not_show_the_cut() {
         ] {
             let what = format!("{replicas:?} {shard:?}");
             assert_eq!(digests(boss(workers, replicas, shard).await).await, expected, "{what}");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), test).await.unwrap();
+}
+
+#[tokio::test]
+async fn slices_make_the_state_of_a_large_model() {
+    let test = async {
+        for (workers, replicas, shard) in
+            [(2, vec![1, 1], None), (2, vec![2], Some(Sharding::Optimizer))]
+        {
+            let mut boss = boss_of(WIDE, workers, replicas, shard).await;
+            boss.train_step(&batch(1)).await.unwrap();
+            // Workers hash whole tensors. Checkpoints are made of slices.
+            let digest = boss.digest().await.unwrap();
+            assert_eq!(digest, boss.checkpoint().await.unwrap().digest().unwrap());
+            let weights = boss.state_dict().await.unwrap();
+            assert_eq!(weights.get("0.weight").unwrap().size(), [300_000, 8]);
+            boss.shutdown().await;
         }
     };
     tokio::time::timeout(Duration::from_secs(120), test).await.unwrap();

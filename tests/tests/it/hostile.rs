@@ -193,7 +193,9 @@ async fn a_boss_is_attacked_by_workers_that_joined() {
         // Answers to every request that others may receive, from a worker that received none, or
         // only the request to make itself ready.
         let failure = || Failure::new("out of spite");
-        let spite: [&dyn Fn(u64) -> ToBoss; 4] = [
+        let heads = || vec![("stem.weight".to_string(), nothing())];
+        let spite: [&dyn Fn(u64) -> ToBoss; 5] = [
+            &|id| ToBoss::StateHeads { id, heads: heads() },
             &|id| ToBoss::Failed { id, failure: failure() },
             &|id| ToBoss::Aborted { id, stepped: true },
             &done,

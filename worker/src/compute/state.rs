@@ -12,7 +12,7 @@ use link::Payload;
 use pipeline::ids::StageId;
 use pipeline::message::Failure;
 use pipeline::task::Outcome;
-use pipeline::{hash_tensor, StateForm, StateName, TensorMeta};
+use pipeline::{hash_tensor, slices, StateForm, StateName, StateSlice, TensorMeta, SLICE_BYTES};
 use runtime::TaskTensor;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -197,15 +197,21 @@ impl StageCompute {
                 }));
             }
         }
-        let payload = |(name, value): (String, Tensor)| {
+        let (mut heads, mut sent) = (Vec::new(), Vec::new());
+        for (name, value) in tensors {
             let whole = StateName::parse(&name).start.is_none();
-            let sent = match form {
+            let payload = match form {
                 StateForm::Hashes if whole => hash_payload(digest(&value)?),
                 _ => to_payload(&value).map_err(tensor_failure)?,
             };
-            Ok((name, sent.into()))
-        };
-        Ok(Outcome::State { tensors: tensors.into_iter().map(payload).collect::<Result<_, _>>()? })
+            heads.push((name.clone(), payload.meta.clone()));
+            match form {
+                StateForm::Slices => sent.extend(sliced(&name, &payload, SLICE_BYTES)),
+                StateForm::Tensors | StateForm::Hashes => sent.push((name, payload)),
+            }
+        }
+        let tensors = sent.into_iter().map(|(name, payload)| (name, payload.into())).collect();
+        Ok(Outcome::State { heads, tensors })
     }
 
     pub(super) fn digests(&self) -> Result<Outcome<TaskTensor>, Failure> {
@@ -223,6 +229,14 @@ impl StageCompute {
         self.custom_layers.set_files(verify_sha256(files)?);
         Ok(())
     }
+}
+
+/// A tensor in slices of at most this number of bytes, over the same memory.
+fn sliced(name: &str, payload: &Payload, most: u64) -> Vec<(String, Payload)> {
+    let part = |StateSlice { name, meta, bytes }: StateSlice| {
+        (name, Payload { meta, bytes: payload.bytes.slice(bytes) })
+    };
+    slices(name, &payload.meta, most).into_iter().map(part).collect()
 }
 
 fn digest(value: &Tensor) -> Result<[u8; 32], Failure> {
@@ -251,4 +265,23 @@ fn verify_sha256(files: Vec<(String, TaskTensor)>) -> Result<BTreeMap<String, By
         }
     };
     files.into_iter().map(file).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_lie_in_the_memory_of_their_tensor() {
+        let meta = TensorMeta { dtype: DType::Int64, shape: vec![3, 1] };
+        let payload = Payload { meta, bytes: (0..24).collect::<Vec<u8>>().into() };
+        let parts = sliced("0.weight", &payload, 16);
+        let names: Vec<&str> = parts.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["slice/0.weight[0]", "slice/0.weight[2]"]);
+        let joined: Vec<u8> = parts.iter().flat_map(|(_, part)| part.bytes.to_vec()).collect();
+        assert_eq!(joined, payload.bytes);
+        assert_eq!(parts[0].1.bytes.as_ptr(), payload.bytes.as_ptr());
+        let sizes: Vec<u64> = parts.iter().flat_map(|(_, part)| part.meta.shape.clone()).collect();
+        assert_eq!(sizes, [2, 1]);
+    }
 }

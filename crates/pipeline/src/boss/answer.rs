@@ -26,8 +26,8 @@ pub enum Answer {
     Measure(Vec<(WorkerId, Vec<LayerTimes>)>),
     /// The last figures of each worker's links, to another worker or to the boss.
     ReportLinks(Vec<(WorkerId, Option<WorkerId>, LinkReport)>),
-    /// Parameters and buffers by name.
-    SendState(Vec<(String, Slot)>),
+    /// All parameters and buffers have come.
+    SendState(()),
     /// The snapshots of the run that each worker stores.
     ListSnapshots(Vec<(WorkerId, PeerSnapshot)>),
     /// An id for a communicator of each stage whose replicas sum gradients, ascending.
@@ -58,7 +58,6 @@ impl Answer {
     pub fn into_slots(self) -> Vec<Slot> {
         match self {
             Answer::Run(results) => results.outputs.into_iter().map(|(.., slot)| slot).collect(),
-            Answer::SendState(state) => state.into_iter().map(|(_, slot)| slot).collect(),
             _ => Vec::new(),
         }
     }
@@ -113,7 +112,7 @@ requests! {
     Box<MembershipChange> => ChangeMembership(Vec<(WorkerId, usize)>),
     Measure => Measure(Vec<(WorkerId, Vec<LayerTimes>)>),
     ReportLinks => ReportLinks(Vec<(WorkerId, Option<WorkerId>, LinkReport)>),
-    SendState => SendState(Vec<(String, Slot)>),
+    SendState => SendState(()),
     ListSnapshots => ListSnapshots(Vec<(WorkerId, PeerSnapshot)>),
     MakeIds => MakeIds(Vec<(StageId, UniqueId)>),
     Digest => Digest(Vec<(WorkerId, StageId, String, [u8; 32])>),

@@ -1,4 +1,4 @@
-//! Copies of parameters that travel to the boss while the next request runs.
+//! Copies of parameters that travel to the boss while the next request runs, through a window.
 
 use super::work::Work;
 use super::{BossSession, Collector, Job, Phase};
@@ -28,16 +28,41 @@ impl BossSession {
         slots: Vec<Slot>,
         take: impl FnOnce(&mut Collector, &[Slot]) -> Result<(), String>,
     ) {
-        let Some((_, collector)) = self.background.get_mut(&id) else {
+        let Some((request, collector)) = self.background.get_mut(&id) else {
             return self.drop_slots(slots);
         };
         if let Err(reason) = take(collector, &slots) {
             return self.refuse(from, slots, &reason);
         }
+        let arrived = collector.hand_out_state(*request);
+        self.effects.extend(arrived);
         if collector.is_complete() {
             if let Some((request, collector)) = self.background.remove(&id) {
                 self.reply(request, collector.into_answer(self.behind()));
             }
+        }
+    }
+
+    /// The caller has taken a frame of state of a worker, which may send another one.
+    pub fn on_state_taken(&mut self, request: u64, worker: WorkerId) {
+        let (id, waits) = match &mut self.job {
+            Some(Job { id, request: of, phase: Phase::Collecting(collector), .. })
+                if *of == request =>
+            {
+                (*id, collector.state_taken(worker))
+            }
+            _ => {
+                let mut background = self.background.iter_mut();
+                let Some((id, (_, collector))) = background.find(|(_, (of, _))| *of == request)
+                else {
+                    return;
+                };
+                (*id, collector.state_taken(worker))
+            }
+        };
+        if waits && self.alive(worker) {
+            let body = ToWorker::MoreState { id, frames: 1 };
+            self.effects.push_back(BossEffect::Tell(vec![Message { to: worker, body }]));
         }
     }
 
@@ -65,14 +90,18 @@ impl BossSession {
     fn cancel_background(&mut self, id: u64, failure: Failure) {
         let Some((request, mut collector)) = self.background.remove(&id) else { return };
         let stores_snapshots = collector.stores_snapshots();
+        let mut told = collector.state_waits_at();
         let slots = collector.take_slots();
         self.drop_slots(slots);
+        told.retain(|worker| self.alive(*worker));
         if stores_snapshots {
-            // The parts that arrived are useless now.
+            told.extend(self.living());
+        }
+        if !told.is_empty() {
+            // The parts that arrived are useless now, and nobody takes what waits.
             let body = ToWorker::Abort { id, batch: None, gradients: false };
             let abort = |to| Message { to, body: body.clone() };
-            let to = self.living().into_iter().map(abort).collect();
-            self.effects.push_back(BossEffect::Tell(to));
+            self.effects.push_back(BossEffect::Tell(told.into_iter().map(abort).collect()));
         }
         self.effects.push_back(BossEffect::Reply { request, result: Err(failure) });
     }

@@ -1,5 +1,6 @@
 //! The commands and tensors that carry out a request.
 
+use super::collector::state_window;
 use super::request::{Instruction, ListSnapshots, Measure, Request, SendState, Setup};
 use super::round_frames::{round, tensors};
 use super::snapshot_request::{restore_snapshot, state_senders, store_snapshot};
@@ -63,8 +64,10 @@ pub(super) fn commands(request: Request, id: u64, setup: &Setup) -> Vec<BossEffe
         | Request::Instruct(Instruction::Stop) => Vec::new(),
         // Replicas have the same state. The first one sends it.
         Request::SendState(SendState { stage, optimizer, form }) => {
-            let senders = state_senders(plan, stage, optimizer).into_iter();
-            to_some(id, senders, &Command::SendState { stage, optimizer, form })
+            let senders = state_senders(plan, stage, optimizer);
+            let window = state_window(senders.len());
+            let command = Command::SendState { stage, optimizer, form, window };
+            to_some(id, senders.into_iter(), &command)
         }
         Request::Instruct(Instruction::OpenData(spec)) => {
             to_some(id, readers(plan).into_iter(), &Command::OpenData(spec))

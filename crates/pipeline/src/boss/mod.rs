@@ -404,8 +404,13 @@ impl BossSession {
         }
     }
 
-    /// Replies once every worker has answered and every announced tensor has arrived.
+    /// Hands out state that arrived. Replies once every worker has answered and every announced
+    /// tensor has arrived.
     fn finish(&mut self) {
+        if let Some(Job { request, phase: Phase::Collecting(collector), .. }) = &mut self.job {
+            let arrived = collector.hand_out_state(*request);
+            self.effects.extend(arrived);
+        }
         self.move_to_background();
         match &self.job {
             Some(Job { phase: Phase::Collecting(collector), .. })

@@ -135,7 +135,8 @@ pub struct Measure(pub Vec<LayerProbe>);
 pub struct ReportLinks;
 
 /// Fetches parameters and buffers. Workers copy them, and continue with the next request while the
-/// copies travel.
+/// copies travel, each as a [`BossEffect::State`](crate::effect::BossEffect::State). The answer
+/// comes after the last one.
 #[derive(Copy, Clone, PartialEq, Debug)]
 pub struct SendState {
     /// The stage. `None` is every stage.

@@ -9,13 +9,11 @@ use super::session::{RoundAnswer, StageSession};
 use super::state_transfer::Transfer;
 use crate::effect::{Micros, Residuals, StageEffect};
 use crate::ids::{Slot, StageId};
-use crate::message::{
-    Assignment, ChangeMembership, Command, Failure, PeerAddress, TensorHead, ToBoss,
-};
+use crate::message::{Assignment, ChangeMembership, Command, Failure, PeerAddress, ToBoss};
 use crate::peer_snapshot::{SendSnapshot, StoreSnapshot};
 use crate::replicas::UniqueId;
 use crate::task::{LoadContent, Outcome, Task};
-use crate::StateForm;
+use crate::{StateForm, TensorMeta};
 
 impl StageSession {
     /// A command arrived. It waits if the last one is not complete.
@@ -68,9 +66,11 @@ impl StageSession {
             }
             // The parameters of stages of which this is the first replica, and the optimizer state
             // that no earlier replica has.
-            Command::SendState { stage, optimizer, form } => {
+            Command::SendState { stage, optimizer, form, window } => {
+                self.job = Some(Job::SendState { id, window });
                 let me = self.membership.worker;
-                self.single(id, self.membership.snapshot(me, stage, optimizer, form));
+                let task = self.membership.snapshot(me, stage, optimizer, form);
+                self.compute(Purpose::Command(id), task);
             }
             Command::StoreSnapshot(command) => self.store_snapshot(id, *command),
             Command::ListSnapshots { run } => {
@@ -285,7 +285,7 @@ impl StageSession {
             }
             (Some(Job::ChangeMembership { .. }), outcome) => {
                 match outcome {
-                    Outcome::State { tensors } => self.transfer.on_copied(tensors),
+                    Outcome::State { tensors, .. } => self.transfer.on_copied(tensors),
                     other => {
                         self.outbox.drop_slots(other.into_tensors());
                         self.transfer.on_loaded();
@@ -297,7 +297,11 @@ impl StageSession {
                 *times = Some(measured);
                 self.finish_measuring();
             }
-            (Some(Job::StoreSnapshot { .. }), Outcome::State { tensors }) => {
+            (Some(Job::SendState { window, .. }), Outcome::State { heads, tensors }) => {
+                let window = *window;
+                self.send_state(id, window, heads, tensors);
+            }
+            (Some(Job::StoreSnapshot { .. }), Outcome::State { tensors, .. }) => {
                 let mut context = Context {
                     membership: &self.membership,
                     links: &self.links,
@@ -314,23 +318,36 @@ impl StageSession {
 
     /// Answers a command with the outcome of its task.
     fn answer_task(&mut self, id: u64, outcome: Outcome<Slot>) {
-        let mut sent = 0;
         match outcome {
-            Outcome::State { tensors } => {
-                for (name, slot) in tensors {
-                    sent += 1;
-                    self.outbox.send_boss(TensorHead::State { id, name }, vec![slot]);
-                }
-            }
             Outcome::Digests { digests } => self.outbox.tell_boss(ToBoss::Digests { id, digests }),
             Outcome::UniqueIds { ids } => self.outbox.tell_boss(ToBoss::UniqueIds { id, ids }),
             other => self.outbox.drop_slots(other.into_tensors()),
         }
+        self.done(id);
+    }
+
+    /// Answers a command with state, which follows in frames as the boss takes them.
+    fn send_state(
+        &mut self,
+        id: u64,
+        window: u32,
+        heads: Vec<(String, TensorMeta)>,
+        tensors: Vec<(String, Slot)>,
+    ) {
+        let sent = u32::try_from(tensors.len()).unwrap_or(u32::MAX);
+        self.outbox.tell_boss(ToBoss::StateHeads { id, heads });
         self.answer(id, RoundAnswer { sent, ..RoundAnswer::default() });
+        self.state_frames.begin(id, window, tensors, &mut self.outbox);
     }
 
     /// Cancels a command, and drops its arrivals.
     pub(super) fn abort(&mut self, id: u64, batch: Option<u64>, gradients: bool) {
+        let waiting = self.state_frames.cancel(id);
+        if !waiting.is_empty() {
+            // The command was answered, and these are all that it left.
+            self.outbox.drop_slots(waiting);
+            return self.outbox.tell_boss(ToBoss::Aborted { id, stepped: false });
+        }
         let mut slots = self.loading.cancel(id);
         slots.extend(self.transfer.cancel(id));
         self.outbox.drop_slots(slots);
@@ -397,6 +414,7 @@ impl StageSession {
         slots.extend(self.early_frames.cancel_until(u64::MAX));
         slots.extend(self.loading.cancel_all());
         slots.extend(self.transfer.cancel_all());
+        slots.extend(self.state_frames.cancel_all());
         self.outbox.drop_slots(slots);
     }
 }

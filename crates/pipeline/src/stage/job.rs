@@ -24,6 +24,11 @@ pub(super) enum Job {
     StoreSnapshot {
         id: u64,
     },
+    /// State is being copied for the boss, which takes as many frames as this at a time.
+    SendState {
+        id: u64,
+        window: u32,
+    },
     /// A measurement of layers, which is one task, and of the links that are being measured.
     Measure {
         id: u64,
@@ -51,6 +56,7 @@ impl Job {
             | Job::ChangeMembership { id }
             | Job::Load { id }
             | Job::StoreSnapshot { id }
+            | Job::SendState { id, .. }
             | Job::Measure { id, .. }
             | Job::Communicate { id }
             | Job::Task { id } => Some(*id),

@@ -4,7 +4,7 @@
 //! empty, and `on_timeout` at the latest at the time that `poll_timeout` names.
 //!
 //! ```text
-//! frames, results -> session -> commands -> loading, snapshots, membership, reading
+//! frames, results -> session -> commands -> loading, snapshots, membership, reading, state_frames
 //!                       |
 //!                       +-----> round: inbox -> next action -> task -> result -> other stages
 //!                                                 |
@@ -40,6 +40,7 @@ mod round_check;
 mod rounds;
 mod session;
 mod stage_reduction;
+mod state_frames;
 mod state_transfer;
 #[cfg(test)]
 mod testing;

@@ -12,6 +12,7 @@ use super::membership::Membership;
 use super::outbox::Outbox;
 use super::peer_snapshots::{PartTensor, PeerSnapshots};
 use super::reading::{Answer, ReadResult, SampleReader};
+use super::state_frames::StateFrames;
 use super::state_transfer::{StateTensor, StateTransfer};
 use crate::effect::{Frame, Micros, Peer, StageEffect};
 use crate::ids::{MicrobatchKey, Slot, Ticket, WorkerId};
@@ -35,6 +36,7 @@ pub struct StageSession {
     pub(super) early_frames: EarlyFrames,
     pub(super) loading: Loading,
     pub(super) transfer: StateTransfer,
+    pub(super) state_frames: StateFrames,
     pub(super) snapshots: PeerSnapshots,
     pub(super) reader: SampleReader,
     /// The last step that is complete here.
@@ -210,6 +212,9 @@ impl StageSession {
             }
             ToWorker::Abort { id, batch, gradients } => self.abort(id, batch, gradients),
             ToWorker::TotalNorm { id, norm } => self.total_norm(id, norm),
+            ToWorker::MoreState { id, frames } => {
+                self.state_frames.more(id, frames, &mut self.outbox);
+            }
             ToWorker::Progress(progress) => self.outbox.push(StageEffect::Progress(progress)),
             ToWorker::Stop => {
                 self.drop_arrivals();

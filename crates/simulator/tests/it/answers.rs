@@ -5,17 +5,13 @@ use crate::calls::Answered;
 use pipeline::boss::{Answer, RoundResults};
 
 impl World {
-    pub(super) fn answered(&mut self, answer: Answer) -> Answered {
+    pub(super) fn answered(&mut self, request: u64, answer: Answer) -> Answered {
         let mut answered = Answered::default();
         match answer {
             Answer::Instruct(()) | Answer::ReportLinks(_) => {}
             Answer::Run(results) => answered = self.results(*results),
             Answer::ChangeMembership(behind) => self.behind = behind,
-            Answer::SendState(state) => {
-                let state = state.into_iter();
-                answered.state =
-                    state.map(|(name, slot)| (name, self.boss_slots.give_up(slot))).collect();
-            }
+            Answer::SendState(()) => answered.state = self.fetches.end(request),
             Answer::Measure(measured) => {
                 answered.measured =
                     measured.first().map(|(_, times)| times.clone()).unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use crate::math::{self, Draw, Fake};
 use crate::params::Params;
-use layerspec::{Layer, LayerId, ValueId};
+use layerspec::{DType, Layer, LayerId, ValueId};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{Failure, Mode};
 use pipeline::optimizer::OptimizerSpec;
@@ -10,7 +10,7 @@ use pipeline::plan::StageSpec;
 use pipeline::replicas::{buckets, Bucket, Node, ShardId, Sharding, Tree, UniqueId};
 use pipeline::task::{EarlyOutput, LossTask, Outcome, Task, TreeLeaf, Update};
 use pipeline::watch::LayerHealth;
-use pipeline::{LoadContent, StateForm, StateName};
+use pipeline::{slices, LoadContent, StateForm, StateName, TensorMeta};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that a compute thread keeps between tasks.
@@ -188,20 +188,19 @@ impl Compute {
                 }
             }
             Task::Snapshot { parameters, optimizer, form } => {
-                // Hashes travel as tensors do, and the simulator computes with numbers.
-                assert_eq!(form, StateForm::Tensors);
                 let mut tensors = Vec::new();
                 for (stage, s) in &self.stages {
                     let all = parameters.contains(stage);
                     if all {
                         s.check_gathered()?;
-                        tensors.extend(s.params.owned());
+                        let owned = s.params.owned().into_iter();
+                        tensors.extend(owned.map(|(name, value)| (name, None, value)));
                     }
                     if optimizer.contains(stage) {
                         tensors.extend(s.params.states(&s.buckets, s.share, !all));
                     }
                 }
-                return Ok(Outcome::State { tensors });
+                return Ok(sliced(tensors, form));
             }
             Task::Digest => {
                 // Sharded parameters are left out, because each replica has another part.
@@ -293,6 +292,25 @@ impl Compute {
         }
         assert!(left.is_empty(), "a state without {left:?}");
     }
+}
+
+/// State as a worker sends it. A tensor has one number, which is that of all its slices.
+fn sliced(tensors: Vec<(String, Option<u64>, Fake)>, form: StateForm) -> Outcome<Fake> {
+    // Hashes travel as tensors do, and the simulator computes with numbers.
+    assert_ne!(form, StateForm::Hashes);
+    let (mut heads, mut sent) = (Vec::new(), Vec::new());
+    for (name, elements, value) in tensors {
+        let wanted = match form {
+            StateForm::Slices => 1 + name.bytes().map(u64::from).sum::<u64>() % 5,
+            _ => 1,
+        };
+        let count = elements.map_or(wanted, |elements| wanted.min(elements));
+        let meta = TensorMeta { dtype: DType::Int64, shape: vec![count] };
+        // Slices of one element.
+        sent.extend(slices(&name, &meta, 8).into_iter().map(|slice| (slice.name, value)));
+        heads.push((name, meta));
+    }
+    Outcome::State { heads, tensors: sent }
 }
 
 impl Stage {

@@ -36,6 +36,7 @@ mod recovering_run;
 mod recovery;
 mod regressions;
 mod seeds;
+mod state_window;
 mod user;
 mod world;
 

@@ -84,6 +84,8 @@ pub enum Event {
     Lost(WorkerId),
     /// A worker learns that the boss has given it up, and leaves.
     Leaves(WorkerId),
+    /// The user takes a frame of the state of a request, which this worker sent.
+    Taken(u64, WorkerId),
 }
 
 impl Event {
@@ -93,7 +95,7 @@ impl Event {
             Event::Arrives(Packet { to: Peer::Worker(worker), .. }) => Some(*worker),
             Event::Computed(at) | Event::Summed(at, ..) | Event::Read(at, ..) => Some(*at),
             Event::LinkUp { at, .. } | Event::LinkDown { at, .. } => Some(*at),
-            Event::Arrives(_) | Event::Lost(_) | Event::Leaves(_) => None,
+            Event::Arrives(_) | Event::Lost(_) | Event::Leaves(_) | Event::Taken(..) => None,
         }
     }
 }
@@ -205,6 +207,11 @@ impl Network {
             false => self.now + 1 + self.random.below(self.conditions.task),
         };
         self.at(end, Event::Computed(worker));
+    }
+
+    /// The user takes a frame of state after some time.
+    pub fn take_later(&mut self, request: u64, worker: WorkerId, delay: u64) {
+        self.at(self.now + delay, Event::Taken(request, worker));
     }
 
     /// A sum is begun beside the compute thread.

@@ -18,7 +18,11 @@ impl Parting {
                 far(*at) != far(*peer)
             }
             Event::Lost(worker) => far(*worker),
-            Event::Computed(_) | Event::Summed(..) | Event::Read(..) | Event::Leaves(_) => false,
+            Event::Computed(_)
+            | Event::Summed(..)
+            | Event::Read(..)
+            | Event::Leaves(_)
+            | Event::Taken(..) => false,
         }
     }
 }

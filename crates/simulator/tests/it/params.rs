@@ -82,21 +82,23 @@ impl Params {
     }
 
     /// The optimizer's states, if it has begun; of sharded parameters, this replica's shard.
-    /// `parts` leaves out states that every replica has.
+    /// `parts` leaves out states that every replica has. Each with the number of its elements, if
+    /// it is a shard.
     pub fn states(
         &self,
         buckets: &[Bucket],
         share: Option<ShardId>,
         parts: bool,
-    ) -> Vec<(String, Fake)> {
+    ) -> Vec<(String, Option<u64>, Fake)> {
         let begun = self.all.iter().filter(|(_, p)| p.state != 0);
         let named = |(name, p): (&String, &Param)| {
             let part = self.part_of(name, buckets, share);
             let left_out =
                 part.as_ref().is_some_and(|part| part.is_empty()) || (part.is_none() && parts);
+            let elements = part.as_ref().map(|part| part.end - part.start);
             let name = format!("{name}.state");
             let name = StateName::of_optimizer(&name, part.map(|part| part.start)).to_string();
-            (!left_out).then_some((name, p.state))
+            (!left_out).then_some((name, elements, p.state))
         };
         begun.filter_map(named).collect()
     }

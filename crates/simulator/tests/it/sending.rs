@@ -37,6 +37,7 @@ impl World {
                 "the boss sends to {peer}, which is lost"
             );
             self.note_weight(from, peer, route, &head);
+            self.note_sent(from, peer, &head);
             let meta = TensorMeta { dtype: DType::Int64, shape: vec![1] };
             let tensor_metas = vec![meta; tensors.len()];
             let envelope = TensorEnvelope { route, head, tensors: tensor_metas };

@@ -183,10 +183,10 @@ impl<'g> User<'g> {
             Call::Distribute => Instruction::Distribute.into_request(),
             Call::Optimizer(lr) => Instruction::SetOptimizer(calls::optimizer(lr)).into_request(),
             Call::State => {
-                SendState { stage: None, optimizer: false, form: StateForm::Tensors }.into_request()
+                SendState { stage: None, optimizer: false, form: StateForm::Slices }.into_request()
             }
             Call::Checkpoint => {
-                SendState { stage: None, optimizer: true, form: StateForm::Tensors }.into_request()
+                SendState { stage: None, optimizer: true, form: StateForm::Slices }.into_request()
             }
             Call::Load(salt) => self.load(salt),
             Call::Resume(_) => self.resume(),
@@ -283,7 +283,7 @@ impl<'g> User<'g> {
     /// while other requests run.
     pub fn begin_snapshot(&mut self) -> Result<Vec<u64>, Failure> {
         self.copy_stages(|stage| {
-            SendState { stage, optimizer: true, form: StateForm::Tensors }.into_request()
+            SendState { stage, optimizer: true, form: StateForm::Slices }.into_request()
         })
     }
 

@@ -5,6 +5,8 @@
 mod answers;
 #[path = "fault_injection.rs"]
 mod fault_injection;
+#[path = "fetches.rs"]
+mod fetches;
 #[path = "peer_snapshots.rs"]
 mod peer_snapshots;
 #[path = "rendezvous.rs"]
@@ -77,6 +79,9 @@ pub struct World {
     pub snapshots: Vec<(WorkerId, PeerSnapshot)>,
     /// The workers of each stage, if the membership is fixed.
     stage_placement: StagePlacement,
+    /// The number of frames of state that waited until others were taken.
+    pub windows_used: u64,
+    fetches: Fetches,
     network: Network,
     boss: BossSession,
     workers: Vec<Worker>,
@@ -91,6 +96,7 @@ pub struct World {
     pub log: Log,
 }
 
+use fetches::Fetches;
 pub use peer_snapshots::Kept;
 pub use slots::Slots;
 use worker::Worker;
@@ -119,6 +125,8 @@ impl World {
             weights: BTreeMap::new(),
             snapshots: Vec::new(),
             stage_placement: plan.stage_placement.clone(),
+            windows_used: 0,
+            fetches: Fetches::new(seed),
             network: Network::new(conditions, random),
             workers: ahead.iter().map(|ahead| Worker::new(*ahead)).collect(),
             boss: BossSession::new(Setup {
@@ -187,6 +195,7 @@ impl World {
             "the boss still holds {:?}",
             self.boss_slots.held()
         );
+        self.fetches.assert_empty();
         // Duplicates that came too late are discarded with the next command.
         let all = !self.injected.has_duplicates();
         for (index, worker) in
@@ -307,6 +316,11 @@ impl World {
                 self.drain_boss();
             }
             Event::Leaves(worker) => self.leave(worker),
+            Event::Taken(..) if self.injected.boss_killed => {}
+            Event::Taken(request, worker) => {
+                self.boss.on_state_taken(request, worker);
+                self.drain_boss();
+            }
             Event::Computed(id) => {
                 if self.alive(id) {
                     self.computed(id);
@@ -433,6 +447,7 @@ impl World {
                         if self.lost.contains(&to) {
                             assert_eq!(body, ToWorker::Stop, "the boss tells {to}, which is lost");
                         }
+                        self.note_window(to, &body);
                         self.tell(Peer::Boss, Peer::Worker(to), body);
                     }
                 }
@@ -441,6 +456,11 @@ impl World {
                     self.send(Peer::Boss, to, tensors);
                 }
                 BossEffect::Drop(slots) => drop(self.boss_slots.give_up_all(slots)),
+                BossEffect::StateHeads { request, heads } => self.fetches.begin(request, heads),
+                BossEffect::State { request, worker, name, slot } => {
+                    let value = self.boss_slots.give_up(slot);
+                    self.state_arrives(request, worker, &name, value);
+                }
                 BossEffect::Notice(text) => {
                     // The space after the number tells worker 1 from worker 10.
                     let names = |lost: &WorkerId| text.contains(&format!("{lost} "));
@@ -448,7 +468,10 @@ impl World {
                     self.notices.push(text);
                 }
                 BossEffect::Reply { request, result } => {
-                    let result = result.map(|answer| self.answered(answer));
+                    let result = result.map(|answer| self.answered(request, answer));
+                    if result.is_err() {
+                        self.fetches.forget(request);
+                    }
                     // A snapshot arrives while other requests run.
                     let beside = self.beside.remove(&request);
                     if !beside && !matches!(&result, Ok(answered) if !answered.state.is_empty()) {

@@ -4,17 +4,20 @@
 //! ```text
 //! Collector -> run (losses, outputs, health) -> norms
 //!     +------> per_worker (one answer from each worker)
+//!     +------> state (tensors that pass through)
 //! ```
 
 mod clock;
 mod norms;
 mod per_worker;
 mod run;
+mod state;
 
 use super::answer::Answer;
 use super::commands::id_makers;
 use super::request::{Instruction, Measure, Request};
 use super::snapshot_request::PartHolders;
+use crate::effect::BossEffect;
 use crate::ids::{Slot, StageId, WorkerId};
 use crate::message::ToBoss;
 use crate::micros::Micros;
@@ -25,6 +28,8 @@ use clock::Clock;
 use layerspec::ValueId;
 use per_worker::PerWorker;
 use run::RunParts;
+pub(super) use state::state_window;
+use state::StateParts;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The workers that have not answered, and the parts of the answer.
@@ -42,11 +47,7 @@ enum Parts {
     /// The backlog of followers, which the session knows.
     Members,
     Run(Box<RunParts>),
-    /// Named tensors.
-    State {
-        names: BTreeSet<String>,
-        tensors: Vec<(String, Slot)>,
-    },
+    State(StateParts),
     /// Parts of snapshots that are not stored yet: the storing worker and the worker that makes the
     /// part.
     Stored(BTreeMap<(WorkerId, u32), WorkerId>),
@@ -68,7 +69,7 @@ impl Parts {
     fn of(request: &Request, plan: &Plan, workers: &BTreeSet<WorkerId>) -> Self {
         match request {
             Request::Run(run) => Parts::Run(Box::new(RunParts::of(run, plan, workers))),
-            Request::SendState(_) => Parts::State { names: BTreeSet::new(), tensors: Vec::new() },
+            Request::SendState(_) => Parts::State(StateParts::of(workers)),
             Request::Instruct(Instruction::StoreSnapshot(request)) => {
                 Parts::Stored(part_holders(request.parts(plan)))
             }
@@ -93,7 +94,8 @@ impl Parts {
             Parts::Measured { times, .. } => times.is_owed_by(worker),
             Parts::Digests(digests) => digests.is_owed_by(worker),
             Parts::UniqueIds { ids, .. } => ids.is_owed_by(worker),
-            Parts::Nothing | Parts::Members | Parts::State { .. } | Parts::Stored(_) => false,
+            Parts::State(state) => state.is_owed_by(worker),
+            Parts::Nothing | Parts::Members | Parts::Stored(_) => false,
         }
     }
 }
@@ -137,8 +139,10 @@ impl Collector {
             (ToBoss::Done { losses, sent, received, answered, spans, .. }, _) => {
                 let clock = Clock { asked: self.started, received, answered, heard: now };
                 self.take_done(from, sent)?;
-                if let Parts::Run(run) = &mut self.parts {
-                    run.take_done(from, losses, spans, &clock);
+                match &mut self.parts {
+                    Parts::Run(run) => run.take_done(from, losses, spans, &clock),
+                    Parts::State(state) => state.announce(from, sent),
+                    _ => {}
                 }
                 true
             }
@@ -150,6 +154,13 @@ impl Collector {
                     return Err("reported the health of layers unasked".into());
                 }
                 run.take_health(layers)?;
+                true
+            }
+            (ToBoss::StateHeads { heads, .. }, Parts::State(state)) => {
+                if !self.unanswered.contains(&from) {
+                    return Err("announced its state unasked, or too late".into());
+                }
+                state.take_heads(from, heads)?;
                 true
             }
             (ToBoss::SnapshotStored { part, .. }, _) => {
@@ -210,7 +221,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Takes a parameter, a buffer or optimizer state.
+    /// Takes a parameter, a buffer or optimizer state, or a slice of it.
     pub(super) fn take_state(
         &mut self,
         from: WorkerId,
@@ -218,20 +229,39 @@ impl Collector {
         slots: &[Slot],
     ) -> Result<(), String> {
         let [slot] = slots else { return Err("sent a parameter without its tensor".into()) };
-        // Otherwise a worker could replace another worker's weights.
-        let asked = self.unanswered.contains(&from) || self.missing.contains_key(&from);
-        let is_new = match &mut self.parts {
-            Parts::State { names, .. } => asked && names.insert(name.clone()),
-            _ => false,
-        };
-        if !is_new {
-            return Err(format!("sent the parameter `{name}` twice, or unasked"));
+        match &mut self.parts {
+            Parts::State(state) => state.check_frame(from, &name)?,
+            _ => return Err(format!("sent the parameter `{name}` unasked")),
         }
         self.arrives(from)?;
-        if let Parts::State { tensors, .. } = &mut self.parts {
-            tensors.push((name, *slot));
+        if let Parts::State(state) = &mut self.parts {
+            state.keep(from, name, *slot);
         }
         Ok(())
+    }
+
+    /// The effects that hand out state, once every worker has answered.
+    pub(super) fn hand_out_state(&mut self, request: u64) -> Vec<BossEffect> {
+        match &mut self.parts {
+            Parts::State(state) if self.unanswered.is_empty() => state.hand_out(request),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The caller has taken a frame of state. Returns whether another one waits at the worker.
+    pub(super) fn state_taken(&mut self, worker: WorkerId) -> bool {
+        match &mut self.parts {
+            Parts::State(state) => state.take_one(worker),
+            _ => false,
+        }
+    }
+
+    /// The workers at which frames of state wait.
+    pub(super) fn state_waits_at(&self) -> Vec<WorkerId> {
+        match &self.parts {
+            Parts::State(state) => state.waiting_at(),
+            _ => Vec::new(),
+        }
     }
 
     /// Notes that a worker stores a part of a snapshot.
@@ -254,7 +284,7 @@ impl Collector {
         let missing = self.missing.get(&from).copied().unwrap_or(0);
         let done = !self.unanswered.contains(&from);
         let too_many = match &self.parts {
-            Parts::State { .. } => false,
+            Parts::State(_) => false,
             Parts::Run(run) => missing > run.missing_outputs_of(from),
             _ => missing > 0,
         };
@@ -295,7 +325,7 @@ impl Collector {
             Parts::Nothing | Parts::Stored(_) => Answer::Instruct(()),
             Parts::Members => Answer::ChangeMembership(behind),
             Parts::Run(run) => Answer::Run(Box::new(run.into_results(behind))),
-            Parts::State { tensors, .. } => Answer::SendState(tensors),
+            Parts::State(_) => Answer::SendState(()),
             Parts::Snapshots(lists) => {
                 let of_worker = |(worker, list): (WorkerId, Vec<PeerSnapshot>)| {
                     list.into_iter().map(move |snapshot| (worker, snapshot))
@@ -325,7 +355,7 @@ impl Collector {
     pub(super) fn take_slots(&mut self) -> Vec<Slot> {
         match std::mem::replace(&mut self.parts, Parts::Nothing) {
             Parts::Run(run) => run.into_slots(),
-            Parts::State { tensors, .. } => tensors.into_iter().map(|(_, slot)| slot).collect(),
+            Parts::State(state) => state.into_slots(),
             _ => Vec::new(),
         }
     }

@@ -3,12 +3,12 @@
 
 use super::fuzz;
 use super::heads::{self, envelope, head, node, stage, worker, Head, BUCKETS, GRAPH, KINDS, PLAN};
+use super::slots::Slots;
 use pipeline::boss::{
     BossSession, Instruction, IntoRequest, ListSnapshots, Measure, ReportLinks, Request,
     RunRequest, SendState, Setup, SnapshotRequest,
 };
 use pipeline::effect::{BossEffect, Frame, Micros, Peer, StageEffect};
-use pipeline::frame::TensorEnvelope;
 use pipeline::ids::{MicrobatchKey, Slot, StageId, Ticket, WorkerId};
 use pipeline::message::{
     Assignment, Command, Failure, Mode, Reduction, RoundLoss, TensorHead, ToBoss, ToWorker,
@@ -26,31 +26,6 @@ use pipeline::StateForm;
 use pipeline::{Determinism, LossSpec, OptimizerSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use testkit::Random;
-
-/// The tensors that the driver holds.
-#[derive(Default)]
-struct Slots {
-    held: BTreeSet<Slot>,
-    next: u64,
-}
-
-impl Slots {
-    fn hold(&mut self) -> Slot {
-        self.next += 1;
-        self.held.insert(Slot(self.next));
-        Slot(self.next)
-    }
-
-    fn give_up(&mut self, slots: &[Slot]) {
-        slots.iter().for_each(|slot| {
-            assert!(self.held.remove(slot), "{slot} was given back twice or never held")
-        });
-    }
-
-    fn frame(&mut self, TensorEnvelope { route, head, tensors }: TensorEnvelope) -> Frame {
-        Frame { route, head, slots: tensors.iter().map(|_| self.hold()).collect() }
-    }
-}
 
 /// A head of a kind that the session can receive. Commands come more often than anything else:
 /// without them nothing happens.
@@ -87,6 +62,8 @@ struct StageDriver {
     /// The number of tensors to load. The session keeps them until the boss ends the load.
     loads: usize,
     passes: u64,
+    /// The number of copied tensors. The session keeps those that the boss does not take.
+    copied: usize,
     /// The number of parts of snapshots to store.
     kept: u64,
     /// The number of the newest command, and of the newest that stores a snapshot.
@@ -170,7 +147,11 @@ impl StageDriver {
             Head::Tensors(TensorHead::SnapshotPart { id, .. }) if random.chance(60) => {
                 *id = self.keep;
             }
-            Head::ToWorker(ToWorker::Abort { id, .. } | ToWorker::TotalNorm { id, .. })
+            Head::ToWorker(
+                ToWorker::Abort { id, .. }
+                | ToWorker::TotalNorm { id, .. }
+                | ToWorker::MoreState { id, .. },
+            )
             | Head::Tensors(
                 TensorHead::File { id, .. }
                 | TensorHead::Weight { id, .. }
@@ -221,7 +202,10 @@ impl StageDriver {
                 Outcome::Backward { grads: grads.collect() }
             }
             Task::Snapshot { .. } => {
-                Outcome::State { tensors: vec![("0.weight".into(), slots.hold())] }
+                let names = ["0.weight", "0.bias", "optimizer/0.weight.m"];
+                let tensors = names.map(|name| (name.to_string(), slots.hold()));
+                self.copied += tensors.len();
+                Outcome::State { heads: Vec::new(), tensors: tensors.into() }
             }
             Task::TiedGrads { .. } | Task::OptimStep { .. } => Outcome::Tied {
                 tensors: vec![(StageId(random.below(4) as u16), vec![slots.hold()])],
@@ -338,7 +322,7 @@ fn fuzz_stage_session() {
         // nodes are drawn from all numbers.
         let (batches, microbatches, items) = (7, 3, 3 * (6 + 1 + 6 * 5 * 3) + 3 * 3 * 200);
         // Snapshots have up to three parts of up to three tensors, for four commands.
-        let most = batches * microbatches * items + driver.loads + 4 * 3 * 3;
+        let most = batches * microbatches * items + driver.loads + driver.copied + 4 * 3 * 3;
         assert!(driver.slots.held.len() <= most, "{} tensors are held", driver.slots.held.len());
     });
     assert!(passes > 0, "no forward or backward pass was ever made");
@@ -453,7 +437,7 @@ impl BossDriver {
             4 => SendState {
                 stage: None,
                 optimizer: random.chance(50),
-                form: *random.pick(&[StateForm::Tensors, StateForm::Hashes]),
+                form: *random.pick(&[StateForm::Slices, StateForm::Hashes]),
             }
             .into_request(),
             5 => {
@@ -561,6 +545,11 @@ impl BossDriver {
                         self.slots.give_up(&answer.into_slots());
                     }
                 }
+                BossEffect::State { request, worker, slot, .. } => {
+                    self.slots.give_up(&[slot]);
+                    self.session.on_state_taken(request, worker);
+                }
+                BossEffect::StateHeads { .. } => {}
                 BossEffect::Notice(_) | BossEffect::Hangup { .. } | BossEffect::Dismiss { .. } => {}
             }
         }

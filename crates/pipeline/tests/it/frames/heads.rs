@@ -55,7 +55,7 @@ impl From<TensorHead> for Head {
 }
 
 /// The number of kinds of heads.
-pub const KINDS: u64 = 34;
+pub const KINDS: u64 = 36;
 
 /// The number of a head's kind. A new kind must be added here and in [`head`].
 pub fn kind(head: &Head) -> u64 {
@@ -94,6 +94,8 @@ pub fn kind(head: &Head) -> u64 {
         Head::Tensors(TensorHead::SnapshotPart { .. }) => 31,
         Head::ToBoss(ToBoss::UniqueIds { .. }) => 32,
         Head::ToBoss(ToBoss::Leaving) => 33,
+        Head::ToWorker(ToWorker::MoreState { .. }) => 34,
+        Head::ToBoss(ToBoss::StateHeads { .. }) => 35,
     }
 }
 
@@ -252,6 +254,8 @@ pub fn head(random: &mut Random, kind: u64) -> Head {
         }
         .into(),
         33 => ToBoss::Leaving.into(),
+        34 => ToWorker::MoreState { id, frames: random.below(3) as u32 }.into(),
+        35 => ToBoss::StateHeads { id, heads: state_heads(random) }.into(),
         _ => TensorHead::Statistics { batch: batch(random), stage: stage(random) }.into(),
     }
 }
@@ -307,7 +311,8 @@ fn command(random: &mut Random) -> Command {
         3 => Command::SendState {
             stage: random.chance(50).then_some(StageId(1)),
             optimizer: random.chance(50),
-            form: *random.pick(&[StateForm::Tensors, StateForm::Hashes]),
+            form: *random.pick(&[StateForm::Tensors, StateForm::Slices, StateForm::Hashes]),
+            window: random.below(4) as u32,
         },
         4 => Command::LoadState { tensors: random.below(4) as u32, content: content(random) },
         5 => Command::Measure((0..random.below(3)).map(|_| probe(random)).collect()),
@@ -358,6 +363,15 @@ fn parts(random: &mut Random) -> BTreeMap<u32, BTreeSet<String>> {
 
 fn unique_ids(random: &mut Random) -> Vec<(StageId, UniqueId)> {
     (0..random.below(3)).map(|_| (stage(random), UniqueId::from([7; UniqueId::BYTES]))).collect()
+}
+
+/// Usually one that a frame fits.
+fn state_heads(random: &mut Random) -> Vec<(String, TensorMeta)> {
+    let name = if random.chance(70) { "0.weight".into() } else { text(random) };
+    let more = (0..random.below(2)).map(|_| (text(random), tensor(random)));
+    let mut heads: Vec<_> = more.collect();
+    heads.push((name, tensor(random)));
+    heads
 }
 
 fn change_membership(random: &mut Random) -> ChangeMembership {

@@ -8,6 +8,7 @@ mod fuzz_sessions;
 mod heads;
 mod refused;
 mod roundtrip;
+mod slots;
 
 use std::time::{Duration, Instant};
 use testkit::Random;

@@ -253,7 +253,7 @@ fn a_worker_that_sends_too_much_is_hung_up_on() {
     assert!(boss.hangup(1).contains("sent more tensors than it says, or fewer than it can"));
 
     let mut boss = Boss::ready();
-    boss.ask(SendState { stage: None, optimizer: false, form: StateForm::Tensors });
+    boss.ask(SendState { stage: None, optimizer: false, form: StateForm::Slices });
     let state = |boss: &Boss| TensorHead::State { id: boss.command, name: "0.weight".into() };
     let head = state(&boss);
     boss.hear(0, head.clone(), &[10]);
@@ -428,7 +428,7 @@ fn who_takes_no_part_cannot_end_spoil_or_flood_what_others_do() {
 
     // Its weights are not taken for another worker's.
     let mut boss = joined();
-    boss.ask(SendState { stage: None, optimizer: false, form: StateForm::Tensors });
+    boss.ask(SendState { stage: None, optimizer: false, form: StateForm::Slices });
     let head = TensorHead::State { id: boss.command, name: "0.weight".into() };
     boss.hear(2, head.clone(), &[11]);
     let unasked = |e: &BossEffect| {

@@ -10,3 +10,4 @@ mod peer_snapshots;
 mod plan;
 mod schedules;
 mod stage;
+mod state_window;

@@ -136,7 +136,7 @@ fn what_is_copied_here_goes_to_the_neighbour_and_to_this_worker_which_keeps_it()
     let mut session = second_of_three(Vec::new());
     let effects = tell(&mut session, 2, keep(7, None));
     assert_eq!(effects[0], StageEffect::RetainSnapshots(vec![snapshot_id(7)]));
-    let copied = Ok(Outcome::State { tensors: vec![tensor(10)] });
+    let copied = Ok(Outcome::State { heads: Vec::new(), tensors: vec![tensor(10)] });
     session.on_done(NOW, ticket(&effects), copied, (NOW, NOW));
     let effects = drain(&mut session);
     let head = keeping(2, 1, "w", 1);
@@ -185,7 +185,7 @@ fn a_replica_makes_the_copy_that_it_keeps_itself() {
     session.on_done(
         NOW,
         ticket(&effects),
-        Ok(Outcome::State { tensors: vec![tensor(10)] }),
+        Ok(Outcome::State { heads: Vec::new(), tensors: vec![tensor(10)] }),
         (NOW, NOW),
     );
     let effects = drain(&mut session);
@@ -360,7 +360,12 @@ fn what_others_send_to_be_kept_is_what_the_boss_said() {
 fn what_belongs_to_a_copy_that_was_cancelled_or_is_over_is_let_go() {
     let mut session = second_of_three(Vec::new());
     let effects = tell(&mut session, 2, keep(7, None));
-    session.on_done(NOW, ticket(&effects), Ok(Outcome::State { tensors: Vec::new() }), (NOW, NOW));
+    session.on_done(
+        NOW,
+        ticket(&effects),
+        Ok(Outcome::State { heads: Vec::new(), tensors: Vec::new() }),
+        (NOW, NOW),
+    );
     hear(&mut session, OTHER, keeping(2, 0, "w", 2), &[10]);
     let abort = ToWorker::Abort { id: 2, batch: None, gradients: false };
     drain(&mut session);
