@@ -1,5 +1,7 @@
 //! Copies of the training state, from the workers and to them.
 
+use super::manifest::{Manifest, RunRecord};
+use super::store::Checkpoints;
 use crate::data::tensor_payload::{from_payload, meta_of, to_payload};
 use crate::session::fetched_state;
 use crate::session::position::Counters;
@@ -172,6 +174,33 @@ impl Snapshot {
         .await?;
         optimizer.extend(shards.concat(&sizes)?);
         Ok(TrainingState { weights, optimizer, counters })
+    }
+
+    /// Writes the state to a checkpoint while it arrives. The workers were asked for tensors.
+    ///
+    /// # Errors
+    /// A worker was lost, or a file cannot be written. There is then no checkpoint of this step.
+    pub(crate) async fn write(
+        self,
+        checkpoints: &Checkpoints,
+        run: RunRecord,
+    ) -> Result<Manifest, BossManError> {
+        let Snapshot { mut streams, counters, sizes } = self;
+        let mut heads = Vec::new();
+        for stream in &mut streams {
+            heads.extend(stream.heads().await?.into_iter().map(|head| (head.name, head.meta)));
+        }
+        let mut writer = checkpoints.begin(counters, run, &heads, &sizes).await?;
+        for mut stream in streams {
+            loop {
+                match stream.next().await {
+                    Ok(Some(part)) => writer.add(&part.name, &part.payload).await?,
+                    Ok(None) => break,
+                    Err(failure) => return Err(writer.abort(failure.into()).await),
+                }
+            }
+        }
+        writer.finish().await
     }
 
     /// Waits until all hashes have arrived. The workers were asked for hashes.

@@ -204,7 +204,7 @@ impl CheckpointWriter {
     }
 
     /// Deletes what was written. Returns the error, with what cannot be deleted.
-    async fn abort(&mut self, error: BossManError) -> BossManError {
+    pub(super) async fn abort(&mut self, error: BossManError) -> BossManError {
         self.is_intact = false;
         let files = std::mem::take(&mut self.files);
         // This deletes temporary files, which may be large.

@@ -143,14 +143,13 @@ impl CheckpointWriter {
         let (checkpoints, policy) = (self.checkpoints.clone(), self.policy.clone());
         let events = self.events.clone();
         let write = async move {
-            let state = snapshot.finish().await?;
             // The disk must keep the metrics that the checkpoint counts.
             if let Some(flush) = flush {
                 let flushed = tokio::task::spawn_blocking(flush).await;
                 flushed
                     .map_err(|e| BossManError::Usage(format!("flushing the metrics: {e}")))??;
             }
-            checkpoints.write(state, run).await?;
+            snapshot.write(&checkpoints, run).await?;
             if let Err(error) = checkpoints.prune(&policy, step).await {
                 events
                     .warn(format!("older checkpoints are not deleted after step {step}: {error}"));
