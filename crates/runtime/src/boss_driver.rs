@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use crate::handle::{Handle, Input, MembershipEvent, ReplySender};
 use crate::log_fields::{log_message, log_received, log_request, log_sent, REQUESTS};
-use crate::state_stream::{StateEvent, StateHead, StatePart};
+use crate::state_stream::{FetchId, StateEvent, StateHead, StatePart};
 use link::admission::acceptor::{Accept, Acceptor, Caller};
 use link::admission::handshake::Handshake;
 use link::admission::listener::{Admission, Admitted};
@@ -75,7 +75,7 @@ struct Driver {
     clock: Clock,
     replies: BTreeMap<u64, ReplySender>,
     /// The receivers of state, by request.
-    fetches: BTreeMap<u64, mpsc::UnboundedSender<StateEvent>>,
+    fetches: BTreeMap<u64, (FetchId, mpsc::UnboundedSender<StateEvent>)>,
     next_request: u64,
     notice: Box<dyn FnMut(String) + Send>,
     admission: Admission,
@@ -99,7 +99,8 @@ impl Driver {
                 Some(event) = events.recv() => self.on_event(event),
                 input = inputs.recv() => match input {
                     Some(Input::Request(request, reply)) => self.request(request, reply),
-                    Some(Input::Fetch(request, events)) => self.fetch(request, events),
+                    Some(Input::Fetch(request, id, events)) => self.fetch(request, id, events),
+                    Some(Input::FetchDropped(id)) => self.drop_fetch(id),
                     Some(Input::StateTaken { request, worker }) => {
                         self.session.on_state_taken(request, worker)
                     }
@@ -197,9 +198,23 @@ impl Driver {
         self.begin(request);
     }
 
-    fn fetch(&mut self, request: SendState, events: mpsc::UnboundedSender<StateEvent>) {
-        self.fetches.insert(self.next_request, events);
+    fn fetch(
+        &mut self,
+        request: SendState,
+        id: FetchId,
+        events: mpsc::UnboundedSender<StateEvent>,
+    ) {
+        self.fetches.insert(self.next_request, (id, events));
         self.begin(request.into_request());
+    }
+
+    /// Ends a request for state, if it has begun. Else its parts are dropped as they come.
+    fn drop_fetch(&mut self, id: FetchId) {
+        let dropped = self.fetches.iter().find(|(_, (of, _))| *of == id);
+        if let Some(request) = dropped.map(|(request, _)| *request) {
+            self.fetches.remove(&request);
+            self.session.cancel_fetch(request);
+        }
     }
 
     fn begin(&mut self, request: Request) {
@@ -211,7 +226,7 @@ impl Driver {
 
     /// Hands an event to the receiver of state. Returns whether there is one.
     fn hand_over(&self, request: u64, event: StateEvent) -> bool {
-        self.fetches.get(&request).is_some_and(|events| events.send(event).is_ok())
+        self.fetches.get(&request).is_some_and(|(_, events)| events.send(event).is_ok())
     }
 
     /// Ends the run at the workers, after they have cleaned up a failed request. Handles their last
@@ -337,7 +352,7 @@ impl Driver {
             Ok(_) => debug!(target: REQUESTS, request, "answered"),
             Err(failure) => debug!(target: REQUESTS, request, error = failure.message, "failed"),
         }
-        if let Some(events) = self.fetches.remove(&request) {
+        if let Some((_, events)) = self.fetches.remove(&request) {
             // If the stream was dropped, nobody waits for the end.
             return drop(events.send(StateEvent::End(result.map(drop))));
         }

@@ -1,6 +1,6 @@
 //! The user's end of a running boss.
 
-use crate::state_stream::{StateEvent, StateStream};
+use crate::state_stream::{FetchId, StateEvent, StateStream};
 use link::quic::close_codes::{EVICTED, PROTOCOL_VIOLATION};
 use link::{Slots, WorkerInfo};
 use parking_lot::Mutex;
@@ -21,7 +21,9 @@ pub(crate) enum Input {
     /// Carry out a request, and answer it.
     Request(Request, ReplySender),
     /// Fetch state, and hand it over in parts.
-    Fetch(SendState, mpsc::UnboundedSender<StateEvent>),
+    Fetch(SendState, FetchId, mpsc::UnboundedSender<StateEvent>),
+    /// Nobody receives the state any more.
+    FetchDropped(FetchId),
     /// A part of the state of a request was taken.
     StateTaken { request: u64, worker: WorkerId },
     /// A worker is known to be lost, for this reason.
@@ -96,8 +98,9 @@ impl Handle {
     pub fn fetch(&self, request: SendState) -> StateStream {
         let (sender, events) = mpsc::unbounded_channel();
         // If the driver is gone, so is the sender, and the stream says that the run has ended.
-        self.inputs.send(Input::Fetch(request, sender)).ok();
-        StateStream::new(events, self.inputs.downgrade())
+        let id = FetchId::next();
+        self.inputs.send(Input::Fetch(request, id, sender)).ok();
+        StateStream::new(id, events, self.inputs.downgrade())
     }
 
     /// Reports that a worker is lost, before its connection shows it.

@@ -5,6 +5,7 @@ use link::Payload;
 use pipeline::ids::WorkerId;
 use pipeline::message::Failure;
 use pipeline::TensorMeta;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc;
 
 /// A whole tensor of a state, a replica's shard of it, or its hash.
@@ -29,6 +30,17 @@ pub struct StatePart {
     pub payload: Payload,
 }
 
+/// The number of a stream among those of this process.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(crate) struct FetchId(u64);
+
+impl FetchId {
+    pub(crate) fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        FetchId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// What the driver hands to a stream.
 pub(crate) enum StateEvent {
     /// Every worker has answered.
@@ -40,8 +52,9 @@ pub(crate) enum StateEvent {
 }
 
 /// The answer to [`Handle::fetch`](crate::Handle::fetch). Workers send more once parts are taken,
-/// so a few parts at a time are in memory. If it is dropped, the rest is taken and freed.
+/// so a few parts at a time are in memory. If it is dropped, workers free the rest.
 pub struct StateStream {
+    id: FetchId,
     events: mpsc::UnboundedReceiver<StateEvent>,
     /// The driver. It ends with the last handle, so a stream does not keep it.
     driver: mpsc::WeakUnboundedSender<Input>,
@@ -53,10 +66,11 @@ pub struct StateStream {
 
 impl StateStream {
     pub(crate) fn new(
+        id: FetchId,
         events: mpsc::UnboundedReceiver<StateEvent>,
         driver: mpsc::WeakUnboundedSender<Input>,
     ) -> Self {
-        StateStream { events, driver, heads: None, taken: None, end: None }
+        StateStream { id, events, driver, heads: None, taken: None, end: None }
     }
 
     /// Waits until every worker has copied its state. Returns what the parts are, or are slices
@@ -119,15 +133,8 @@ impl StateStream {
 
 impl Drop for StateStream {
     fn drop(&mut self) {
-        // From now on the driver takes each part itself.
-        self.events.close();
-        if let Some(taken) = self.taken.take() {
-            self.report_taken(taken);
-        }
-        while let Ok(event) = self.events.try_recv() {
-            if let StateEvent::Part { request, part } = event {
-                self.report_taken((request, part.worker));
-            }
+        if let Some(driver) = self.driver.upgrade().filter(|_| self.end.is_none()) {
+            driver.send(Input::FetchDropped(self.id)).ok();
         }
     }
 }
@@ -153,7 +160,7 @@ mod tests {
         fn start() -> (Self, StateStream) {
             let (sender, inputs) = mpsc::unbounded_channel();
             let (events, receiver) = mpsc::unbounded_channel();
-            let stream = StateStream::new(receiver, sender.downgrade());
+            let stream = StateStream::new(FetchId(3), receiver, sender.downgrade());
             (Driver { events, inputs, _sender: sender }, stream)
         }
 
@@ -208,15 +215,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_dropped_stream_takes_what_has_come() {
+    async fn the_driver_knows_of_a_dropped_stream_unless_it_has_ended() {
         let (mut driver, mut stream) = Driver::start();
-        for event in [heads(), part("a"), part("b"), part("c")] {
+        for event in [heads(), part("a"), part("b")] {
             assert!(driver.send(event));
         }
         assert!(stream.next().await.unwrap().is_some());
         drop(stream);
-        assert_eq!(driver.taken(), 3);
-        assert!(!driver.send(part("d")), "the driver takes it itself");
+        let told = driver.inputs.try_recv();
+        assert!(matches!(told, Ok(Input::FetchDropped(FetchId(3)))));
+        let (mut driver, mut stream) = Driver::start();
+        assert!(driver.send(StateEvent::End(Ok(()))));
+        assert!(stream.next().await.unwrap().is_none());
+        drop(stream);
+        assert!(driver.inputs.try_recv().is_err());
     }
 
     #[tokio::test]

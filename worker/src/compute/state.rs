@@ -206,8 +206,11 @@ impl StageCompute {
             };
             heads.push((name.clone(), payload.meta.clone()));
             match form {
-                StateForm::Slices => sent.extend(sliced(&name, &payload, SLICE_BYTES)),
-                StateForm::Tensors | StateForm::Hashes => sent.push((name, payload)),
+                StateForm::Tensors => sent.push((name, payload)),
+                // Shards of optimizer state are not hashed here.
+                StateForm::Slices | StateForm::Hashes => {
+                    sent.extend(sliced(&name, &payload, SLICE_BYTES));
+                }
             }
         }
         let tensors = sent.into_iter().map(|(name, payload)| (name, payload.into())).collect();

@@ -66,6 +66,15 @@ impl BossSession {
         }
     }
 
+    /// Nobody receives the state of this request any more. Workers free what waits there. If they
+    /// have not all answered yet, the state still comes.
+    pub fn cancel_fetch(&mut self, request: u64) {
+        let found = self.background.iter().find(|(_, (of, _))| *of == request);
+        if let Some(id) = found.map(|(id, _)| *id) {
+            self.cancel_background(id, Failure::new("nobody receives the state any more"));
+        }
+    }
+
     /// A worker is lost, with the tensors that it had not sent yet.
     pub(super) fn background_lost(&mut self, worker: WorkerId, reason: &str) {
         let of_worker = |(id, (_, collector)): (&u64, &(u64, Collector))| {

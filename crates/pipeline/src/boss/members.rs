@@ -217,12 +217,19 @@ impl BossSession {
         self.effects.push_back(BossEffect::Dismiss { worker, reason: reason.into() });
     }
 
-    /// Lets workers go that leave. Between two requests nobody waits for anything of theirs.
+    /// Lets workers go that leave. Between two requests nobody waits for anything of theirs but
+    /// state that still travels, with which they stay.
     pub(super) fn release_leaving(&mut self, now: Micros) {
         if self.job.is_some() {
             return;
         }
-        for worker in std::mem::take(&mut self.leaving) {
+        let sends = |worker: &WorkerId| {
+            self.background.values().any(|(_, collector)| collector.misses(*worker))
+        };
+        let (stay, go) = std::mem::take(&mut self.leaving).into_iter().partition(sends);
+        self.leaving = stay;
+        let go: BTreeSet<WorkerId> = go;
+        for worker in go {
             let reason = "it was told to leave";
             self.dismiss(worker, reason);
             // At once, so that the next request does not count on it.

@@ -163,6 +163,39 @@ fn a_lost_worker_lets_the_others_free_what_waits() {
 }
 
 #[test]
+fn workers_free_what_nobody_receives() {
+    let mut boss = Boss::fetching();
+    let id = boss.command;
+    boss.session.cancel_fetch(FETCH);
+    assert!(boss.drain().is_empty(), "the workers have not answered yet");
+    for (worker, name) in [(0, "a"), (1, "b")] {
+        boss.announce(worker, name);
+        boss.done(worker, 10);
+    }
+    boss.session.cancel_fetch(FETCH);
+    let aborts = [0, 1].map(|worker| format!("worker {worker}: abort {id}"));
+    assert_eq!(boss.drain(), [&aborts[..], &["2: failed".to_string()]].concat());
+    assert_eq!(boss.frame(id, 0, "slice/a[1]", 2), ["drop 1"]);
+    boss.session.cancel_fetch(FETCH);
+    assert!(boss.drain().is_empty(), "it is over");
+}
+
+#[test]
+fn a_worker_that_leaves_sends_its_state_first() {
+    let mut boss = Boss::fetching();
+    let id = boss.command;
+    for (worker, name) in [(0, "a"), (1, "b")] {
+        boss.announce(worker, name);
+        boss.done(worker, 1);
+    }
+    assert!(boss.hear(0, ToBoss::Leaving).is_empty());
+    assert_eq!(boss.frame(id, 1, "b", 1).len(), 1);
+    let lines = boss.frame(id, 0, "a", 2);
+    assert_eq!(lines[..2], ["2: a of worker 0 in slot 2", "2: all"]);
+    assert!(lines[2].starts_with("Dismiss"), "{lines:?}");
+}
+
+#[test]
 fn kept_frames_of_a_failed_request_are_dropped() {
     let mut boss = Boss::fetching();
     let id = boss.command;
