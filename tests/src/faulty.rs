@@ -35,6 +35,10 @@ struct Faulty {
 }
 
 impl runtime::Compute for Faulty {
+    fn prepare(&mut self, task: &Task<TaskTensor>) {
+        self.compute.prepare(task);
+    }
+
     fn run(
         &mut self,
         task: Task<TaskTensor>,

@@ -241,6 +241,8 @@ impl Gradients {
 }
 
 impl Compute for Gradients {
+    fn prepare(&mut self, _: &Task<TaskTensor>) {}
+
     fn run(
         &mut self,
         task: Task<TaskTensor>,

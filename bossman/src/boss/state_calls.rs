@@ -1,13 +1,15 @@
 //! Calls that move the state of training: weights, checkpoints, and the state for recovery.
 
 use super::boss_man::BossMan;
-use crate::checkpoint::{self, TrainingState};
+use crate::checkpoint::{self, StoredState, TrainingState};
 use crate::inference::load_model::InitialWeights;
 use crate::recovery::replay::CallLog;
 use crate::session::weight_transfer;
 use crate::{BossManError, StateDict};
 use pipeline::{StateDigest, StateForm};
 use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
 
 impl BossMan {
     /// Fetches parameters and buffers from all workers.
@@ -31,8 +33,21 @@ impl BossMan {
         weight_transfer::fetch(&mut self.trainer).await
     }
 
+    /// Writes parameters and buffers to a safetensors file while they arrive from the workers. The
+    /// file is that of [`StateDict::save`], and the boss holds 64 MiB of it at most. It appears
+    /// whole under its name or not at all.
+    ///
+    /// # Errors
+    /// A worker failed, or the file cannot be written.
+    pub async fn save_state_dict(&mut self, path: impl AsRef<Path>) -> Result<(), BossManError> {
+        weight_transfer::save(&mut self.trainer, path.as_ref()).await
+    }
+
     /// Replaces parameters and buffers on all workers. A tied parameter may also stand under the
     /// names of the layers that share it, as in a PyTorch state_dict.
+    ///
+    /// If the future is dropped before its end, the model is not whole. It is then neither trained
+    /// nor read until weights are loaded or a state is restored.
     ///
     /// # Errors
     /// Tensors are missing, unknown or misshapen; all are listed, and nothing is changed.
@@ -45,7 +60,8 @@ impl BossMan {
         async move {
             let tensors = tensors?;
             self.invalidate_log();
-            weight_transfer::load(&mut self.trainer, tensors).await
+            weight_transfer::load(&mut self.trainer, tensors).await?;
+            weight_transfer::end_load(&self.trainer).await
         }
     }
 
@@ -125,7 +141,8 @@ impl BossMan {
     }
 
     /// Replaces the state of all workers. Training continues from there to the bit. The optimizer
-    /// must have been sent.
+    /// must have been sent. A future that is dropped leaves the model as
+    /// [`BossMan::load_state_dict`] does.
     ///
     /// # Errors
     /// The state is of another model or optimizer. All differences of the weights are listed.
@@ -141,6 +158,16 @@ impl BossMan {
             self.invalidate_log();
             checkpoint::restore(&mut self.trainer, tensors, counters).await
         }
+    }
+
+    /// As [`BossMan::restore`], from a checkpoint that stays in its files until workers need it.
+    pub(crate) async fn restore_stored(
+        &mut self,
+        state: &Arc<StoredState>,
+    ) -> Result<(), BossManError> {
+        self.trainer.refuse_in_pool("restore")?;
+        self.invalidate_log();
+        checkpoint::restore_stored(&mut self.trainer, state).await
     }
 
     /// Turns on recovery. When workers are lost, a call waits for the remaining ones and for

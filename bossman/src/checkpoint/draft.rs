@@ -22,7 +22,8 @@ pub(super) struct Draft {
     /// Everything before the tensors, until the file is begun.
     header: Vec<u8>,
     content: Option<Content>,
-    hasher: Sha256,
+    /// `None` if nobody asks for the hash.
+    hasher: Option<Sha256>,
     /// The bytes from the first on that are hashed.
     hashed: u64,
 }
@@ -42,8 +43,13 @@ pub(super) struct Complete {
 impl Draft {
     /// A file of this size that begins with `header`. Nothing is written yet.
     pub(super) fn new(path: PathBuf, is_local: bool, header: Vec<u8>, bytes: u64) -> Self {
-        let (content, hasher) = (None, Sha256::new());
+        let (content, hasher) = (None, Some(Sha256::new()));
         Draft { path, is_local, bytes, header, content, hasher, hashed: 0 }
+    }
+
+    /// As [`Draft::new`], of a file of this machine whose hash nobody asks for.
+    pub(super) fn unhashed(path: PathBuf, header: Vec<u8>, bytes: u64) -> Self {
+        Draft { hasher: None, ..Draft::new(path, true, header, bytes) }
     }
 
     /// Writes bytes behind the header, at this place of the file. No byte is written twice.
@@ -62,7 +68,7 @@ impl Draft {
     pub(super) fn complete(mut self) -> Result<Complete, BossManError> {
         self.begin()?;
         self.hash_rest().map_err(|e| BossManError::io(&self.path, &e))?;
-        let sha256 = hex(&self.hasher.finalize());
+        let sha256 = self.hasher.map(|hasher| hex(&hasher.finalize())).unwrap_or_default();
         let unsent = match self.content {
             Some(Content::Disk(file)) => {
                 atomic_file::commit(&self.path, BufWriter::new(file))?;
@@ -104,8 +110,8 @@ impl Draft {
         };
         written.map_err(|e| BossManError::io(&self.path, &e))?;
         // What comes in order is not read back.
-        if at == self.hashed {
-            self.hasher.update(bytes);
+        if let Some(hasher) = self.hasher.as_mut().filter(|_| at == self.hashed) {
+            hasher.update(bytes);
             self.hashed += bytes.len() as u64;
         }
         Ok(())
@@ -113,6 +119,7 @@ impl Draft {
 
     /// Hashes what did not come in order.
     fn hash_rest(&mut self) -> io::Result<()> {
+        let Some(hasher) = &mut self.hasher else { return Ok(()) };
         match &mut self.content {
             Some(Content::Disk(file)) => {
                 let file = file.as_file_mut();
@@ -122,13 +129,13 @@ impl Draft {
                     let left = usize::try_from(self.bytes - self.hashed).unwrap_or(usize::MAX);
                     let part = &mut chunk[..left.min(READ_BYTES)];
                     file.read_exact(part)?;
-                    self.hasher.update(&*part);
+                    hasher.update(&*part);
                     self.hashed += part.len() as u64;
                 }
             }
             Some(Content::Memory(all)) => {
                 let hashed = usize::try_from(self.hashed).unwrap_or(usize::MAX);
-                self.hasher.update(all.get(hashed..).unwrap_or_default());
+                hasher.update(all.get(hashed..).unwrap_or_default());
             }
             None => {}
         }

@@ -1,5 +1,6 @@
 //! The place of checkpoints: a folder of this machine, or of an object store.
 
+use super::local_file::{Content, LocalFile};
 use super::remote_store;
 use crate::{data::disk, BossManError};
 use bytes::Bytes;
@@ -7,6 +8,7 @@ use futures_util::{stream, StreamExt, TryStreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Name;
 use object_store::{Error, ListResult, ObjectStore, ObjectStoreExt, PutPayload};
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,15 +29,6 @@ pub(super) struct Folder {
     local: Option<PathBuf>,
     /// The waits before each further attempt to read. Clients of object stores have their own.
     waits: &'static [Duration],
-}
-
-/// The result of reading a file.
-pub(super) enum Content {
-    Whole(Bytes),
-    /// The store reports that there is no such file.
-    Missing,
-    /// It has this size, which is more than expected.
-    TooLarge(u64),
 }
 
 impl Folder {
@@ -60,7 +53,7 @@ impl Folder {
         &self.named
     }
 
-    /// The path of a file in it, for messages.
+    /// The path of a file in it. If it is not on this machine, only for messages.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.local.as_deref().unwrap_or(Path::new(&self.named)).join(name)
     }
@@ -107,7 +100,7 @@ impl Folder {
     ///
     /// # Errors
     /// The store neither sends the file nor reports that it is missing.
-    pub(super) async fn get(&self, name: &str, most: u64) -> Result<Content, BossManError> {
+    pub(super) async fn get(&self, name: &str, most: u64) -> Result<Content<Bytes>, BossManError> {
         let place = Name::from(name);
         let attempt = || async {
             match self.get_once(&place, most).await {
@@ -119,7 +112,44 @@ impl Folder {
         disk::retry(self.waits, attempt).await.map_err(cannot)
     }
 
-    async fn get_once(&self, place: &Name, most: u64) -> Result<Content, Error> {
+    /// Hashes a file of at most `most` bytes. A file of an object store is copied to this machine.
+    ///
+    /// # Errors
+    /// As for [`Folder::get`], or the copy cannot be written.
+    pub(super) async fn hashed(
+        &self,
+        name: &str,
+        most: u64,
+    ) -> Result<Content<LocalFile>, BossManError> {
+        if self.local.is_none() {
+            let bytes = match self.get(name, most).await? {
+                Content::Whole(bytes) => bytes,
+                Content::Missing => return Ok(Content::Missing),
+                Content::TooLarge(size) => return Ok(Content::TooLarge(size)),
+            };
+            let copy = tokio::task::spawn_blocking(move || LocalFile::copy(&bytes)).await;
+            let cannot = |e: &dyn Display| {
+                let folder = std::env::temp_dir();
+                let to = format!("cannot be copied to {} (TMPDIR): {e}", folder.display());
+                self.file_error(name, to)
+            };
+            let copy = copy.map_err(|e| cannot(&e))?.map_err(|e| cannot(&e))?;
+            return Ok(Content::Whole(copy));
+        }
+        let path = self.path(name);
+        let attempt = || async {
+            let path = path.clone();
+            let hash = tokio::task::spawn_blocking(move || LocalFile::hash(&path, most)).await?;
+            match hash {
+                Err(e) if is_missing(&e) => Ok(Content::Missing),
+                hash => hash,
+            }
+        };
+        let cannot = |e: io::Error| self.file_error(name, format!("cannot be read: {e}"));
+        disk::retry(self.waits, attempt).await.map_err(cannot)
+    }
+
+    async fn get_once(&self, place: &Name, most: u64) -> Result<Content<Bytes>, Error> {
         let found = self.store.get(place).await?;
         match found.meta.size {
             size if size > most => Ok(Content::TooLarge(size)),
@@ -230,6 +260,11 @@ fn says_missing(error: &Error) -> bool {
         cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotADirectory)
     };
     matches!(error, Error::NotFound { .. }) || causes.any(is_below_a_file)
+}
+
+/// Whether this machine reports that there is no such file. A part of its path can be a file.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// The folders in a folder whose names are `ours`. The store's own list leaves out folders that it

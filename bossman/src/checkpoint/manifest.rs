@@ -164,7 +164,9 @@ impl Manifest {
             return damaged("has a scale of the loss that cannot be".into());
         }
         let within = |file: &FileEntry| {
-            file.name.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
+            // On Windows these lead out of the folder, too.
+            !file.name.contains(['\\', ':'])
+                && file.name.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
         };
         match manifest.files.iter().find(|file| !within(file)) {
             Some(stray) => damaged(format!("names `{}`, which is no file of it", stray.name)),

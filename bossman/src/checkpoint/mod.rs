@@ -3,10 +3,12 @@
 //! ```text
 //! policy (when, which are kept) <- train's checkpoint_writer
 //!   +-> snapshot (state out of the workers and into them)
-//!   +-> store -> folder -> remote_store (object stores)
+//!   +-> store -> folder -> local_file, remote_store (object stores)
 //!   |     +-> manifest, verified_steps, read_error
+//!   |     +-> stored_state (whole, in files) -> state_fit
 //!   +-> writer -> layout -> arrivals (which tensors belong where, and what has come)
 //!         +-> draft (a file that is not complete), store
+//! weights_file (weights alone) -> arrivals, draft
 //! ```
 //!
 //! A checkpoint is a folder `step-00000100`. It has a safetensors file for each layer's weights,
@@ -21,16 +23,20 @@ mod arrivals;
 mod draft;
 mod folder;
 mod layout;
+mod local_file;
 mod manifest;
 mod policy;
 mod read_error;
 #[cfg_attr(not(feature = "object-stores"), path = "no_remote_store.rs")]
 mod remote_store;
 mod snapshot;
+mod state_fit;
 mod store;
+mod stored_state;
 #[cfg(test)]
 mod tests;
 mod verified_steps;
+mod weights_file;
 mod writer;
 
 pub use crate::session::position::Counters;
@@ -42,8 +48,10 @@ pub use policy::{Every, KeepBest, Policy};
 pub use read_error::ReadError;
 pub use snapshot::TrainingState;
 pub(crate) use snapshot::{
-    begin_snapshot, request_snapshots, restore, resume_from, snapshots_stage_by_stage,
-    state_by_stage,
+    begin_snapshot, request_snapshots, restore, restore_stored, resume_from,
+    snapshots_stage_by_stage, state_by_stage,
 };
 pub(crate) use store::{is_checkpoint, load_weights};
 pub use store::{CheckpointEntry, Checkpoints};
+pub(crate) use stored_state::StoredState;
+pub(crate) use weights_file::WeightsFile;

@@ -1,24 +1,28 @@
 //! Copies of the training state, from the workers and to them.
 
 use super::manifest::{Manifest, RunRecord};
+use super::state_fit::{check_optimizer_state, keeps_state};
 use super::store::Checkpoints;
+use super::stored_state::StoredState;
 use crate::data::tensor_payload::{from_payload, meta_of, to_payload};
 use crate::session::fetched_state;
 use crate::session::position::Counters;
 use crate::session::trainer::Trainer;
 use crate::session::weight_transfer::{self, StageTensor};
-use crate::weights::state_dict::{expected, ExpectedTensor};
+use crate::weights::state_dict::expected;
 use crate::{BossManError, StateDict};
 use layerspec::LayerGraph;
 use link::Payload;
-use pipeline::boss::{Instruction, SendState};
+use pipeline::boss::SendState;
 use pipeline::ids::StageId;
 use pipeline::message::Failure;
-use pipeline::{hash_tensor, LoadContent, StateDigest, StateForm, StateName, TensorMeta};
+use pipeline::optimizer::OptimizerSpec;
+use pipeline::{hash_tensor, StateDigest, StateForm, StateName, TensorMeta};
 use runtime::StateStream;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use tch::Tensor;
 use tensor::parts::concat_shards;
 
@@ -114,46 +118,70 @@ pub(crate) fn resume_from(trainer: &mut Trainer, counters: Counters) {
     trainer.position.resume_from(counters);
 }
 
-/// Replaces the state of the workers with a stored one.
+/// Replaces the state of the workers with one in memory.
 pub(crate) async fn restore(
     trainer: &mut Trainer,
     tensors: Vec<StageTensor>,
     counters: Counters,
 ) -> Result<(), BossManError> {
-    trainer.has_loaded = true;
-    let tensors = weight_transfer::insert_slots(trainer, tensors);
-    trainer.call(Instruction::LoadState { tensors, content: LoadContent::WholeState }).await?;
+    let optimizer = optimizer_of(trainer)?;
+    let is_of_optimizer = |tensor: &StageTensor| StateName::parse(&tensor.name).optimizer;
+    let (state, weights) = tensors.into_iter().partition(is_of_optimizer);
+    weight_transfer::load(trainer, weights).await?;
+    // The optimizer starts fresh. State that is missing in the stored one stays so.
+    trainer.send_optimizer(optimizer).await?;
+    if keeps_state(&optimizer) {
+        weight_transfer::load(trainer, state).await?;
+    }
+    weight_transfer::end_load(trainer).await?;
     resume_from(trainer, counters);
     Ok(())
 }
 
+/// Replaces the state of the workers with a checkpoint, which is read while it travels.
+pub(crate) async fn restore_stored(
+    trainer: &mut Trainer,
+    state: &Arc<StoredState>,
+) -> Result<(), BossManError> {
+    let optimizer = optimizer_of(trainer)?;
+    state.check(trainer.model.graph(), &optimizer)?;
+    weight_transfer::load_chunks(trainer, state.clone().read_weights()).await?;
+    // As in [`restore`].
+    trainer.send_optimizer(optimizer).await?;
+    if keeps_state(&optimizer) {
+        weight_transfer::load_chunks(trainer, state.clone().read_optimizer()).await?;
+    }
+    weight_transfer::end_load(trainer).await?;
+    resume_from(trainer, state.counters);
+    Ok(())
+}
+
+fn optimizer_of(trainer: &Trainer) -> Result<OptimizerSpec, BossManError> {
+    let none = || BossManError::Usage("restore: call send_optimizer() before it".into());
+    trainer.optimizer.ok_or_else(none)
+}
+
 /// The tensors of a state for the stages that hold them.
+///
+/// # Errors
+/// The state is not that of this model and optimizer. All differences are listed.
 pub(crate) fn state_by_stage(
     trainer: &Trainer,
     state: &TrainingState,
 ) -> Result<Vec<StageTensor>, BossManError> {
-    let mut tensors = weight_transfer::by_stage(trainer, &state.weights)?;
-    tensors.extend(optimizer_state_by_stage(trainer, &state.optimizer)?);
-    Ok(tensors)
-}
-
-/// Optimizer state goes to the stage that owns the parameter.
-fn optimizer_state_by_stage(
-    trainer: &Trainer,
-    state: &BTreeMap<String, Tensor>,
-) -> Result<Vec<StageTensor>, BossManError> {
-    let parameters = expected(trainer.model.graph()).owned;
-    let place = |(name, tensor): (&String, &Tensor)| {
-        let stranger =
-            || BossManError::StateDict(vec![format!("`{name}`: the model has no such parameter")]);
-        let of = name.rsplit_once('.').and_then(|(parameter, _)| parameters.get(parameter));
-        let ExpectedTensor { layer, parameter, .. } = of.ok_or_else(stranger)?;
-        let stage =
-            trainer.plan.holders(*layer, parameter).first().copied().ok_or_else(stranger)?;
-        let name = StateName::of_optimizer(name, None).to_string();
-        Ok(StageTensor { stage, name, payload: to_payload(tensor)? })
-    };
-    state.iter().map(place).collect()
+    let graph = trainer.model.graph();
+    let weights = state.weights.fit_to(graph)?;
+    let optimizer: Vec<(String, &Tensor)> = state
+        .optimizer
+        .iter()
+        .map(|(name, tensor)| (StateName::of_optimizer(name, None).to_string(), tensor))
+        .collect();
+    let metas = optimizer.iter().map(|(name, tensor)| Ok((name.as_str(), meta_of(tensor)?)));
+    let metas = metas.collect::<Result<Vec<_>, BossManError>>()?;
+    let metas = metas.iter().map(|(name, meta)| (*name, meta));
+    check_optimizer_state(&expected(graph), &optimizer_of(trainer)?, metas)?;
+    let optimizer = optimizer.iter().map(|(name, tensor)| (name.as_str(), *tensor));
+    weight_transfer::placed(trainer, weights.iter().chain(optimizer))
 }
 
 impl Snapshot {

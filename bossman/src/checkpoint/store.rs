@@ -1,19 +1,23 @@
 //! Checkpoints in a folder, of this machine or of an object store.
 
-use super::folder::{Content, Folder};
-use super::layout::{OPTIMIZER, WEIGHTS};
+use super::folder::Folder;
+use super::layout::WEIGHTS;
+use super::local_file::{Content, LocalFile};
 use super::manifest::{
     folder_of_step, hash, step_of_folder, FileEntry, Manifest, ManifestError, RunRecord, DAMAGED,
 };
 use super::policy::{rate, KeepBest, Policy};
 use super::read_error::ReadError;
 use super::snapshot::TrainingState;
+use super::stored_state::StoredState;
 use super::verified_steps::VerifiedSteps;
 use crate::events::Events;
+use crate::weights::tensor_headers::TensorHeaders;
 use crate::{data::disk, weights::safetensors_files, BossManError, Score, StateDict};
 use bytes::Bytes;
+use futures_util::{stream, StreamExt, TryStreamExt};
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,6 +25,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub(super) const MANIFEST: &str = "manifest.json";
 /// A manifest has a line for each file.
 const MAX_MANIFEST: u64 = 64 << 20;
+/// The files of an object store that are in memory at once.
+const REMOTE_FILES_AT_ONCE: usize = 2;
 
 /// The checkpoints of a run.
 #[derive(Clone, Debug)]
@@ -150,44 +156,37 @@ impl Checkpoints {
     /// # Errors
     /// The folder, or a checkpoint after the last whole one, cannot be read.
     pub async fn last(&self) -> Result<Option<TrainingState>, BossManError> {
-        Ok(self.last_whole().await?.map(|(state, _)| state))
+        match self.last_whole().await? {
+            Some(state) => self.load(state).await.map(Some),
+            None => Ok(None),
+        }
     }
 
-    /// Reads a checkpoint and compares each file with its manifest.
+    async fn load(&self, state: StoredState) -> Result<TrainingState, BossManError> {
+        let loaded = tokio::task::spawn_blocking(move || state.load()).await;
+        loaded.map_err(|e| self.folder.file_error("", format!("cannot be loaded: {e}")))?
+    }
+
+    /// Compares each file of a checkpoint with its manifest.
     ///
     /// # Errors
     /// A file is missing or damaged, or cannot be read. The error names it.
-    pub(crate) async fn read(&self, name: &str) -> Result<(TrainingState, Manifest), ReadError> {
+    pub(crate) async fn compared(&self, name: &str) -> Result<StoredState, ReadError> {
         let manifest = self.manifest(name).await?;
-        let (mut weights, mut optimizer) = (StateDict::default(), BTreeMap::new());
-        for file in &manifest.files {
-            let place = format!("{name}/{}", file.name);
-            let bytes = self.checked(name, file).await?;
-            // The bytes are those that were written. So another program wrote them, or memory is
-            // too small for them.
-            let tensors =
-                safetensors_files::decode(&bytes, &self.folder.path(&place)).map_err(|error| {
-                    match error {
-                        error @ BossManError::File { .. } => ReadError::Unreadable(error),
-                        error => ReadError::Unreadable(self.folder.file_error(&place, error)),
-                    }
-                })?;
-            match file.name.split('/').next() {
-                Some(WEIGHTS) => {
-                    tensors.iter().for_each(|(name, tensor)| weights.insert(name, tensor))
-                }
-                Some(OPTIMIZER) => {
-                    optimizer.extend(
-                        tensors.iter().map(|(name, t)| (name.to_string(), t.shallow_clone())),
-                    );
-                }
-                _ => {
-                    let problem = "is neither of weights nor of the optimizer";
-                    return Err(ReadError::Unreadable(self.folder.file_error(&place, problem)));
-                }
-            }
+        let compare = |file: FileEntry| self.compared_file(name, file);
+        let files = stream::iter(manifest.files.clone()).map(compare);
+        let files = files.buffered(self.files_at_once()).try_collect::<Vec<_>>().await?;
+        StoredState::of(manifest, files).map_err(|(file, problem)| {
+            ReadError::Unreadable(self.folder.file_error(&format!("{name}/{file}"), problem))
+        })
+    }
+
+    /// The number of files that are compared at once. A file of an object store is in memory then.
+    fn files_at_once(&self) -> usize {
+        match self.folder.is_local() {
+            true => std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            false => REMOTE_FILES_AT_ONCE,
         }
-        Ok((TrainingState { weights, optimizer, counters: manifest.counters }, manifest))
     }
 
     /// Compares every file of a checkpoint with its manifest.
@@ -195,7 +194,7 @@ impl Checkpoints {
     /// # Errors
     /// A file is missing or damaged, or cannot be read. The error names it.
     pub async fn verify(&self, name: &str) -> Result<(), ReadError> {
-        self.read(name).await.map(drop)
+        self.compared(name).await.map(drop)
     }
 
     /// The state to resume from: that of the checkpoint of this name, or of the last whole one.
@@ -204,10 +203,7 @@ impl Checkpoints {
     /// # Errors
     /// No checkpoint is whole, the named one is damaged or not the last, or one that may be the
     /// last whole one cannot be read.
-    pub(crate) async fn resume(
-        &self,
-        name: Option<&str>,
-    ) -> Result<(TrainingState, Manifest), BossManError> {
+    pub(crate) async fn resume(&self, name: Option<&str>) -> Result<StoredState, BossManError> {
         let listed = self.list().await?;
         if let Some(name) = name {
             let place = listed.iter().position(|listed| listed.name == name);
@@ -229,8 +225,8 @@ impl Checkpoints {
                     self.folder.named()
                 )));
             }
-            let found = self.read(name).await?;
-            self.known().note_whole(found.1.counters.step);
+            let found = self.compared(name).await?;
+            self.known().note_whole(found.counters.step);
             return Ok(found);
         }
         let none = || {
@@ -248,12 +244,10 @@ impl Checkpoints {
     /// # Errors
     /// The folder, or a checkpoint after the last whole one, cannot be read. A failed read does not
     /// prove that an older one is the last.
-    pub(crate) async fn last_whole(
-        &self,
-    ) -> Result<Option<(TrainingState, Manifest)>, BossManError> {
+    pub(crate) async fn last_whole(&self) -> Result<Option<StoredState>, BossManError> {
         let listed = self.list().await?;
         for (place, CheckpointEntry { name, step, .. }) in listed.iter().enumerate().rev() {
-            let problem = match self.read(name).await {
+            let problem = match self.compared(name).await {
                 Ok(found) => {
                     self.known().note_whole(*step);
                     return Ok(Some(found));
@@ -361,40 +355,54 @@ impl Checkpoints {
         }
     }
 
-    /// Reads a file that the manifest names.
-    async fn checked(&self, name: &str, file: &FileEntry) -> Result<Bytes, ReadError> {
-        let place = format!("{name}/{}", file.name);
+    /// Compares a file that the manifest names, and reads the header of its tensors.
+    async fn compared_file(
+        &self,
+        name: &str,
+        entry: FileEntry,
+    ) -> Result<(LocalFile, TensorHeaders), ReadError> {
+        let place = format!("{name}/{}", entry.name);
         let wrong = |problem: &str| self.folder.file_error(&place, problem);
-        let bytes =
-            match self.folder.get(&place, file.bytes).await.map_err(ReadError::Unreadable)? {
-                Content::Whole(bytes) => bytes,
-                Content::TooLarge(size) => {
-                    return Err(ReadError::Damaged(wrong(&too_large(size, file.bytes))))
-                }
-                // Its manifest existed a moment ago. If that is missing, too, the checkpoint is
-                // being deleted, or a disk is gone.
-                Content::Missing => {
-                    return Err(match self.manifest(name).await {
-                        Ok(_) | Err(ReadError::Damaged(_)) => {
-                            ReadError::Damaged(wrong("is missing"))
-                        }
-                        Err(ReadError::Unfinished(_)) => ReadError::Unreadable(wrong(
-                            "is missing, and now also the manifest that named it",
-                        )),
-                        Err(unreadable) => unreadable,
-                    })
-                }
-            };
-        let found = tokio::task::spawn_blocking({
-            let bytes = bytes.clone();
-            move || hash(&bytes)
+        let file = match self.folder.hashed(&place, entry.bytes).await {
+            Ok(Content::Whole(file)) => file,
+            Ok(Content::TooLarge(size)) => {
+                return Err(ReadError::Damaged(wrong(&too_large(size, entry.bytes))))
+            }
+            Ok(Content::Missing) => return Err(self.missing(name, &wrong).await),
+            Err(error) => return Err(ReadError::Unreadable(error)),
+        };
+        if file.bytes != entry.bytes || file.sha256 != entry.sha256 {
+            return Err(ReadError::Damaged(wrong(DAMAGED)));
+        }
+        let read = tokio::task::spawn_blocking(move || {
+            let headers = TensorHeaders::of_single_file(&file.path)?;
+            let is_same = headers.stamps().all(|stamp| file.has_stamp(stamp));
+            match is_same {
+                true => Ok((file, headers)),
+                false => Err(BossManError::Usage("changed while it was read".into())),
+            }
         });
-        let found = found
-            .await
-            .map_err(|e| ReadError::Unreadable(wrong(&format!("cannot be hashed: {e}"))))?;
-        match bytes.len() as u64 == file.bytes && found == file.sha256 {
-            true => Ok(bytes),
-            false => Err(ReadError::Damaged(wrong(DAMAGED))),
+        let read = read.await.map_err(|e| wrong(&format!("cannot be read: {e}")));
+        // The bytes are those that were written. So another program wrote them, or memory is too
+        // small for them.
+        read.and_then(|read| {
+            read.map_err(|error| match error {
+                BossManError::File { problem, .. } => wrong(&problem),
+                error => wrong(&error.to_string()),
+            })
+        })
+        .map_err(ReadError::Unreadable)
+    }
+
+    /// The error for a file that is missing, although its manifest existed a moment ago. If that is
+    /// missing, too, the checkpoint is being deleted, or a disk is gone.
+    async fn missing(&self, name: &str, wrong: &impl Fn(&str) -> BossManError) -> ReadError {
+        match self.manifest(name).await {
+            Ok(_) | Err(ReadError::Damaged(_)) => ReadError::Damaged(wrong("is missing")),
+            Err(ReadError::Unfinished(_)) => {
+                ReadError::Unreadable(wrong("is missing, and now also the manifest that named it"))
+            }
+            Err(unreadable) => unreadable,
         }
     }
 

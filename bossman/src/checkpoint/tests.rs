@@ -2,6 +2,7 @@
 
 mod faulty_store;
 mod read_errors;
+mod stored;
 mod writing;
 
 use super::*;
@@ -72,9 +73,9 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 #[tokio::test]
 async fn what_is_written_is_read() {
     let (folder, checkpoints) = two().await;
-    let (found, manifest) = checkpoints.resume(None).await.unwrap();
-    assert_is(&found, 2);
-    assert_eq!(manifest.run, run());
+    let found = checkpoints.resume(None).await.unwrap();
+    assert_is(&found.load().unwrap(), 2);
+    assert_eq!(found.run, run());
     let names = files(&folder.path().join("c/step-00000002"));
     let names: Vec<_> = names
         .iter()
@@ -94,7 +95,7 @@ async fn what_is_written_is_read() {
     assert!(weights.get("0.weight").unwrap().equal(state(1).weights.get("0.weight").unwrap()));
     // A checkpoint of the same step is replaced.
     checkpoints.write(state(2), RunRecord::default()).await.unwrap();
-    assert_eq!(checkpoints.resume(None).await.unwrap().1.run, RunRecord::default());
+    assert_eq!(checkpoints.resume(None).await.unwrap().run, RunRecord::default());
     assert_eq!(checkpoints.list().await.unwrap().len(), 2);
 }
 
@@ -115,12 +116,12 @@ async fn the_one_before_is_used_where_one_is_cut_short_or_damaged() {
         let longer = [[&whole[..], b"x"].concat()];
         for bytes in cut.into_iter().chain(changed).chain(longer) {
             std::fs::write(&path, &bytes).unwrap();
-            assert_is(&checkpoints.resume(None).await.unwrap().0, 1);
+            assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 1);
         }
         std::fs::remove_file(&path).unwrap();
-        assert_is(&checkpoints.resume(None).await.unwrap().0, 1);
+        assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 1);
         std::fs::write(&path, &whole).unwrap();
-        assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
+        assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 2);
     }
 }
 
@@ -220,12 +221,12 @@ async fn a_damaged_checkpoint_does_not_outlive_good_ones() {
     std::fs::write(there("step-5/mine.txt"), "mine").unwrap();
     std::fs::create_dir_all(there("step-00000001/weights")).unwrap();
     std::fs::remove_file(there("step-00000001/manifest.json")).unwrap();
-    assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
+    assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 2);
     checkpoints.write(state(3), run()).await.unwrap();
     let policy = Policy { dir: None, every: Every::Steps(1), keep: 1, keep_best: None, audit: 0 };
     let gone = checkpoints.prune(&policy, 3).await.unwrap();
     assert_eq!(gone, ["step-00000001", "step-00000002", "step-00000009"]);
-    assert_is(&checkpoints.resume(None).await.unwrap().0, 3);
+    assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 3);
     assert!(there("step-5/mine.txt").exists());
     // This process has not noticed the new damage, so nothing is deleted.
     std::fs::write(there("step-00000003/manifest.json"), "{}").unwrap();
@@ -242,7 +243,7 @@ async fn what_cannot_be_written_leaves_what_was_there() {
     std::fs::write(folder.path().join("c/step-00000003"), "in the way").unwrap();
     let error = checkpoints.write(state(3), run()).await.unwrap_err().to_string();
     assert!(error.contains("step-00000003/"), "{error}");
-    assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
+    assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 2);
 }
 
 /// Pieces with a meaning in a manifest.

@@ -3,6 +3,7 @@
 
 use crate::data::disk::{flush, flush_folder_of, folder_of, metadata};
 use crate::BossManError;
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use tempfile::NamedTempFile;
@@ -40,6 +41,13 @@ pub(crate) fn create(path: &Path) -> Result<BufWriter<NamedTempFile>, BossManErr
         return Err(BossManError::file(path, problem));
     }
     temporary_file_beside(path).map(BufWriter::new).map_err(|e| BossManError::io(path, &e))
+}
+
+/// Copies an open file. The errors are those of [`check_writable`], or it cannot be read.
+pub(crate) fn copy(from: &mut File, to: &Path) -> Result<(), BossManError> {
+    let mut file = create(to)?;
+    std::io::copy(from, &mut file).map_err(|e| BossManError::io(to, &e))?;
+    commit(to, file)
 }
 
 /// Flushes the file to the disk and moves it to its final name.

@@ -29,6 +29,20 @@ where
     attempt().await
 }
 
+/// As [`retry`], on a thread that may block.
+pub(crate) fn retry_blocking<T>(
+    waits: &[Duration],
+    mut attempt: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    for wait in waits {
+        if let Ok(done) = attempt() {
+            return Ok(done);
+        }
+        std::thread::sleep(*wait);
+    }
+    attempt()
+}
+
 /// The metadata of a file or folder. `None` if the system finds none. Any other failure is an
 /// error.
 pub(crate) fn metadata(path: &Path) -> Result<Option<Metadata>> {

@@ -1,7 +1,7 @@
 //! The state that a run resumes from: a checkpoint or a peer snapshot.
 
 use crate::checkpoint::{
-    CheckpointEntry, Checkpoints, Counters, KeepBest, Policy, ReadError, RunRecord, TrainingState,
+    CheckpointEntry, Checkpoints, Counters, KeepBest, Policy, ReadError, RunRecord, StoredState,
 };
 use crate::data::disk;
 use crate::events::Events;
@@ -13,6 +13,7 @@ use pipeline::recovery::StateSource;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Stands for a checkpoint's name: resume from the last checkpoint, or begin without one.
@@ -22,8 +23,8 @@ const MAX_METRICS_LINE: u64 = 1 << 16;
 
 /// The state that a run resumes from.
 pub(crate) enum ResumeState {
-    /// A checkpoint in memory.
-    Checkpoint(TrainingState, RunRecord),
+    /// A checkpoint in its files.
+    Checkpoint(Arc<StoredState>, RunRecord),
     /// A peer snapshot, which workers store.
     PeerSnapshot(PeerState),
 }
@@ -62,7 +63,7 @@ impl ResumeState {
     /// Gives it to the workers.
     pub(crate) async fn restore(&self, boss: &mut BossMan) -> Result<(), BossManError> {
         match self {
-            ResumeState::Checkpoint(state, _) => boss.restore(state).await,
+            ResumeState::Checkpoint(state, _) => boss.restore_stored(state).await,
             ResumeState::PeerSnapshot(kept) => restore_peer_state(&mut boss.trainer, kept).await,
         }
     }
@@ -189,9 +190,10 @@ async fn last_checkpoint(
     loop {
         match checkpoints.last_whole().await {
             Ok(found) => {
-                return Ok(
-                    found.map(|(state, manifest)| ResumeState::Checkpoint(state, manifest.run))
-                )
+                return Ok(found.map(|state| {
+                    let run = state.run.clone();
+                    ResumeState::Checkpoint(Arc::new(state), run)
+                }))
             }
             Err(error) => match waits.next() {
                 None => return Err(error),
@@ -270,23 +272,24 @@ pub(crate) async fn open_checkpoints(
             None => Ok((Some((checkpoints, policy.clone())), None)),
         };
     };
-    let (state, manifest) =
-        checkpoints.resume(name.as_deref().filter(|name| *name != IF_ANY)).await?;
-    let microbatches =
-        if file.microbatches == 0 { manifest.run.microbatches } else { file.microbatches };
-    if let Some(problem) = manifest.run.differs(&RunRecord { microbatches, ..run.clone() }) {
+    let state = checkpoints.resume(name.as_deref().filter(|name| *name != IF_ANY)).await?;
+    let mut before = state.run.clone();
+    let microbatches = if file.microbatches == 0 { before.microbatches } else { file.microbatches };
+    if let Some(problem) = before.differs(&RunRecord { microbatches, ..run.clone() }) {
         return Err(BossManError::Usage(format!(
             "--resume: {problem}, so the run would not go on as it was; restore that, or begin \
              anew in another folder"
         )));
     }
-    let mut run = manifest.run;
     if name.as_deref().is_some_and(|name| name != IF_ANY) {
         // The run may continue differently from here, so the peer snapshots of the old run do not
         // belong to it.
-        run.run_id = None;
+        before.run_id = None;
     }
-    Ok((Some((checkpoints, policy.clone())), Some(ResumeState::Checkpoint(state, run))))
+    Ok((
+        Some((checkpoints, policy.clone())),
+        Some(ResumeState::Checkpoint(Arc::new(state), before)),
+    ))
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@
 //!   v
 //! trainer (Trainer)   <- scheduling    measures workers, moves stages
 //!   +-> position, learning_monitor, nccl_link            replica_check, weight_transfer
-//!                                                        fetched_state (tensors out of slices)
+//!                                                          |
+//!                                                          v
+//!                          weights_sink (memory or a file), fetched_state (tensors out of slices)
 //! ```
 
 pub(crate) mod call;
@@ -21,3 +23,4 @@ pub(crate) mod scheduling;
 pub(crate) mod train_step;
 pub(crate) mod trainer;
 pub(crate) mod weight_transfer;
+mod weights_sink;

@@ -1,9 +1,11 @@
 //! Moves weights from the workers, and to them.
 
 use super::trainer::Trainer;
-use crate::data::tensor_payload::{from_payload, to_payload};
-use crate::session::fetched_state;
+use super::weights_sink::WeightsSink;
+use crate::checkpoint::WeightsFile;
+use crate::data::tensor_payload::to_payload;
 use crate::session::replica_check::{compare_replicas, must_agree};
+use crate::weights::chunks::in_chunks;
 use crate::weights::state_dict::{expected, ExpectedTensor, StateDict};
 use crate::weights::weight_files::WeightFiles;
 use crate::BossManError;
@@ -13,8 +15,10 @@ use layerspec::DType;
 use link::Payload;
 use pipeline::boss::{Instruction, SendState};
 use pipeline::ids::{Slot, StageId};
-use pipeline::{LoadContent, StateForm, TensorMeta};
+use pipeline::{slices, LoadContent, StateForm, StateName, StateSlice, TensorMeta, SLICE_BYTES};
+use runtime::StateStream;
 use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 use tch::Tensor;
 use tokio::sync::mpsc;
 
@@ -22,59 +26,93 @@ use tokio::sync::mpsc;
 /// looks like a device that hangs.
 const READ_BYTES: u64 = 4 << 30;
 
-/// A tensor for the workers that hold a stage.
+/// A tensor, or a slice of one, for the workers that hold a stage.
 pub(crate) struct StageTensor {
     pub(crate) stage: StageId,
+    /// The name under which it travels, of [`StateName`].
     pub(crate) name: String,
     pub(crate) payload: Payload,
 }
 
+impl StageTensor {
+    /// The tensor in slices over the same memory. A small one is its only slice.
+    fn sliced(self) -> impl Iterator<Item = StageTensor> {
+        let StageTensor { stage, name, payload } = self;
+        let parts = slices(&name, &payload.meta, SLICE_BYTES).into_iter();
+        parts.map(move |StateSlice { name, meta, bytes }| {
+            let payload = Payload { meta, bytes: payload.bytes.slice(bytes) };
+            StageTensor { stage, name, payload }
+        })
+    }
+}
+
 /// Fetches parameters and buffers from the workers.
 pub(crate) async fn fetch(trainer: &mut Trainer) -> Result<StateDict, BossManError> {
+    fetch_into(trainer, WeightsSink::Memory(BTreeMap::new())).await
+}
+
+/// Writes parameters and buffers to a safetensors file while they arrive.
+pub(crate) async fn save(trainer: &mut Trainer, path: &Path) -> Result<(), BossManError> {
+    let expected = expected(trainer.model.graph()).owned;
+    let metas = expected.iter().map(|(name, tensor)| (name.as_str(), &tensor.meta));
+    let file = WeightsFile::begin(path, metas)?;
+    fetch_into(trainer, WeightsSink::File(Some(Box::new(file)))).await.map(drop)
+}
+
+async fn fetch_into(
+    trainer: &mut Trainer,
+    mut sink: WeightsSink,
+) -> Result<StateDict, BossManError> {
     if must_agree(trainer) {
         compare_replicas(trainer).await?;
     }
-    let mut tensors = BTreeMap::new();
     let layout = trainer.plan.layout();
     let stages: Vec<StageId> = trainer.plan.stages.iter().map(|spec| spec.stage).collect();
     if stages.iter().all(|stage| !layout.shards_parameters(*stage)) {
-        fetch_stage(trainer, None, &mut tensors).await?;
-        return Ok(StateDict(tensors));
+        sink.receive(request_weights(trainer, None)).await?;
+        return sink.finish().await;
     }
     // Stage by stage, because no worker may have room for all.
     for stage in stages {
         let [gather, reshard] = layout.whole(stage).unwrap_or_default();
         trainer.run_actions(gather).await?;
-        let fetched = fetch_stage(trainer, Some(stage), &mut tensors).await;
+        let fetched = sink.receive(request_weights(trainer, Some(stage))).await;
         trainer.run_actions(reshard).await?;
         fetched?;
     }
-    Ok(StateDict(tensors))
+    sink.finish().await
 }
 
-/// Adds the parameters and buffers of a stage, or of all.
-async fn fetch_stage(
-    trainer: &Trainer,
-    stage: Option<StageId>,
-    tensors: &mut BTreeMap<String, Tensor>,
-) -> Result<(), BossManError> {
+/// Requests the parameters and buffers of a stage, or of all.
+fn request_weights(trainer: &Trainer, stage: Option<StageId>) -> StateStream {
     let form = StateForm::Slices;
-    let stream = trainer.handle.fetch(SendState { stage, optimizer: false, form });
-    fetched_state::receive(stream, |name, payload| {
-        tensors.insert(name.to_string(), from_payload(payload)?);
-        Ok(())
-    })
-    .await
+    trainer.handle.fetch(SendState { stage, optimizer: false, form })
 }
 
-/// Replaces parameters and buffers on all workers.
+/// Replaces parameters, buffers and tensors of optimizer state on all workers, a chunk at a time.
+/// The model is not whole until [`end_load`].
 pub(crate) async fn load(
     trainer: &mut Trainer,
     tensors: Vec<StageTensor>,
 ) -> Result<(), BossManError> {
+    let parts = tensors.into_iter().flat_map(StageTensor::sliced);
+    for chunk in in_chunks(parts, |part| part.payload.bytes.len() as u64) {
+        load_chunk(trainer, chunk).await?;
+    }
+    Ok(())
+}
+
+async fn load_chunk(trainer: &mut Trainer, tensors: Vec<StageTensor>) -> Result<(), BossManError> {
     trainer.has_loaded = true;
     let tensors = insert_slots(trainer, tensors);
-    trainer.call(Instruction::LoadState { tensors, content: LoadContent::Weights }).await
+    let content = LoadContent::Part;
+    trainer.call(Instruction::LoadState { tensors, content, more: true }).await
+}
+
+/// Ends a load: everything has come.
+pub(crate) async fn end_load(trainer: &Trainer) -> Result<(), BossManError> {
+    let (tensors, content) = (Vec::new(), LoadContent::Part);
+    trainer.call(Instruction::LoadState { tensors, content, more: false }).await
 }
 
 /// Replaces those parameters and buffers on all workers that are among these weights, which fit.
@@ -83,7 +121,8 @@ pub(crate) async fn load_held(
     weights: &StateDict,
 ) -> Result<(), BossManError> {
     let tensors = placed(trainer, weights.iter())?;
-    load(trainer, tensors).await
+    load(trainer, tensors).await?;
+    end_load(trainer).await
 }
 
 /// As [`load_held`], of weights that are read while others travel.
@@ -91,26 +130,34 @@ pub(crate) async fn load_files(
     trainer: &mut Trainer,
     files: &WeightFiles,
 ) -> Result<(), BossManError> {
-    // One chunk waits while another one is read, and a third one travels.
-    let (sender, mut chunks) = mpsc::channel(1);
     let files = files.clone();
+    let chunks = files.chunks().into_iter();
+    load_chunks(trainer, chunks.map(move |pieces| files.read(&pieces))).await?;
+    end_load(trainer).await
+}
+
+/// As [`load`], of chunks that a thread reads while others travel. The names are those of
+/// [`StateName`].
+pub(crate) async fn load_chunks<C>(trainer: &mut Trainer, chunks: C) -> Result<(), BossManError>
+where
+    C: Iterator<Item = Result<Vec<(String, Payload)>, BossManError>> + Send + 'static,
+{
+    // One chunk waits while another one is read, and a third one travels.
+    let (sender, mut read) = mpsc::channel(1);
     let reader = tokio::task::spawn_blocking(move || {
-        for pieces in files.chunks() {
+        for chunk in chunks {
             // Nobody waits for a chunk after a failure.
-            if sender.blocking_send(files.read(&pieces)?).is_err() {
+            if sender.blocking_send(chunk?).is_err() {
                 break;
             }
         }
         Ok::<(), BossManError>(())
     });
     let holders = Holders::of(trainer);
-    while let Some(chunk) = chunks.recv().await {
-        let mut tensors = Vec::new();
-        for (piece, tensor) in &chunk {
-            let sent = piece.state_name();
-            tensors.extend(holders.each(&piece.name, &sent, to_payload(tensor)?));
-        }
-        load(trainer, tensors).await?;
+    while let Some(chunk) = read.recv().await {
+        let tensors = chunk.into_iter().flat_map(|(name, payload)| holders.each(&name, payload));
+        let tensors = tensors.collect();
+        load_chunk(trainer, tensors).await?;
     }
     reader.await.map_err(|e| BossManError::Usage(e.to_string()))?
 }
@@ -128,7 +175,7 @@ pub(crate) async fn load_from_workers_files(
         let bytes: Bytes = weight.encode()?.into();
         let meta = TensorMeta { dtype: DType::UInt8, shape: vec![bytes.len() as u64] };
         let of_weight = weight.source.meta.byte_len().unwrap_or(0);
-        for tensor in holders.each(&weight.name, &weight.name, Payload { meta, bytes }) {
+        for tensor in holders.each(&weight.name, Payload { meta, bytes }) {
             queues.entry(tensor.stage).or_default().push_back((of_weight, tensor));
         }
     }
@@ -136,9 +183,9 @@ pub(crate) async fn load_from_workers_files(
         let first = queues.values_mut().flat_map(take_weights).collect();
         let tensors = insert_slots(trainer, first);
         let content = LoadContent::WeightSources;
-        trainer.call(Instruction::LoadState { tensors, content }).await?;
+        trainer.call(Instruction::LoadState { tensors, content, more: true }).await?;
     }
-    Ok(())
+    end_load(trainer).await
 }
 
 /// Takes the first weights of a queue, at most [`READ_BYTES`] of them or one.
@@ -178,15 +225,15 @@ pub(crate) fn by_stage(
     placed(trainer, fitting.iter())
 }
 
-/// As [`by_stage`], of tensors that fit.
-fn placed<'a>(
+/// As [`by_stage`], of tensors that fit, by names of [`StateName`].
+pub(crate) fn placed<'a>(
     trainer: &Trainer,
     tensors: impl Iterator<Item = (&'a str, &'a Tensor)>,
 ) -> Result<Vec<StageTensor>, BossManError> {
     let holders = Holders::of(trainer);
     let mut placed = Vec::new();
     for (name, tensor) in tensors {
-        placed.extend(holders.each(name, name, to_payload(tensor)?));
+        placed.extend(holders.each(name, to_payload(tensor)?));
     }
     Ok(placed)
 }
@@ -202,13 +249,20 @@ impl Holders {
         Holders(expected.map(|(name, tensor)| (name, stages(tensor))).collect())
     }
 
-    /// The payload, under the name `sent`, for each stage that holds the parameter `name`.
-    fn each(&self, name: &str, sent: &str, payload: Payload) -> Vec<StageTensor> {
+    /// The payload for each stage that holds the tensor of this name of [`StateName`].
+    fn each(&self, name: &str, payload: Payload) -> Vec<StageTensor> {
+        let parsed = StateName::parse(name);
+        let (parameter, most) = match parsed.kept() {
+            // Only the owner has the optimizer state.
+            Some((parameter, _)) => (parameter, 1),
+            None => (parsed.name, usize::MAX),
+        };
+        let stages = self.0.get(parameter).into_iter().flatten().take(most);
         let tensor = |stage: &StageId| StageTensor {
             stage: *stage,
-            name: sent.into(),
+            name: name.into(),
             payload: payload.clone(),
         };
-        self.0.get(name).into_iter().flatten().map(tensor).collect()
+        stages.map(tensor).collect()
     }
 }

@@ -1,11 +1,12 @@
 //! The end of an epoch: validates the model and saves its weights.
 
-use crate::data::{Dataset, Part};
+use crate::data::{atomic_file, Dataset, Part};
 use crate::events::{Event, Events};
 use crate::inference::score::Score;
 use crate::run_file::RunFile;
 use crate::train::validation::{validate, ValidationResult};
-use crate::{BossMan, BossManError, StateDict};
+use crate::{BossMan, BossManError};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use tracing::debug;
 
@@ -44,7 +45,7 @@ impl<'a> Epochs<'a> {
     ) -> Result<(), BossManError> {
         debug!(epoch, step, "epoch ends");
         // Weights are saved before validation, which may fail.
-        let weights = self.save_weights(boss, step, events).await?;
+        let saved = self.save_weights(boss, step, events).await?;
         let looked = match &self.validation {
             Some(data) => {
                 Some(validate_with_current_members(boss, self.file, Part::Validation, data).await?)
@@ -56,9 +57,9 @@ impl<'a> Epochs<'a> {
             Some((_, best)) => validation.score.loss < best.score.loss || best.score.loss.is_nan(),
             None => true,
         });
-        if let Some((path, weights)) = weights.filter(|_| best) {
+        if let Some((path, mut saved)) = saved.filter(|_| best) {
             let path = best_path(path);
-            weights.save(&path)?;
+            atomic_file::copy(&mut saved, &path)?;
             events.report(&Event::WeightsSaved { step, path, best });
         }
         let Some(validation) = looked else { return Ok(()) };
@@ -70,24 +71,25 @@ impl<'a> Epochs<'a> {
         Ok(())
     }
 
-    /// Saves the weights after this step, if they have a place. Returns both.
+    /// Saves the weights after this step, if they have a place. Returns it, and the file, which the
+    /// user may move away.
     pub(crate) async fn save_weights(
         &mut self,
         boss: &mut BossMan,
         step: u64,
         events: &Events,
-    ) -> Result<Option<(&'a Path, StateDict)>, BossManError> {
+    ) -> Result<Option<(&'a Path, File)>, BossManError> {
         let Some(path) = self.save else { return Ok(None) };
-        let weights = loop {
-            match boss.state_dict().await {
+        loop {
+            match boss.save_state_dict(path).await {
                 Err(error) if boss.recover(&error) => boss.update_membership().await?,
-                other => break other?,
+                saved => break saved?,
             }
-        };
-        weights.save(path)?;
+        }
+        let file = File::open(path).map_err(|e| BossManError::io(path, &e))?;
         self.saved = Some(step);
         events.report(&Event::WeightsSaved { step, path: path.into(), best: false });
-        Ok(Some((path, weights)))
+        Ok(Some((path, file)))
     }
 }
 

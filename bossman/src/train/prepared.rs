@@ -74,7 +74,7 @@ pub(super) async fn prepare<'a>(
     let weights = match &state {
         // Weights are checked against the model before the run waits for workers.
         Some(ResumeState::Checkpoint(state, _)) => {
-            state.weights.fit_to(model.graph()).map(|_| None)?
+            state.check(model.graph(), &file.optimizer).map(|()| None)?
         }
         _ => file.initial_weights(options.weights.as_deref(), &model)?,
     };

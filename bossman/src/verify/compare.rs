@@ -136,8 +136,8 @@ impl Verification {
             let of_step = |digest: &&crate::receipt::StepDigest| digest.step == entry.step;
             // A state without a digest proves nothing.
             let Some(expected) = self.receipt.digests.iter().find(of_step) else { continue };
-            match checkpoints.read(&entry.name).await {
-                Ok((state, _)) => {
+            match checkpoints.compared(&entry.name).await {
+                Ok(state) => {
                     let digest = state.digest()?.to_string();
                     if digest == expected.digest {
                         self.proven.push(entry.step);

@@ -1,7 +1,7 @@
 //! Repeats a part of a run on local workers.
 
 use super::{Difference, Exactness, Origin, Verification, Window};
-use crate::checkpoint::TrainingState;
+use crate::checkpoint::{StoredState, TrainingState};
 use crate::data::Part;
 use crate::events::{Event, Events, Observer};
 use crate::run_file::{FileReader, RunFile, Weights};
@@ -76,7 +76,7 @@ impl Verification {
         }
         boss.send_optimizer(file.optimizer).await?;
         if let Some(state) = &state {
-            boss.restore(state).await?;
+            boss.restore_stored(state).await?;
         }
         let other_processor = here.lock().0.iter().find(|here| **here != processor).cloned();
         let mut repetition = Repetition {
@@ -117,12 +117,12 @@ impl Verification {
         }
     }
 
-    async fn state_of(&self, origin: Origin) -> Result<Option<TrainingState>, BossManError> {
+    async fn state_of(&self, origin: Origin) -> Result<Option<Arc<StoredState>>, BossManError> {
         let (Origin::Checkpoint(step), Some(checkpoints)) = (origin, &self.checkpoints) else {
             return Ok(None);
         };
         let name = crate::checkpoint::folder_of_step(step);
-        Ok(Some(checkpoints.read(&name).await?.0))
+        Ok(Some(Arc::new(checkpoints.compared(&name).await?)))
     }
 }
 
@@ -217,7 +217,7 @@ impl Repetition<'_> {
             let here = self.boss.checkpoint().await?;
             if let Some(stored) = stored {
                 let name = crate::checkpoint::folder_of_step(step);
-                let (stored, here) = (all_by_name(&stored), all_by_name(&here));
+                let (stored, here) = (all_by_name(&stored.load()?), all_by_name(&here));
                 let difference = compare_tensors(&name, &stored, &here, is_exact)?;
                 if difference.is_some() {
                     return Ok(difference);

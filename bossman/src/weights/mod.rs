@@ -5,8 +5,10 @@
 //! state_dict -> safetensors_files -> rename_rules -> source
 //!                                 -> shards -> export -> huggingface
 //! weight_files -> fit -> tensor_headers: a weight is read when a worker needs it
+//!              -> chunks
 //! ```
 
+pub(crate) mod chunks;
 pub(crate) mod export;
 pub(crate) mod fit;
 pub(crate) mod huggingface;

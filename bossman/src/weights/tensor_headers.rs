@@ -47,6 +47,11 @@ impl FileStamp {
         let inode = 0;
         FileStamp { length: file.len(), modified: file.modified().ok(), inode }
     }
+
+    /// The size of the file.
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
 }
 
 /// A tensor, and where its numbers are.
@@ -174,6 +179,11 @@ impl TensorHeaders {
     /// The file of a tensor, as it was when its header was read.
     pub(crate) fn stamp(&self, name: &str) -> Option<(&Path, &FileStamp)> {
         self.tensors.get(name).map(|stored| (&*stored.file, &stored.stamp))
+    }
+
+    /// The files of all tensors, as they were when their headers were read.
+    pub(crate) fn stamps(&self) -> impl Iterator<Item = &FileStamp> {
+        self.tensors.values().map(|stored| &stored.stamp)
     }
 
     /// The file, or the index of several.

@@ -1,18 +1,17 @@
 //! Weights to start from that stay in their files until a worker needs them.
 
+use crate::data::tensor_payload::to_payload;
+use crate::weights::chunks::{in_chunks, CHUNK_BYTES};
 use crate::weights::fit::{Fit, Tied};
 use crate::weights::rename_rules::{RenameRules, Source};
 use crate::weights::tensor_headers::{FileStamp, TensorHeaders};
 use crate::{BossManError, Model};
 use ::data::{HashedWeight, WeightPart, WeightSource};
+use link::Payload;
 use pipeline::{StateDigest, StateName};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use tch::Tensor;
-
-/// The bytes of weights that are read together.
-const CHUNK_BYTES: u64 = 16 << 20;
 
 /// A weight, or some of its elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,25 +130,16 @@ impl WeightFiles {
     /// The weights in chunks that are read together. A large weight is cut, unless the file has its
     /// transpose.
     pub(crate) fn chunks(&self) -> Vec<Vec<Piece>> {
-        let (mut chunks, mut bytes) = (vec![Vec::new()], 0u64);
-        for (piece, of_one) in self.sources.iter().flat_map(|(name, source)| pieces(name, source)) {
-            if bytes > 0 && bytes.saturating_add(of_one) > CHUNK_BYTES {
-                chunks.push(Vec::new());
-                bytes = 0;
-            }
-            bytes = bytes.saturating_add(of_one);
-            if let Some(last) = chunks.last_mut() {
-                last.push(piece);
-            }
-        }
-        chunks
+        let pieces = self.sources.iter().flat_map(|(name, source)| pieces(name, source));
+        let chunks = in_chunks(pieces, |(_, bytes)| *bytes).into_iter();
+        chunks.map(|chunk| chunk.into_iter().map(|(piece, _)| piece).collect()).collect()
     }
 
-    /// Reads these pieces.
+    /// Reads these pieces. Each comes with the name under which it travels.
     ///
     /// # Errors
     /// A file cannot be read.
-    pub(crate) fn read(&self, pieces: &[Piece]) -> Result<Vec<(Piece, Tensor)>, BossManError> {
+    pub(crate) fn read(&self, pieces: &[Piece]) -> Result<Vec<(String, Payload)>, BossManError> {
         let read = |piece: &Piece| {
             let source = self.sources.get(&piece.name);
             let source = source.ok_or_else(|| BossManError::Usage("an unknown weight".into()))?;
@@ -157,7 +147,7 @@ impl WeightFiles {
                 Some(elements) => source.read_slice(&self.folder, elements.clone())?,
                 None => source.read(&self.folder)?,
             };
-            Ok((piece.clone(), tensor))
+            Ok((piece.state_name(), to_payload(&tensor)?))
         };
         let found = pieces.iter().map(read).collect::<Result<Vec<_>, BossManError>>()?;
         self.check_unchanged()?;
@@ -197,8 +187,9 @@ fn part(source: &Source, headers: &TensorHeaders) -> Option<WeightPart> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::tensor_payload::from_payload;
     use crate::StateDict;
-    use tch::{Device, Kind};
+    use tch::{Device, Kind, Tensor};
 
     const MODEL: &str = "
 inputs: {x: [batch, 2]}
@@ -239,8 +230,9 @@ layers:
         let pieces: Vec<Piece> = files.chunks().concat();
         let names: Vec<&str> = pieces.iter().map(|piece| piece.name.as_str()).collect();
         assert_eq!(names, ["a.bias", "a.weight", "b.weight"]);
-        for (piece, tensor) in files.read(&pieces).unwrap() {
-            assert!(tensor.equal(expected.get(&piece.name).unwrap()), "{}", piece.name);
+        for (name, payload) in files.read(&pieces).unwrap() {
+            let tensor = from_payload(&payload).unwrap();
+            assert!(tensor.equal(expected.get(&name).unwrap()), "{name}");
         }
         for weight in files.hashed().unwrap() {
             let tensor = weight.read(place.path()).unwrap();

@@ -24,7 +24,7 @@ pub use crate::tensor_head::{TensorHead, MAX_TENSORS};
 
 /// The version of the protocol, sent first on every connection. Peers of different versions
 /// disconnect.
-pub const PROTOCOL_VERSION: u32 = 23;
+pub const PROTOCOL_VERSION: u32 = 24;
 
 /// The most microbatches of a batch.
 pub const MAX_MICROBATCHES: u32 = 1 << 16;
@@ -262,7 +262,8 @@ pub enum Command {
     MakeIds,
     /// Make the communicators among the replicas of these stages. All replicas do so together.
     Communicate(Vec<(StageId, UniqueId)>),
-    /// Load parameters and buffers, which arrive as [`TensorHead::Weight`], and pass them on.
+    /// Load parameters, buffers and optimizer state, which arrive as [`TensorHead::Weight`], and
+    /// pass them on.
     LoadState {
         /// The number of them that arrive.
         tensors: u32,

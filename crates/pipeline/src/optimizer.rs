@@ -84,6 +84,16 @@ impl OptimizerSpec {
         }
     }
 
+    /// The kinds of its state for a parameter, by PyTorch's names. `step` is a number. The others
+    /// have the parameter's shape.
+    pub fn state_kinds(&self) -> &'static [&'static str] {
+        match *self {
+            OptimizerSpec::SGD { momentum: 0.0, .. } => &[],
+            OptimizerSpec::SGD { .. } => &["momentum_buffer"],
+            OptimizerSpec::Adam(_) | OptimizerSpec::AdamW(_) => &["exp_avg", "exp_avg_sq", "step"],
+        }
+    }
+
     /// Refuses what PyTorch refuses, in its words.
     pub fn check(&self) -> Result<(), String> {
         let not_negative = |name: &str, value: f64| {

@@ -10,8 +10,8 @@ const SLICE: &str = "slice/";
 
 /// The name of a parameter or buffer, such as `0.weight`, or of optimizer state under PyTorch's
 /// names, such as `optimizer/0.weight.exp_avg`. A replica's shard of that is flat, and its name
-/// ends with its first element: `optimizer/0.weight.exp_avg[1024]`. A slice of a parameter or
-/// buffer is flat, too: `slice/0.weight[1024]`.
+/// ends with its first element: `optimizer/0.weight.exp_avg[1024]`. So does the name of any slice
+/// of it. A slice of a parameter or buffer is flat, too: `slice/0.weight[1024]`.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct StateName<'a> {
     /// Whether it names optimizer state.

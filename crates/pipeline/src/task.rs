@@ -206,7 +206,7 @@ pub enum Task<T> {
     },
     /// Compute a SHA-256 of each trained parameter of each stage. Answered by [`Outcome::Digests`].
     Digest,
-    /// Replace parameters and buffers.
+    /// Replace parameters, buffers and optimizer state.
     Load {
         /// Tensors by name.
         tensors: Vec<(String, T)>,
@@ -223,9 +223,11 @@ pub enum Task<T> {
 /// What [`Task::Load`] loads.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum LoadContent {
-    /// Some parameters and buffers, or [slices](crate::StateName::of_slice) of them. Others stay as
-    /// they are.
-    Weights,
+    /// Some parameters, buffers and tensors of optimizer state, or slices of them
+    /// (`slice/0.weight[START]`, `optimizer/0.weight.exp_avg[START]`, see
+    /// [`StateName`](crate::StateName)). Others stay as they are. Optimizer state that a parameter
+    /// does not have yet begins with zeros.
+    Part,
     /// Descriptions of some parameters and buffers, each as a tensor of bytes. The worker reads
     /// the numbers from its own files.
     WeightSources,

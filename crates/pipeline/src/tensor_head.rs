@@ -143,14 +143,15 @@ pub enum TensorHead {
         /// Which variable.
         value: layerspec::ValueId,
     },
-    /// One tensor: a parameter or buffer, part of [`crate::message::Command::LoadState`] or
+    /// One tensor: a parameter, buffer or optimizer state, or a slice of one, part of
+    /// [`crate::message::Command::LoadState`] or
     /// [`crate::message::Command::RestoreSnapshot`]. The boss or the worker that stores it sends it
     /// to the first replica of a stage. Replicas pass it on along
     /// [`StagePlacement::takers`](crate::replicas::StagePlacement::takers).
     Weight {
         /// Which command.
         id: u64,
-        /// Its name, as in PyTorch's `state_dict`.
+        /// Its [name](crate::StateName).
         name: String,
         /// The stage whose replicas get it.
         stage: StageId,

@@ -30,6 +30,10 @@ pub trait Compute {
         emit: &mut dyn FnMut(EarlyOutput<TaskTensor>),
     ) -> Result<Outcome<TaskTensor>, TaskError>;
 
+    /// Does what must precede a task, and is not the task's own work. Its time does not count as
+    /// the task's, from which the speed of this worker is told.
+    fn prepare(&mut self, task: &Task<TaskTensor>);
+
     /// The work of the last task that the device has still to do. `None` if it is done.
     fn pending(&mut self) -> Option<Box<dyn PendingWork>> {
         None
@@ -87,14 +91,18 @@ impl ComputeThread {
             let mut compute = make(given);
             for Submission { ticket, task, span } in todo {
                 let _in_span = span.entered();
-                let start = Instant::now();
                 thread_watch.begin(task.waits_for_others());
+                let mut start = Instant::now();
                 // A panic is a defect of ours, and must reach the boss as an error.
                 // If the receiver is gone, the thread ends below.
                 let mut emit = |output| {
                     completions.report(ComputeEvent::EarlyOutput(output), None).ok();
                 };
-                let result = catch_unwind(AssertUnwindSafe(|| compute.run(task, &mut emit)));
+                let result = catch_unwind(AssertUnwindSafe(|| {
+                    compute.prepare(&task);
+                    start = Instant::now();
+                    compute.run(task, &mut emit)
+                }));
                 thread_watch.end();
                 let panicked = || Failure {
                     kind: FailureKind::Unfit,

@@ -9,7 +9,7 @@
 //!                        +-> compute (the compute thread) -> watchdog, interrupt
 //!                        |     +-> completion (waits for the device)
 //!                        |     tasks' tensors: task_tensor
-//!                        +-> downloads (from the device to host memory)
+//!                        +-> downloads (from the device to host memory, and state)
 //!                        +-> reduction::thread (sums of gradients)
 //!                        +-> reader_thread (samples from the worker's files)
 //!                        +-> snapshot_store (peers' state, beyond the run)

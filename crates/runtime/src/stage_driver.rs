@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use crate::compute::ComputeThread;
 use crate::compute_event::ComputeEvent;
-use crate::downloads::{DownloadThread, HostFrame};
+use crate::downloads::{Downloads, HostFrame};
 use crate::leave_signal::LeaveSignal;
 use crate::log_fields::{command_span, log_message, log_received};
 use crate::peer_connections::{DialledWorker, PeerConnections, PeerEvent, PeerEvents};
@@ -19,7 +19,7 @@ use link::{Carrier, LinkError, PathReport, Payload, Slots, Ticket};
 use pipeline::effect::{Destination, Frame, Micros, Peer, StageEffect};
 use pipeline::frame::TensorEnvelope;
 use pipeline::ids::Slot;
-use pipeline::message::{FailureKind, LinkReport, Progress, ToWorker};
+use pipeline::message::{FailureKind, LinkReport, Progress, TensorHead, ToWorker};
 use pipeline::replicas::Node;
 use pipeline::stage::StageSession;
 use pipeline::task::{Task, TaskError};
@@ -67,7 +67,7 @@ pub async fn serve(
         slots: Slots::default(),
         clock: Clock::start(),
         compute,
-        downloads: DownloadThread::default(),
+        downloads: Downloads::default(),
         reduction: ReductionThread::default(),
         reader: ReaderThread::new(reader),
         snapshots,
@@ -82,7 +82,7 @@ struct Driver {
     slots: Slots<TaskTensor>,
     clock: Clock,
     compute: ComputeThread,
-    downloads: DownloadThread,
+    downloads: Downloads,
     reduction: ReductionThread,
     reader: ReaderThread,
     snapshots: SnapshotStore,
@@ -151,7 +151,7 @@ impl Driver {
         tensors.into_iter().map(|tensor| self.slots.insert(tensor.into())).collect()
     }
 
-    /// Takes tensors of state, which is handed out in host memory.
+    /// Takes tensors of a snapshot for peers, which is handed out in host memory.
     fn take_from_host(&self, slots: &[Slot]) -> Result<Vec<Payload>, String> {
         let tensors = self.slots.take(slots)?;
         tensors.iter().map(TaskTensor::to_host).collect::<Result<_, _>>().map_err(|e| e.to_string())
@@ -218,6 +218,8 @@ impl Driver {
                 self.connections.hang_up(peer, &reason)
             }
             StageEffect::Progress(progress) => print_progress(&progress),
+            // A worker may leave once the boss has all state that it waits for. At the end of a run
+            // nobody waits for state that is still copied.
             StageEffect::Finish => return Ok(ControlFlow::Break(End::RunOver)),
             StageEffect::Leave => return Ok(ControlFlow::Break(self.left())),
         }
@@ -253,8 +255,16 @@ impl Driver {
     }
 
     fn on_downloaded(&mut self, frame: HostFrame) -> Result<(), LinkError> {
-        let tensors = unless_broken(frame.tensors)?.map_err(|e| defect(e.to_string()))?;
-        self.send_payloads(&frame.to, &tensors).map_err(defect)
+        match unless_broken(frame.tensors)? {
+            Ok(tensors) => self.send_payloads(&frame.to, &tensors).map_err(defect)?,
+            Err(failure) => match frame.to.first().map(|to| &to.head) {
+                Some(TensorHead::State { id, .. }) => {
+                    self.session.on_state_unreadable(*id, failure);
+                }
+                _ => return Err(defect(failure.to_string())),
+            },
+        }
+        Ok(())
     }
 
     fn on_compute_event(&mut self, event: ComputeEvent) -> Result<(), LinkError> {

@@ -7,7 +7,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// A tensor on a device. The worker crate implements it with libtorch.
+/// A tensor of the compute thread, on its device. The worker crate implements it with libtorch.
 pub trait DeviceTensor: Send + Sync {
     /// The dtype and the shape.
     fn meta(&self) -> TensorMeta;
@@ -27,7 +27,8 @@ pub trait DeviceTensor: Send + Sync {
 pub enum TaskTensor {
     /// Bytes in host memory. All tensors of other processes arrive so.
     Host(Payload),
-    /// A tensor that a task left on the device. A task of the same worker uses it where it is.
+    /// A tensor that a task left on the device. A task of the same worker uses it where it is. Or
+    /// state that waits to be sent, which is copied or hashed then.
     Device(Arc<dyn DeviceTensor>),
 }
 

@@ -382,6 +382,10 @@ struct Acting {
 }
 
 impl runtime::Compute for Acting {
+    fn prepare(&mut self, task: &Task<TaskTensor>) {
+        self.compute.prepare(task);
+    }
+
     fn run(
         &mut self,
         task: Task<TaskTensor>,

@@ -117,6 +117,39 @@ async fn runs_of_replicas_verify_on_one_pipeline() {
     }
 }
 
+/// Its weights have several slices, which are sent while the next step computes.
+const WIDE: &str = "
+model: wide
+inputs: {x: [batch, 8]}
+layers:
+  - Linear: {in_features: 8, out_features: 200000}
+  - Tanh
+  - Linear: {in_features: 200000, out_features: 4}
+";
+
+/// Each window begins with a checkpoint of slices, and another layout trains from there to the
+/// digest of the next one.
+#[tokio::test]
+async fn checkpoints_of_many_slices_are_the_state_between_two_steps() {
+    for more in ["", "\nreplicas: 2\nshard: optimizer", "\nreplicas: 2\nshard: parameters"] {
+        let place = TestFolder::new();
+        std::fs::write(place.file("wide.yaml"), WIDE).unwrap();
+        let more = format!("microbatches: 4\ncheckpoint: {{every: 2, keep: 9}}{more}");
+        let file = place.run_file(&Case::branchy(), 6, &more);
+        let text = std::fs::read_to_string(&file).unwrap();
+        let (_, rest) = text.split_once('\n').unwrap();
+        std::fs::write(&file, format!("model: wide.yaml\n{rest}")).unwrap();
+        let train = ["train", file.to_str().unwrap(), "--name", "run", "--threads", "1"];
+        let train = [&train[..], &["--local", "2"]].concat();
+        place.start("bossman", &train).end().await.expect_success();
+        let folder = place.file("run-folders/run");
+        let run = Run { place, folder };
+        let said = run.verify(&["--all", "--local", "2"]).await.expect_success().output;
+        let equal = said.iter().filter(|line| line.contains("equal to the bit")).count();
+        assert_eq!(equal, 3, "{more}: {said:?}");
+    }
+}
+
 #[tokio::test]
 async fn every_change_is_found_and_named() {
     let run = Run::quiet(&Case::branchy(), 6, "microbatches: 4", &["--local", "1"]).await;

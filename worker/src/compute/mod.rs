@@ -9,6 +9,8 @@
 //!                  |-> payloads.rs                     tensors as bytes
 //!                  |-> failures.rs                     errors as failures of tasks
 //!                  |-> device_tensor.rs                results that stay on the device
+//!                  |-> state_view.rs                   state that is read where it lies
+//!                  |-> live_elements.rs                copies and hashes of it
 //!                  |-> late_result.rs                  numbers that the device still computes
 //!                  |-> collective.rs                   sums over replicas by NCCL
 //!                  |-> measure.rs                      the time and memory of a layer
@@ -20,12 +22,14 @@ mod collective;
 mod device_tensor;
 mod failures;
 mod late_result;
+mod live_elements;
 pub(crate) mod measure;
 mod passes;
 pub(crate) mod payloads;
 pub(crate) mod samples;
 pub(crate) mod stage_compute;
 mod state;
+mod state_view;
 mod task_args;
 mod task_location;
 pub(crate) mod task_tensors;

@@ -5,6 +5,7 @@ use crate::compute::device_tensor::TaskWork;
 use crate::compute::failures::{engine_failure, tensor_failure};
 use crate::compute::late_result::{LateLoss, LateResult};
 use crate::compute::measure::measure;
+use crate::compute::state_view::OpenViews;
 use crate::compute::task_args::{BuildArgs, EmitPayload, ForwardArgs, GradientRoute, StepArgs};
 use crate::compute::task_location::TaskLocation;
 use crate::engine::{CustomLayers, Engine, HealthCheck, Mode, Pass};
@@ -29,6 +30,8 @@ pub struct StageCompute {
     pub(super) communicators: Communicators,
     /// The folder whose files have the weights that this worker reads itself.
     pub(super) weights_folder: Option<PathBuf>,
+    /// The state that is handed out without copies.
+    pub(super) views: OpenViews,
     /// Whether a task failed, and no `Discard` has come since.
     failed: bool,
     /// The place of the current task.
@@ -56,6 +59,7 @@ impl StageCompute {
             custom_layers,
             communicators: Communicators::default(),
             weights_folder: None,
+            views: OpenViews::default(),
             failed: false,
             location: TaskLocation::default(),
             losses: Vec::new(),
@@ -85,6 +89,12 @@ impl StageCompute {
 }
 
 impl Compute for StageCompute {
+    fn prepare(&mut self, task: &Task<TaskTensor>) {
+        if self.ends_views(task) {
+            self.views.copy_rest();
+        }
+    }
+
     fn run(
         &mut self,
         task: Task<TaskTensor>,
@@ -153,6 +163,39 @@ impl StageCompute {
 
     fn version(&self, stage: StageId) -> Option<u64> {
         self.stages.get(&stage).map(Engine::version)
+    }
+
+    /// Whether a task changes what [views](OpenViews) of the state may read, or needs its memory.
+    fn ends_views(&self, task: &Task<TaskTensor>) -> bool {
+        match task {
+            Task::Build { .. }
+            | Task::SetOptimizer(_)
+            | Task::UpdateTied { .. }
+            | Task::Load { .. } => true,
+            // A skipped step only clears gradients, and restores buffers, which no view reads.
+            Task::OptimStep { update, .. } => !update.skip,
+            // It makes sharded parameters anew, which no view reads. Others are written to.
+            Task::AllGather { stage, .. } => {
+                self.stages.get(stage).is_none_or(|engine| !engine.stage().shards_parameters)
+            }
+            // It lets go of gathered parameters, which no view reads.
+            Task::Reshard { .. } | Task::Discard { .. } => false,
+            // These write to gradients and buffers alone, or to nothing of a stage.
+            Task::Forward { .. }
+            | Task::Backward { .. }
+            | Task::BackwardWeight { .. }
+            | Task::Reduce { .. }
+            | Task::AllReduce { .. }
+            | Task::TiedGrads { .. }
+            | Task::GradNorm { .. }
+            | Task::EmitShard { .. }
+            | Task::Files { .. }
+            | Task::MakeIds { .. }
+            | Task::Communicate { .. }
+            | Task::Measure { .. }
+            | Task::Snapshot { .. }
+            | Task::Digest => false,
+        }
     }
 
     fn execute(
@@ -229,7 +272,7 @@ impl StageCompute {
                 return self.snapshot(&parameters, &optimizer, form);
             }
             Task::Digest => return self.digests(),
-            Task::Load { tensors, content: LoadContent::Weights } => self.load(&tensors)?,
+            Task::Load { tensors, content: LoadContent::Part } => self.load(&tensors)?,
             Task::Load { tensors, content: LoadContent::WeightSources } => {
                 self.load_from_files(&tensors)?;
             }

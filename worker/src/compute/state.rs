@@ -1,18 +1,20 @@
 //! Exports and loads weights and optimizer state by name.
 
 use crate::compute::failures::{engine_failure, tensor_failure};
-use crate::compute::payloads::to_payload;
+use crate::compute::payloads::{hash_meta, hash_payload, meta_of, to_payload};
 use crate::compute::stage_compute::StageCompute;
+use crate::compute::state_view::{can_be_viewed, SnapshotPoint};
 use crate::compute::task_tensors::to_tensor;
-use crate::engine::{Engine, OptimizerStateScope, OptimizerTensor};
+use crate::engine::{
+    host_copy, Engine, EngineError, OptimizerStateScope, OptimizerTensor, StateTensor,
+};
 use bytes::Bytes;
 use data::HashedWeight;
-use layerspec::DType;
 use link::Payload;
 use pipeline::ids::StageId;
 use pipeline::message::Failure;
 use pipeline::task::Outcome;
-use pipeline::{hash_tensor, slices, StateForm, StateName, StateSlice, TensorMeta, SLICE_BYTES};
+use pipeline::{hash_tensor, slices, StateForm, StateName, StateSlice, SLICE_BYTES};
 use runtime::TaskTensor;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -22,18 +24,24 @@ use tensor::parts::concat_shards;
 use tracing::debug;
 
 impl StageCompute {
-    /// Loads some parameters and buffers.
+    /// Loads some parameters, buffers and tensors of optimizer state, or slices of them.
     pub(super) fn load(&mut self, tensors: &[(String, TaskTensor)]) -> Result<(), Failure> {
-        debug!(tensors = tensors.len(), "parameters arrived");
+        debug!(tensors = tensors.len(), "a part of the state arrived");
         let mut whole = Vec::new();
-        for (name, payload) in tensors {
-            let StateName { name: of, start: Some(start), .. } = StateName::parse(name) else {
-                whole.push((name.clone(), payload.clone()));
-                continue;
-            };
-            let values = to_tensor(payload).map_err(tensor_failure)?;
-            for stage in self.stages_of(of)? {
-                self.stage(stage)?.load_slice(of, start, &values).map_err(engine_failure)?;
+        for (text, payload) in tensors {
+            let StateName { optimizer, name, start } = StateName::parse(text);
+            if optimizer {
+                let values = to_tensor(payload).map_err(tensor_failure)?;
+                let owner = self.owner_of(name)?;
+                let engine = self.stage(owner)?;
+                engine.load_optimizer_part(name, start, &values).map_err(engine_failure)?;
+            } else if let Some(start) = start {
+                let values = to_tensor(payload).map_err(tensor_failure)?;
+                for stage in self.stages_of(name)? {
+                    self.stage(stage)?.load_slice(name, start, &values).map_err(engine_failure)?;
+                }
+            } else {
+                whole.push((text.clone(), payload.clone()));
             }
         }
         for (stage, tensors) in self.by_stage(&whole)? {
@@ -110,21 +118,12 @@ impl StageCompute {
         let mut parts: BTreeMap<(StageId, &str), BTreeMap<u64, Tensor>> = BTreeMap::new();
         for (name, payload) in &optimizer_tensors {
             let StateName { name, start, .. } = StateName::parse(name);
-            let of_param = name.rsplit_once('.').map_or("", |(param, _)| param);
-            let owner = self
-                .stages
-                .iter()
-                .find(|(_, engine)| engine.trained_params().any(|(own, _)| own == of_param));
-            let Some((stage, _)) = owner else {
-                return Err(Failure::new(format!(
-                    "optimizer state of `{of_param}`, which is not trained here"
-                )));
-            };
+            let stage = self.owner_of(name)?;
             let tensor = to_tensor(payload).map_err(tensor_failure)?;
             match start {
-                None => by_stage.entry(*stage).or_default().push((name.to_string(), tensor)),
+                None => by_stage.entry(stage).or_default().push((name.to_string(), tensor)),
                 // Each replica has its shard of a sharded parameter.
-                Some(start) => drop(parts.entry((*stage, name)).or_default().insert(start, tensor)),
+                Some(start) => drop(parts.entry((stage, name)).or_default().insert(start, tensor)),
             }
         }
         for ((stage, name), parts) in parts {
@@ -145,6 +144,20 @@ impl StageCompute {
                 .map_err(engine_failure)?;
         }
         Ok(())
+    }
+
+    /// The stage that owns the parameter of this optimizer state (`0.weight.exp_avg`).
+    fn owner_of(&self, state: &str) -> Result<StageId, Failure> {
+        let of_param = state.rsplit_once('.').map_or("", |(param, _)| param);
+        let mut stages = self.stages.iter();
+        let owner =
+            stages.find(|(_, engine)| engine.trained_params().any(|(own, _)| own == of_param));
+        match owner {
+            Some((stage, _)) => Ok(*stage),
+            None => Err(Failure::new(format!(
+                "optimizer state of `{of_param}`, which is not trained here"
+            ))),
+        }
     }
 
     /// The stages that load a tensor of this name.
@@ -174,47 +187,70 @@ impl StageCompute {
         }
     }
 
+    /// Hands out state. What stays until the next update is sliced and hashed where it lies, and
+    /// later; see [`OpenViews`](crate::compute::state_view::OpenViews).
     pub(super) fn snapshot(
-        &self,
+        &mut self,
         parameters: &[StageId],
         optimizer: &[StageId],
         form: StateForm,
     ) -> Result<Outcome<TaskTensor>, Failure> {
+        let tensors = self.state_in_place(parameters, optimizer).map_err(engine_failure)?;
+        let point = SnapshotPoint::now(self.device, self.location).map_err(tensor_failure)?;
+        self.views.forget_closed();
+        let (mut heads, mut sent) = (Vec::new(), Vec::new());
+        for StateTensor { name, tensor, stays_until_update } in tensors {
+            let meta = meta_of(&tensor).map_err(tensor_failure)?;
+            let in_place = stays_until_update && can_be_viewed(&tensor, &meta);
+            // Shards of optimizer state are not hashed here: they travel in slices.
+            let hashed = form == StateForm::Hashes && StateName::parse(&name).start.is_none();
+            heads.push((name.clone(), if hashed { hash_meta() } else { meta }));
+            match form {
+                StateForm::Tensors => sent.push((name, TaskTensor::from(copied(&tensor)?))),
+                _ if hashed && in_place => {
+                    let view = self.views.open_hash(&tensor, &point).map_err(tensor_failure)?;
+                    sent.push((name, view));
+                }
+                _ if hashed => sent.push((name, hash_payload(digest(&tensor)?).into())),
+                _ if in_place => {
+                    let views = self.views.open_slices(&name, &tensor, SLICE_BYTES, &point);
+                    sent.extend(views.map_err(tensor_failure)?);
+                }
+                StateForm::Slices | StateForm::Hashes => {
+                    let parts = sliced(&name, &copied(&tensor)?, SLICE_BYTES).into_iter();
+                    sent.extend(parts.map(|(name, part)| (name, TaskTensor::from(part))));
+                }
+            }
+        }
+        Ok(Outcome::State { heads, tensors: sent })
+    }
+
+    /// The state of these stages, in the memory that they use.
+    fn state_in_place(
+        &self,
+        parameters: &[StageId],
+        optimizer: &[StageId],
+    ) -> Result<Vec<StateTensor>, EngineError> {
         let mut tensors = Vec::new();
         for (stage, engine) in &self.stages {
             let all = parameters.contains(stage);
             if all {
-                tensors.extend(engine.state().map_err(engine_failure)?);
+                tensors.extend(engine.state_in_place()?);
             }
             if optimizer.contains(stage) {
                 let scope = match all {
                     true => OptimizerStateScope::All,
                     false => OptimizerStateScope::Shards,
                 };
-                let state = engine.optimizer_state(scope).map_err(engine_failure)?;
-                tensors.extend(state.into_iter().map(|OptimizerTensor { name, start, tensor }| {
-                    (StateName::of_optimizer(&name, start).to_string(), tensor)
+                let state = engine.optimizer_state_in_place(scope)?.into_iter();
+                tensors.extend(state.map(|OptimizerTensor { name, start, tensor }| StateTensor {
+                    name: StateName::of_optimizer(&name, start).to_string(),
+                    tensor,
+                    stays_until_update: true,
                 }));
             }
         }
-        let (mut heads, mut sent) = (Vec::new(), Vec::new());
-        for (name, value) in tensors {
-            let whole = StateName::parse(&name).start.is_none();
-            let payload = match form {
-                StateForm::Hashes if whole => hash_payload(digest(&value)?),
-                _ => to_payload(&value).map_err(tensor_failure)?,
-            };
-            heads.push((name.clone(), payload.meta.clone()));
-            match form {
-                StateForm::Tensors => sent.push((name, payload)),
-                // Shards of optimizer state are not hashed here.
-                StateForm::Slices | StateForm::Hashes => {
-                    sent.extend(sliced(&name, &payload, SLICE_BYTES));
-                }
-            }
-        }
-        let tensors = sent.into_iter().map(|(name, payload)| (name, payload.into())).collect();
-        Ok(Outcome::State { heads, tensors })
+        Ok(tensors)
     }
 
     pub(super) fn digests(&self) -> Result<Outcome<TaskTensor>, Failure> {
@@ -247,9 +283,9 @@ fn digest(value: &Tensor) -> Result<[u8; 32], Failure> {
     Ok(hash_tensor(&payload.meta, &payload.bytes))
 }
 
-fn hash_payload(hash: [u8; 32]) -> Payload {
-    let meta = TensorMeta { dtype: DType::UInt8, shape: vec![32] };
-    Payload { meta, bytes: Bytes::copy_from_slice(&hash) }
+/// A copy in host memory.
+fn copied(tensor: &Tensor) -> Result<Payload, Failure> {
+    host_copy(tensor).and_then(|copy| to_payload(&copy)).map_err(tensor_failure)
 }
 
 /// Checks that files have the SHA-256 that names them.
@@ -273,6 +309,8 @@ fn verify_sha256(files: Vec<(String, TaskTensor)>) -> Result<BTreeMap<String, By
 #[cfg(test)]
 mod tests {
     use super::*;
+    use layerspec::DType;
+    use pipeline::TensorMeta;
 
     #[test]
     fn slices_lie_in_the_memory_of_their_tensor() {

@@ -43,6 +43,8 @@ pub use gradients::all_reduce::AllReduce;
 pub use gradients::trees::{EmitFn, TreeTarget};
 pub use layer_files::TorchScriptPolicy;
 pub use layers::custom_layers::{CustomLayer, CustomLayers, ForwardContext};
+pub(crate) use layout::host_copy;
+pub use params::state_dict::StateTensor;
 pub use params::tied_params::TensorsByStage;
 pub use passes::saved_passes::SavedBytes;
 pub(crate) use sizes::sizes;

@@ -2,7 +2,7 @@
 
 use crate::engine::error::{EngineError, SequenceError};
 use crate::engine::gradients::all_reduce::AllReduce;
-use crate::engine::params::state_dict::Missing;
+use crate::engine::params::state_dict::{Missing, StateTensor};
 use crate::engine::params::tied_params::TensorsByStage;
 use crate::engine::stage_engine::Engine;
 use crate::engine::update::grad_squares::{grad_squares, GradSquares};
@@ -174,6 +174,14 @@ impl Engine {
         self.params.state()
     }
 
+    /// As [`Engine::state`], without copies.
+    ///
+    /// # Errors
+    /// Only a shard of the parameters is here.
+    pub fn state_in_place(&self) -> Result<Vec<StateTensor>, EngineError> {
+        self.params.state_in_place()
+    }
+
     /// Sets all parameters and buffers. Nothing changes unless everything fits.
     ///
     /// Shared ones may come under any of their names, or under several with equal contents. Copies
@@ -254,6 +262,19 @@ impl Engine {
         }
     }
 
+    /// As [`Engine::optimizer_state`], without copies. Only an update of the parameters or a new
+    /// optimizer state changes the values.
+    ///
+    /// # Errors
+    /// libtorch fails.
+    pub fn optimizer_state_in_place(
+        &self,
+        scope: OptimizerStateScope,
+    ) -> Result<Vec<OptimizerTensor>, EngineError> {
+        let Some(optimizer) = &self.optimizer else { return Ok(Vec::new()) };
+        Ok(optimizer_state::optimizer_state_in_place(optimizer, &self.params, scope)?)
+    }
+
     /// Sets the optimizer's state, whole and named `<layer>.<name>.<state>` (`0.weight.exp_avg`),
     /// for the same parameters and optimizer. Of a sharded parameter this replica keeps its shard.
     /// Missing state starts fresh.
@@ -267,6 +288,23 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let optimizer = self.optimizer.as_mut().ok_or(SequenceError::NoOptimizer)?;
         optimizer_state::load_optimizer_state(optimizer, &self.params, state)
+    }
+
+    /// Sets a tensor of the optimizer's state (`0.weight.exp_avg`), or with `start` a flat slice of
+    /// it from that element on. Other state stays as it is. Of a sharded parameter this replica
+    /// keeps its shard. State that the parameter does not have yet begins with zeros.
+    ///
+    /// # Errors
+    /// It is not state of a parameter of this stage or of this optimizer, or it has another size or
+    /// type. Nothing is changed.
+    pub fn load_optimizer_part(
+        &mut self,
+        name: &str,
+        start: Option<u64>,
+        values: &Tensor,
+    ) -> Result<(), EngineError> {
+        let optimizer = self.optimizer.as_mut().ok_or(SequenceError::NoOptimizer)?;
+        optimizer_state::load_optimizer_part(optimizer, &self.params, name, start, values)
     }
 
     /// The gradients so far by parameter name; `None` for a parameter without one.

@@ -89,7 +89,7 @@ async fn what_cannot_be_read_is_an_error_that_names_it_and_no_damage() {
             // The checkpoint is not recorded as useless.
             assert_eq!(checkpoints.prune(&policy(1), 1).await.unwrap(), [""; 0]);
             store.heals();
-            assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
+            assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 2);
         }
     }
 }
@@ -98,7 +98,7 @@ async fn what_cannot_be_read_is_an_error_that_names_it_and_no_damage() {
 async fn an_older_one_that_cannot_be_read_is_in_nobodys_way() {
     let (store, checkpoints) = with(&[1, 2]).await;
     store.fails(|_, name| name.starts_with("step-00000001/").then(failures()[0].0));
-    assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
+    assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 2);
     let listed = checkpoints.list().await.unwrap();
     assert!(
         listed[0].is_unreadable() && !listed[0].is_unfinished() && listed[1].bytes.is_ok(),
@@ -181,7 +181,7 @@ async fn prune_deletes_what_this_run_found_damaged_or_unfinished() {
     store.set("step-00000004/manifest.json", "{}").await;
     store.set("step-00000006/weights/0000-0.safetensors", "begun").await;
     store.set("step-00000005/optimizer/0000-0.safetensors", "damaged").await;
-    assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
+    assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 2);
     assert_eq!(checkpoints.newest_known(), Some(2));
     // One of them is written again.
     checkpoints.write(state(3), run()).await.unwrap();
@@ -193,7 +193,7 @@ async fn prune_deletes_what_this_run_found_damaged_or_unfinished() {
     assert_eq!(gone, ["step-00000001", "step-00000004", "step-00000006"]);
     store.heals();
     assert_eq!(checkpoints.prune(&policy(2), 3).await.unwrap(), ["step-00000005"]);
-    assert_is(&checkpoints.resume(None).await.unwrap().0, 3);
+    assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 3);
     assert_eq!(names(&checkpoints).await, ["step-00000002", "step-00000003"]);
 }
 
@@ -222,7 +222,7 @@ async fn a_manifest_of_version_1_is_read() {
     let text = serde_json::to_string_pretty(&older).unwrap();
     assert!(!text.contains("time") && !text.contains("made_for"), "{text}");
     store.set(NEWEST[0], &text).await;
-    assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
+    assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 2);
 }
 
 /// A missing file that the manifest names is damage, unless the whole checkpoint disappears.
@@ -234,7 +234,7 @@ async fn a_missing_file_is_damage_while_its_manifest_is_there() {
         (operation == Operation::Get && name == NEWEST[2]).then(missing)
     });
     assert!(matches!(checkpoints.verify("step-00000002").await, Err(ReadError::Damaged(_))));
-    assert_is(&checkpoints.resume(None).await.unwrap().0, 1);
+    assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 1);
     let mut deleted = false;
     store.fails(move |operation, name| {
         deleted |= name == NEWEST[2];
@@ -280,10 +280,10 @@ async fn a_write_that_fails_leaves_no_files() {
         "{error}"
     );
     store.heals();
-    assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
+    assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 2);
     // There is room again.
     checkpoints.write(state(3), run()).await.unwrap();
-    assert_is(&checkpoints.resume(None).await.unwrap().0, 3);
+    assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 3);
 }
 
 /// A write that takes too long is aborted, wherever it stands.
@@ -296,7 +296,7 @@ async fn an_aborted_write_is_cleared_and_a_complete_one_stays() {
     assert_eq!(store.files().await, before);
     checkpoints.write(state(2), run()).await.unwrap();
     assert!(!checkpoints.clear(2).await.unwrap());
-    assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
+    assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 2);
 }
 
 #[tokio::test]
@@ -327,7 +327,7 @@ async fn an_upload_in_parts_that_fails_is_aborted() {
     assert!(error.contains("no room; and the parts sent cannot be deleted: "), "{error}");
     store.heals();
     checkpoints.write(large(), run()).await.unwrap();
-    let found = checkpoints.resume(None).await.unwrap().0;
+    let found = checkpoints.resume(None).await.unwrap().load().unwrap();
     assert!(found.weights.get("0.weight").unwrap().equal(large().weights.get("0.weight").unwrap()));
 }
 
@@ -355,7 +355,7 @@ async fn a_disk_that_cannot_be_read_proves_nothing() {
             assert!(crate::StateDict::load(folder.join("step-00000002")).is_err());
         }
         std::fs::rename(&aside, &file).unwrap();
-        assert_is(&checkpoints.resume(None).await.unwrap().0, 2);
+        assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 2);
     }
     // The weights' folder is a file: its files are missing, for sure.
     let (weights, aside) = (folder.join("step-00000002/weights"), place.path().join("aside"));
@@ -375,7 +375,7 @@ async fn a_disk_that_cannot_be_read_proves_nothing() {
     );
     std::fs::remove_file(&last).unwrap();
     symlink(&aside, &last).unwrap();
-    assert_is(&open().resume(None).await.unwrap().0, 2);
+    assert_is(&open().resume(None).await.unwrap().load().unwrap(), 2);
     // The folder itself goes away.
     let checkpoints = open();
     std::fs::rename(&folder, place.path().join("gone")).unwrap();

@@ -86,6 +86,13 @@ impl BossSession {
         }
     }
 
+    /// A worker cannot send the state that it still has to send. Only this request fails.
+    pub(super) fn background_failed(&mut self, id: u64, from: WorkerId, failure: Failure) {
+        if self.background.get(&id).is_some_and(|(_, collector)| collector.misses(from)) {
+            self.cancel_background(id, failure.on(from));
+        }
+    }
+
     /// A link between workers broke, so snapshots in flight between them may be lost.
     pub(super) fn snapshots_lost(&mut self) {
         let kept = |(id, (_, collector)): (&u64, &(u64, Collector))| {

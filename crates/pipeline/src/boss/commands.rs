@@ -79,7 +79,7 @@ pub(super) fn commands(request: Request, id: u64, setup: &Setup) -> Vec<BossEffe
             sends.extend(tensors(*run, plan));
             sends
         }
-        Request::Instruct(Instruction::LoadState { tensors, content }) => {
+        Request::Instruct(Instruction::LoadState { tensors, content, more: _ }) => {
             let has = |stage, worker| plan.stage_placement.has(stage, worker);
             let count = |w| tensors.iter().filter(|(stage, ..)| has(*stage, w)).count() as u32;
             let mut sends = vec![to_all(&|w| Command::LoadState { tensors: count(w), content })];

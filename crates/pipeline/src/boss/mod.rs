@@ -151,6 +151,8 @@ impl BossSession {
                 // A worker that was not asked cannot end the request for the others.
                 if self.is_active(id) && self.setup.plan.stage_placement.is_member(from) {
                     self.fail(failure.on(from));
+                } else {
+                    self.background_failed(id, from, failure);
                 }
             }
             ToBoss::Aborted { id, stepped } => {

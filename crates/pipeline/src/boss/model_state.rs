@@ -16,7 +16,8 @@ pub(super) struct ModelState {
     pub(super) distributed: bool,
     /// Set if a cancellation came too late for some stages: their parameters are a step ahead.
     partial_update: Option<PartialUpdate>,
-    /// Whether some workers may have parameters of a load that failed on others.
+    /// Whether some workers may have parameters of a load that failed on others, or that has not
+    /// ended.
     partial_load: bool,
     /// Batches of cancelled training, whose tensors and gradients are discarded.
     cancelled: BTreeSet<u64>,
@@ -69,8 +70,8 @@ impl ModelState {
             }
             None if needs_whole && self.partial_load => {
                 return Err(Failure::new(
-                    "loading parameters failed on some workers, so they may not belong together: \
-                     load a state_dict again to go on",
+                    "loading parameters failed or was broken off, so they may not belong together: \
+                     load a state_dict again, or restore a state, to go on",
                 ));
             }
             _ => {}
@@ -121,18 +122,24 @@ impl ModelState {
             _ => {}
         }
         self.partial_update = match (self.partial_update, work) {
-            (Some(partial), Work::Loading) => Some(PartialUpdate { loaded: true, ..partial }),
+            (Some(partial), Work::Loading | Work::LoadingPart) => {
+                Some(PartialUpdate { loaded: true, ..partial })
+            }
             (Some(PartialUpdate { loaded: true, .. }), Work::SettingOptimizer)
             | (_, Work::Distributing) => None,
             (partial, _) => partial,
         };
-        self.partial_load &= !matches!(work, Work::Loading | Work::Distributing);
+        self.partial_load = match work {
+            Work::LoadingPart => true,
+            Work::Loading | Work::Distributing => false,
+            _ => self.partial_load,
+        };
         self.distributed |= work == Work::Distributing;
     }
 
     /// A request failed. Workers cancel it.
     pub(super) fn failed(&mut self, work: Work, batch: Option<u64>) {
-        self.partial_load |= work == Work::Loading;
+        self.partial_load |= matches!(work, Work::Loading | Work::LoadingPart);
         if let Some(batch) = batch {
             self.pending_backward.remove(&batch);
         }
@@ -194,6 +201,22 @@ mod tests {
         let mut model = distributed();
         model.failed(Work::Loading, None);
         assert!(error(&model, &run(1)).starts_with("loading parameters failed"));
+        model.succeeded(Work::Loading, None, None);
+        assert!(model.check(&run(1)).is_ok());
+    }
+
+    #[test]
+    fn a_load_in_parts_ends_with_its_last_part() {
+        let mut model = distributed();
+        model.updated_in_part(Some(3));
+        for work in [Work::LoadingPart, Work::SettingOptimizer, Work::LoadingPart] {
+            model.succeeded(work, None, None);
+            assert!(model.check(&run(1)).is_err());
+        }
+        assert!(error(&model, &run(1)).starts_with("loading parameters failed or was broken off"));
+        model.failed(Work::LoadingPart, None);
+        model.succeeded(Work::LoadingPart, None, None);
+        assert!(model.check(&run(1)).is_err(), "the next load has not ended either");
         model.succeeded(Work::Loading, None, None);
         assert!(model.check(&run(1)).is_ok());
     }

@@ -115,12 +115,15 @@ pub enum Instruction {
     /// Let the replicas of these stages make their communicators, and replace existing ones. A
     /// failed training step ends them.
     Communicate(Vec<(StageId, UniqueId)>),
-    /// Replace parameters and buffers.
+    /// Replace parameters, buffers and optimizer state.
     LoadState {
         /// The stage whose replicas receive it, its [name](crate::StateName), and the tensor.
         tensors: Vec<(StageId, String, Slot)>,
         /// What they are.
         content: LoadContent,
+        /// Whether more of the same load follows. Until its last part has come, the model is not
+        /// whole, and is neither trained nor read.
+        more: bool,
     },
     /// End the run on every worker.
     Stop,

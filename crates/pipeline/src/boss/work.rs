@@ -10,6 +10,8 @@ pub(super) enum Work {
     Distributing,
     /// Workers receive parameters.
     Loading,
+    /// Workers receive some of the parameters that come.
+    LoadingPart,
     /// An optimizer with fresh state.
     SettingOptimizer,
     /// A round that may leave gradients, which are void if it fails.
@@ -26,6 +28,7 @@ impl Work {
     pub(super) fn of(request: &Request) -> Self {
         match request {
             Request::Instruct(Instruction::Distribute) => Work::Distributing,
+            Request::Instruct(Instruction::LoadState { more: true, .. }) => Work::LoadingPart,
             Request::Instruct(Instruction::LoadState { .. })
             | Request::Instruct(Instruction::RestoreSnapshot { .. }) => Work::Loading,
             Request::SendState(_) | Request::Instruct(Instruction::StoreSnapshot(_)) => {

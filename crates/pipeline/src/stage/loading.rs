@@ -321,7 +321,7 @@ mod tests {
             self.loading.begin(Load {
                 id: 5,
                 expected,
-                kind: LoadKind::State(LoadContent::Weights),
+                kind: LoadKind::State(LoadContent::Part),
                 senders,
             });
         }

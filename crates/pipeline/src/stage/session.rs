@@ -96,6 +96,14 @@ impl StageSession {
         self.last_step
     }
 
+    /// State that was to be sent for this command cannot be read. Training goes on without it.
+    pub fn on_state_unreadable(&mut self, id: u64, mut failure: Failure) {
+        let waiting = self.state_frames.cancel(id);
+        self.outbox.drop_slots(waiting);
+        failure.worker = self.membership.worker;
+        self.outbox.tell_boss(ToBoss::Failed { id, failure });
+    }
+
     /// A direct connection to a worker is up, dialled by either end.
     pub fn on_link_up(&mut self, now: Micros, peer: WorkerId) {
         self.now = now;

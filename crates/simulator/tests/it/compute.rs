@@ -210,15 +210,16 @@ impl Compute {
                 return Ok(Outcome::Digests { digests: self.stages.iter().map(digest).collect() });
             }
             Task::Load { tensors, content } => {
-                let optimizer = content == LoadContent::WholeState;
+                let whole = content == LoadContent::WholeState;
                 let (states, tensors): (Vec<_>, Vec<_>) =
                     tensors.into_iter().partition(|(name, _)| StateName::parse(name).optimizer);
-                assert!(optimizer || states.is_empty());
-                if optimizer {
-                    assert!(self.optimizer.is_some(), "a state without an optimizer");
+                assert!(whole || states.is_empty() || content == LoadContent::Part);
+                let needs = whole || !states.is_empty();
+                assert!(self.optimizer.is_some() || !needs, "a state without an optimizer");
+                if whole {
                     self.stages.values_mut().for_each(|s| s.params.forget_state());
                 }
-                self.load(tensors);
+                self.load(tensors, whole);
                 for (name, state) in states {
                     let (param, _) = StateName::parse(&name).kept().expect("a parameter's");
                     self.stages
@@ -283,14 +284,18 @@ impl Compute {
         self.stages.get_mut(&stage).expect("a stage of this worker")
     }
 
-    fn load(&mut self, tensors: Vec<(String, Fake)>) {
-        let mut left: BTreeSet<String> =
-            self.stages.values().flat_map(|s| s.params.names()).collect();
-        for (name, value) in tensors {
-            assert!(left.remove(&name), "{name} is loaded twice, or is not here");
-            self.stages.values_mut().for_each(|s| s.params.load(&name, value));
+    /// Loads tensors and slices of tensors. A slice has the number of its tensor.
+    fn load(&mut self, tensors: Vec<(String, Fake)>, whole: bool) {
+        let all: BTreeSet<String> = self.stages.values().flat_map(|s| s.params.names()).collect();
+        let (mut loaded, mut left) = (BTreeSet::new(), all.clone());
+        for (text, value) in tensors {
+            let name = StateName::parse(&text).name;
+            assert!(all.contains(name), "{name} is not here");
+            self.stages.values_mut().for_each(|s| s.params.load(name, value));
+            left.remove(name);
+            assert!(loaded.insert(text.clone()), "{text} is loaded twice");
         }
-        assert!(left.is_empty(), "a state without {left:?}");
+        assert!(!whole || left.is_empty(), "a state without {left:?}");
     }
 }
 

@@ -95,8 +95,7 @@ impl<'g> User<'g> {
     /// Calls, and waits for the answer.
     pub fn call(&mut self, call: Call) -> Result<Answered, Failure> {
         if let Call::Resume(lr) = call {
-            let request = self.world.submit(Instruction::SetOptimizer(calls::optimizer(lr)));
-            self.world.reply(request).result?;
+            return self.resume(lr);
         }
         if let Some(gather) =
             self.gather().filter(|_| matches!(call, Call::State | Call::Checkpoint))
@@ -189,7 +188,7 @@ impl<'g> User<'g> {
                 SendState { stage: None, optimizer: true, form: StateForm::Slices }.into_request()
             }
             Call::Load(salt) => self.load(salt),
-            Call::Resume(_) => self.resume(),
+            Call::Resume(_) => unreachable!("its requests wait for each other"),
             Call::Train(step) => {
                 let ending = self.ending();
                 self.train(step, ending)

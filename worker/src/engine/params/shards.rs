@@ -108,11 +108,32 @@ impl Shards {
 
 /// Some elements of a parameter, in the parameter's own memory.
 pub(crate) fn slice_of(param: &Tensor, elements: &Range<i64>) -> Result<Tensor, TensorError> {
-    Ok(param.f_detach()?.f_view([-1])?.f_narrow(
-        0,
-        elements.start,
-        elements.end - elements.start,
-    )?)
+    let count = elements.end - elements.start;
+    Ok(flat(param)?.f_narrow(0, elements.start, count)?)
+}
+
+/// All elements of a tensor, in its own memory, which is contiguous.
+pub(crate) fn flat(tensor: &Tensor) -> Result<Tensor, TensorError> {
+    Ok(tensor.f_detach()?.f_view([-1])?)
+}
+
+/// Copies elements of a whole to a tensor that has only `range` of it. Elements outside of that
+/// range are left out. `values` are the numbers of `elements`. Both tensors are flat.
+pub(crate) fn copy_elements(
+    values: &Tensor,
+    elements: &Range<i64>,
+    own: &Tensor,
+    range: &Range<i64>,
+) -> Result<(), TensorError> {
+    let (from, to) = (elements.start.max(range.start), elements.end.min(range.end));
+    if from >= to {
+        return Ok(());
+    }
+    tch::no_grad(|| {
+        let values = values.f_narrow(0, from - elements.start, to - from)?;
+        own.f_narrow(0, from - range.start, to - from)?.f_copy_(&values)?;
+        Ok::<_, TensorError>(())
+    })
 }
 
 /// The elements of a parameter that a slice holds.

@@ -5,7 +5,7 @@ use crate::engine::error::{in_layer, EngineError, LayerPhase, PlanError};
 use crate::engine::layer_files::LayerFiles;
 use crate::engine::layout::{canonical_layout, deep_copy};
 use crate::engine::sizes::sizes;
-use layerspec::{Init, Layer, LayerId, ParamSpec, Role};
+use layerspec::{Init, Layer, LayerId, LayerKind, ParamSpec, Role};
 use pipeline::ids::StageId;
 use pipeline::plan::TiedCopy;
 use std::cell::OnceCell;
@@ -27,6 +27,9 @@ pub(crate) struct Param {
     pub(crate) rounded: OnceCell<Tensor>,
     /// Whether it has gradients: a parameter whose owner is not frozen.
     pub(crate) trained: bool,
+    /// Whether no pass writes to it. Passes write to buffers, and the user's code may write to
+    /// anything that it is given.
+    pub(crate) passes_only_read: bool,
     /// The layer that owns it.
     pub(crate) owner: LayerId,
     /// Its place among the parameters and buffers of that layer.
@@ -96,7 +99,9 @@ impl Params {
             for (number, spec) in (0..).zip(layer.kind.params()) {
                 let index = match shared.iter().find(|binding| binding.name == spec.name) {
                     Some(binding) => {
-                        params.all[binding.index].aliases.push(full_name(layer, &spec));
+                        let param = &mut params.all[binding.index];
+                        param.aliases.push(full_name(layer, &spec));
+                        param.passes_only_read &= !runs_code_of_the_user(layer);
                         binding.index
                     }
                     None => {
@@ -193,11 +198,16 @@ fn make_param(
         tensor: filled(spec, &key, &begin.file)?.f_to_device(begin.device)?,
         rounded: OnceCell::new(),
         trained: spec.role == Role::Parameter && !layer.frozen,
+        passes_only_read: spec.role == Role::Parameter && !runs_code_of_the_user(layer),
         owner: layer.id,
         number,
         owner_stage: None,
         uses: Vec::new(),
     })
+}
+
+fn runs_code_of_the_user(layer: &Layer) -> bool {
+    matches!(layer.kind, LayerKind::Custom(_) | LayerKind::TorchScript(_))
 }
 
 fn full_name(layer: &Layer, spec: &ParamSpec) -> String {

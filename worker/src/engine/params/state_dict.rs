@@ -3,7 +3,7 @@
 use crate::engine::error::EngineError;
 use crate::engine::layout::host_copy;
 use crate::engine::params::param_store::ParamStore;
-use crate::engine::params::shards::slice_of;
+use crate::engine::params::shards::{copy_elements, flat, slice_of};
 use crate::engine::params::stage_params::Param;
 use pipeline::TensorMeta;
 use std::collections::HashMap;
@@ -19,14 +19,41 @@ pub(crate) enum Missing {
     Kept,
 }
 
+/// A tensor of the state, in the memory that the stage uses.
+#[derive(Debug)]
+pub struct StateTensor {
+    /// Its name, as [`StateName`](pipeline::StateName) has it.
+    pub name: String,
+    /// The values. They share memory with the stage: do not write to them.
+    pub tensor: Tensor,
+    /// Whether the values stay until parameters are updated or replaced. If not, any pass may
+    /// change or free them.
+    pub stays_until_update: bool,
+}
+
 impl ParamStore {
     /// Copies of all parameters and buffers in the host's memory, named `<layer>.<name>` as in
     /// PyTorch. The parameters must be gathered. A shared tensor appears once, under its owner's
     /// name. Tensors that another stage owns do not appear.
     pub(crate) fn state(&self) -> Result<Vec<(String, Tensor)>, EngineError> {
+        let tensors = self.state_in_place()?.into_iter();
+        tensors.map(|StateTensor { name, tensor, .. }| Ok((name, host_copy(&tensor)?))).collect()
+    }
+
+    /// The same tensors where they lie.
+    pub(crate) fn state_in_place(&self) -> Result<Vec<StateTensor>, EngineError> {
         self.check_gathered()?;
+        // Sharded parameters are here only until the step ends, and their memory is needed then.
+        let stay = self.shards.own_shards.is_none();
         let params = self.params.all.iter().filter(|param| param.owner_stage.is_none());
-        params.map(|param| Ok((param.name.clone(), host_copy(&param.tensor)?))).collect()
+        let tensors = params.map(|param| {
+            Ok::<_, TensorError>(StateTensor {
+                name: param.name.clone(),
+                tensor: param.tensor.f_detach()?,
+                stays_until_update: stay && param.passes_only_read,
+            })
+        });
+        Ok(tensors.collect::<Result<_, TensorError>>()?)
     }
 
     /// The trained parameters that the stage owns, by name.
@@ -98,17 +125,9 @@ impl ParamStore {
         let own_shard = self.shards.own_shard(&self.params, index);
         let (own, range) = match own_shard.zip(self.shards.shard_range(&self.params, index)) {
             Some((shard, range)) => (shard.shallow_clone(), range),
-            None => (slice_of(&tensor, &(0..all.cast_signed()))?, 0..all.cast_signed()),
+            None => (flat(&tensor)?, 0..all.cast_signed()),
         };
-        let (from, to) = (slice.start.max(range.start), slice.end.min(range.end));
-        if from < to {
-            tch::no_grad(|| {
-                let values = values.f_narrow(0, from - slice.start, to - from)?;
-                own.f_narrow(0, from - range.start, to - from)?.f_copy_(&values)?;
-                Ok::<_, TensorError>(())
-            })?;
-        }
-        Ok(())
+        Ok(copy_elements(values, &slice, &own, &range)?)
     }
 
     /// Whether a parameter or buffer has this name, here or in the stage that owns it.

@@ -29,7 +29,7 @@ fn replica(replica: u16) -> Engine {
     build(model).unwrap()
 }
 
-fn alone() -> StageConfig {
+pub(super) fn alone() -> StageConfig {
     let model = whole(&graph(YAML), true);
     let spec = pipeline::plan::Plan::new(
         &graph(YAML),
@@ -103,7 +103,7 @@ fn a_replica_has_its_part_alone_until_it_gathers_the_rest() {
     );
 }
 
-fn alone_without_shards() -> StageConfig {
+pub(super) fn alone_without_shards() -> StageConfig {
     StageConfig { buckets: Vec::new(), ..alone() }
 }
 

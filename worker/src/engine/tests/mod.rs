@@ -13,6 +13,7 @@ mod halves;
 mod memory;
 mod models;
 mod norms;
+mod optimizer_parts;
 mod own;
 mod precision;
 mod pytorch;

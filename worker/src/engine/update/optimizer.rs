@@ -3,9 +3,13 @@
 use pipeline::optimizer::{AdamArgs, OptimizerSpec};
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 use tensor::optim::{self, Adam, AdamState, Sgd};
 use tensor::{foreach, TensorError};
+
+/// The kind of Adam's state that counts a parameter's steps. It is a scalar. Other kinds have a
+/// number for each element.
+pub(crate) const STEP: &str = "step";
 
 /// An optimizer with its state for each parameter, by place in the stage. A parameter has no state
 /// before its first step.
@@ -77,7 +81,7 @@ impl Optimizer {
                 drop(momentum.insert(index, part("momentum_buffer", size)?))
             }
             Optimizer::Adam { moments, .. } => {
-                let step = part("step", &[])?;
+                let step = part(STEP, &[])?;
                 let (exp_avg, exp_avg_sq) = (part("exp_avg", size)?, part("exp_avg_sq", size)?);
                 moments.insert(index, AdamMoments { step, exp_avg, exp_avg_sq });
             }
@@ -86,6 +90,38 @@ impl Optimizer {
             Some(other) => Err(format!("{other} is unexpected")),
             None => Ok(()),
         }
+    }
+
+    /// The kinds of state that a parameter has after a step, under PyTorch's names.
+    pub(crate) fn kinds(&self) -> &'static [&'static str] {
+        match self {
+            Optimizer::Sgd { args, .. } if args.momentum == 0.0 => &[],
+            Optimizer::Sgd { .. } => &["momentum_buffer"],
+            Optimizer::Adam { .. } => &[STEP, "exp_avg", "exp_avg_sq"],
+        }
+    }
+
+    /// Makes the state of a parameter, or of a shard of this size, if it has none: zeros. Its next
+    /// step is then not its first.
+    pub(crate) fn begin_state(
+        &mut self,
+        index: usize,
+        size: &[i64],
+        device: Device,
+    ) -> Result<(), TensorError> {
+        match self {
+            Optimizer::Sgd { momentum, .. } => {
+                if let Entry::Vacant(place) = momentum.entry(index) {
+                    place.insert(Tensor::f_zeros(size, (Kind::Float, device))?);
+                }
+            }
+            Optimizer::Adam { moments, .. } => {
+                if let Entry::Vacant(place) = moments.entry(index) {
+                    place.insert(AdamMoments::zeros(size, device)?);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Forgets the state of all parameters.
@@ -104,7 +140,7 @@ impl Optimizer {
             }
             Optimizer::Adam { moments, .. } => match moments.get(&index) {
                 Some(AdamMoments { step, exp_avg, exp_avg_sq }) => {
-                    vec![("step", step), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)]
+                    vec![(STEP, step), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)]
                 }
                 None => Vec::new(),
             },
@@ -173,6 +209,15 @@ impl AdamMoments {
             step: Tensor::f_zeros([0i64; 0], (Kind::Float, param.device()))?,
             exp_avg: param.f_zeros_like()?,
             exp_avg_sq: param.f_zeros_like()?,
+        })
+    }
+
+    fn zeros(size: &[i64], device: Device) -> Result<Self, TensorError> {
+        let options = (Kind::Float, device);
+        Ok(AdamMoments {
+            step: Tensor::f_zeros([0i64; 0], options)?,
+            exp_avg: Tensor::f_zeros(size, options)?,
+            exp_avg_sq: Tensor::f_zeros(size, options)?,
         })
     }
 }

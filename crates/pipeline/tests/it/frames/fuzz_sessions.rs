@@ -442,7 +442,9 @@ impl BossDriver {
             .into_request(),
             5 => {
                 let tensors = vec![(stage(random), "0.weight".into(), self.slots.hold())];
-                Instruction::LoadState { tensors, content: heads::content(random) }.into_request()
+                let content = heads::content(random);
+                let more = random.chance(50);
+                Instruction::LoadState { tensors, content, more }.into_request()
             }
             6 => Measure(Vec::new()).into_request(),
             7 => ReportLinks.into_request(),

@@ -322,7 +322,7 @@ fn command(random: &mut Random) -> Command {
 }
 
 pub(crate) fn content(random: &mut Random) -> LoadContent {
-    *random.pick(&[LoadContent::Weights, LoadContent::WeightSources, LoadContent::WholeState])
+    *random.pick(&[LoadContent::Part, LoadContent::WeightSources, LoadContent::WholeState])
 }
 
 fn keep(random: &mut Random) -> StoreSnapshot {

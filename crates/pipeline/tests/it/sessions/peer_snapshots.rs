@@ -494,7 +494,7 @@ fn what_is_not_kept_cannot_be_given_out() {
     }
     // Weights that the boss sends come from no worker.
     let weight = || TensorHead::Weight { id: 2, name: "1.bias".into(), stage: StageId(1) };
-    let load = Command::LoadState { tensors: 2, content: LoadContent::Weights };
+    let load = Command::LoadState { tensors: 2, content: LoadContent::Part };
     let mut session = second_of_three(Vec::new());
     tell(&mut session, 2, load.clone());
     assert!(refused(&hear(&mut session, OTHER, weight(), &[10]), OTHER));

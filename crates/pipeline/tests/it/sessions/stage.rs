@@ -121,7 +121,7 @@ fn load(session: &mut StageSession, tensors: u32) -> Vec<StageEffect> {
         session,
         ToWorker::Command {
             id: 2,
-            body: Command::LoadState { tensors, content: LoadContent::Weights },
+            body: Command::LoadState { tensors, content: LoadContent::Part },
         },
     );
     effects(session)
@@ -153,9 +153,8 @@ fn weights_are_passed_on_once_their_command_is_here_and_loaded_when_all_are() {
         "one is still on its way from this worker to itself"
     );
     let loads = weigh(&mut session, ME, weight("0.weight", 0), 11);
-    let [StageEffect::Compute {
-        task: Task::Load { tensors, content: LoadContent::Weights }, ..
-    }] = loads.as_slice()
+    let [StageEffect::Compute { task: Task::Load { tensors, content: LoadContent::Part }, .. }] =
+        loads.as_slice()
     else {
         panic!("{loads:?}")
     };

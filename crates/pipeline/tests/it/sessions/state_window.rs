@@ -4,7 +4,7 @@ use layerspec::{DType, LayerGraph};
 use pipeline::boss::{Answer, BossSession, Instruction, IntoRequest, SendState, Setup};
 use pipeline::effect::{BossEffect, Destination, Frame, Message, Micros, StageEffect};
 use pipeline::ids::{Slot, Ticket, WorkerId};
-use pipeline::message::{Command, TensorHead, ToBoss, ToWorker};
+use pipeline::message::{Command, Failure, TensorHead, ToBoss, ToWorker};
 use pipeline::stage::StageSession;
 use pipeline::task::Outcome;
 use pipeline::{Cuts, Placement, Plan, StateForm, TensorMeta};
@@ -163,6 +163,23 @@ fn a_lost_worker_lets_the_others_free_what_waits() {
 }
 
 #[test]
+fn state_that_a_worker_cannot_read_fails_its_request_alone() {
+    let mut boss = Boss::fetching();
+    let id = boss.command;
+    for (worker, name, frames) in [(0, "a", 10), (1, "b", 1)] {
+        boss.announce(worker, name);
+        boss.done(worker, frames);
+    }
+    boss.frame(id, 1, "b", 1);
+    let failed = || ToBoss::Failed { id, failure: Failure::new("out of memory") };
+    assert!(boss.hear(1, failed()).is_empty(), "it has sent all");
+    let lines = boss.hear(0, failed());
+    assert_eq!(lines, [format!("worker 0: abort {id}"), "2: failed".to_string()]);
+    assert!(boss.hear(0, failed()).is_empty(), "it is over");
+    assert_eq!(boss.ask(3, Instruction::Discard { batch: 9 }).len(), 2);
+}
+
+#[test]
 fn workers_free_what_nobody_receives() {
     let mut boss = Boss::fetching();
     let id = boss.command;
@@ -257,6 +274,17 @@ fn a_worker_sends_more_once_the_boss_has_taken_some() {
     assert_eq!(drain(&mut session).0, ["slice/a[3]", "slice/a[4]"]);
     session.on_message(NOW, ToWorker::MoreState { id: 1, frames: 9 });
     assert!(drain(&mut session).0.is_empty(), "all are sent");
+}
+
+#[test]
+fn state_that_cannot_be_read_frees_what_waits() {
+    let mut session = sending();
+    session.on_state_unreadable(1, Failure::new("out of memory"));
+    let (lines, _) = drain(&mut session);
+    assert_eq!(lines[0], "drop 3");
+    assert!(lines[1].contains("Failed") && lines[1].contains("out of memory"), "{lines:?}");
+    session.on_message(NOW, ToWorker::MoreState { id: 1, frames: 2 });
+    assert!(drain(&mut session).0.is_empty());
 }
 
 #[test]
