@@ -115,6 +115,44 @@ def pool(result):
     ]
 
 
+def megabytes(peaks):
+    """The largest of some peaks, in MB."""
+    return f"{max(peaks) / 1e6:.0f}"
+
+
+def state(result):
+    """L: memory and time of the state of a large model."""
+    if "pairs" not in result:
+        head = ["GB of weights", "seconds", "boss: MB", "each worker: MB"]
+        workers = ", ".join(megabytes([peak]) for peak in result["workers"])
+        row = [f"{result['bytes'] / 1e9:.1f}", f"{result['seconds']:.0f}"]
+        return [table(head, [[*row, megabytes([result["boss"]]), workers]])]
+    rows, usual = [], []
+    for name, side in (("no checkpoints", "without"), ("checkpoints", "with")):
+        runs = [pair[side] for pair in result["pairs"]]
+        steps = [run["step_ms"][1:] for run in runs]
+        usual = usual or [median(run) for run in steps]
+        worst = [max(run) / at for run, at in zip(steps, usual, strict=True)]
+        total = [sum(run) for run in steps]
+        rows.append(
+            [name, megabytes([run["boss"] for run in runs])]
+            + [megabytes([run["workers"][place] for run in runs]) for place in (0, 1)]
+            + [f"{median(total) / 1000:.1f}", f"{median(worst):.2f}"]
+        )
+    lost = result["restored"]
+    rows.append(["a worker is killed", megabytes([lost["boss"]])])
+    rows[-1] += [*(megabytes([peak]) for peak in lost["workers"][:2]), "", ""]
+    head = ["", "boss: MB", "largest worker: MB", "other: MB", "s for all steps but the first"]
+    size, took = result["state_bytes"], lost["restore_s"]
+    rates = [size / 1e9 / seconds for seconds in took]
+    told = (
+        f"A checkpoint has {size / 1e6:.0f} MB, and was due every {result['every']} steps of "
+        f"{result['steps']}. {len(took)} times a worker was killed: its run had its state again in "
+        f"{both(took)} s (median, worst), {median(rates):.2f} GB/s."
+    )
+    return [table([*head, "longest step / usual one"], rows), paragraph(told)]
+
+
 SECTIONS = {
     "K": (
         "K: the cost of checkpoints and peer snapshots",
@@ -123,6 +161,16 @@ SECTIONS = {
 with them. A ratio is taken within each pair, and its median is shown. No network lies between the
 workers.""",
         cost,
+    ),
+    "L": (
+        "L: the state of a large model",
+        """\
+`bench/state.py` trains a real model on two local workers of one thread each, alternately without
+and with checkpoints, and kills a worker. Shown are the highest peaks of resident memory, and the
+median over the runs of the time of all steps and of the longest step, in steps of the run without
+checkpoints beside it. All of it computes on the same cores. Or it loads a folder of random weights
+and evaluates it once.""",
+        state,
     ),
     "R": (
         "R: the cost of a lost worker",

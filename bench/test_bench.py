@@ -179,6 +179,19 @@ class Faults(unittest.TestCase):
         text = self.page("K-checkpoint", {"what": "checkpoint", "every": 20, "pairs": pairs})
         self.assertIn("| checkpoint | 20 | 2 | 3.00 | 3.10 | 1.050 | 1.000 to 1.100 |", text)
 
+    def test_the_state_of_a_model_has_peaks_times_and_a_rate(self):
+        run = {"boss": 300_000_000, "workers": [2_000_000_000, 1_000_000_000]}
+        without = run | {"step_ms": [9000.0, 4000.0, 4100.0, 4000.0]}
+        having = run | {"step_ms": [9000.0, 4000.0, 5000.0, 4000.0]}
+        pairs = [{"without": without, "with": having}]
+        lost = run | {"restore_s": [2.0, 1.0, 2.0]}
+        more = {"every": 2, "steps": 4, "state_bytes": 1_600_000_000, "restored": lost}
+        text = self.page("L-smol", more | {"pairs": pairs})
+        self.assertIn("| checkpoints | 300 | 2000 | 1000 | 13.0 | 1.25 |", text)
+        self.assertIn("in 2.00, 2.00 s (median, worst), 0.80 GB/s", text.replace("\n", " "))
+        text = self.page("L-random", run | {"bytes": 10_000_000_000, "seconds": 41.4})
+        self.assertIn("| 10.0 | 41 | 300 | 2000, 1000 |", text)
+
     def test_losses_have_a_row_for_each_signal_and_one_for_all(self):
         kill = {"signal": "SIGKILL", "notice": 0.1, "workers": 0.2, "state": 0.3, "redo": 0.1}
         losses = [kill, kill | {"notice": 0.3}, kill | {"signal": "SIGSTOP", "notice": 3.0}]
