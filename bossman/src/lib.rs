@@ -98,7 +98,7 @@ pub use settings::guards::{Guards, NonFinite};
 pub use train::epochs::best_path;
 pub use train::validation::{validate, ValidationResult};
 pub use tuning::schedule_state::{Candidates, Timelines};
-pub use weights::export::{export, ExportSettings};
+pub use weights::export::{export, export_files, ExportSettings};
 pub use weights::huggingface::{is_huggingface, HuggingFaceExport};
 pub use weights::model::Model;
 pub use weights::state_dict::StateDict;

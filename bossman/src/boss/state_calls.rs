@@ -74,7 +74,6 @@ impl BossMan {
         self.invalidate_log();
         let trainer = &mut self.trainer;
         match weights {
-            InitialWeights::Held(weights) => weight_transfer::load_held(trainer, weights).await,
             InitialWeights::InFiles(files) => weight_transfer::load_files(trainer, files).await,
             InitialWeights::OnWorkers(weights) => {
                 weight_transfer::load_from_workers_files(trainer, weights).await

@@ -51,7 +51,7 @@ pub(crate) use snapshot::{
     begin_snapshot, request_snapshots, restore, restore_stored, resume_from,
     snapshots_stage_by_stage, state_by_stage,
 };
-pub(crate) use store::{is_checkpoint, load_weights};
+pub(crate) use store::{is_checkpoint, load_weights, weight_headers};
 pub use store::{CheckpointEntry, Checkpoints};
 pub(crate) use stored_state::StoredState;
 pub(crate) use weights_file::WeightsFile;

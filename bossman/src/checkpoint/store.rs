@@ -436,25 +436,52 @@ pub(crate) fn is_checkpoint(folder: &Path) -> Result<bool, BossManError> {
 
 /// The weights in a checkpoint's folder.
 pub(crate) fn load_weights(folder: &Path) -> Result<StateDict, BossManError> {
-    let read = |path: &Path| std::fs::read(path).map_err(|e| BossManError::io(path, &e));
-    let (path, name) =
-        (folder.join(MANIFEST), folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf()));
-    let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let manifest = Manifest::parse(&read(&path)?, &name).map_err(|unfit| match unfit {
-        ManifestError::Damaged(problem) | ManifestError::UnknownVersion(problem) => {
-            BossManError::file(&path, problem)
-        }
-    })?;
     let mut weights = StateDict::default();
-    for file in manifest.files.iter().filter(|file| file.name.split('/').next() == Some(WEIGHTS)) {
+    for file in weight_entries(folder)? {
         let path = folder.join(&file.name);
-        let bytes = Bytes::from(read(&path)?);
+        let bytes = std::fs::read(&path).map_err(|e| BossManError::io(&path, &e))?;
         if hash(&bytes) != file.sha256 {
             return Err(BossManError::file(&path, DAMAGED));
         }
-        safetensors_files::decode(&bytes, &path)?
+        safetensors_files::decode(&Bytes::from(bytes), &path)?
             .iter()
             .for_each(|(name, tensor)| weights.insert(name, tensor));
     }
     Ok(weights)
+}
+
+/// The headers of the weights in a checkpoint's folder. Their files are compared with the manifest,
+/// and stay where they are.
+pub(crate) fn weight_headers(folder: &Path) -> Result<TensorHeaders, BossManError> {
+    let mut all = Vec::new();
+    for entry in weight_entries(folder)? {
+        let path = folder.join(&entry.name);
+        let hashed = LocalFile::hash(&path, entry.bytes);
+        let file = match hashed.map_err(|e| BossManError::io(&path, &e))? {
+            Content::Whole(file) if file.sha256 == entry.sha256 => file,
+            _ => return Err(BossManError::file(&path, DAMAGED)),
+        };
+        let headers = TensorHeaders::of_single_file(&path)?;
+        if !headers.stamps().all(|stamp| file.has_stamp(stamp)) {
+            return Err(BossManError::file(&path, "changed while it was read"));
+        }
+        all.push(headers);
+    }
+    Ok(TensorHeaders::joined(folder, all))
+}
+
+/// The files of weights that a checkpoint's manifest names.
+fn weight_entries(folder: &Path) -> Result<Vec<FileEntry>, BossManError> {
+    let (path, name) =
+        (folder.join(MANIFEST), folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf()));
+    let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let text = std::fs::read(&path).map_err(|e| BossManError::io(&path, &e))?;
+    let manifest = Manifest::parse(&text, &name).map_err(|unfit| match unfit {
+        ManifestError::Damaged(problem) | ManifestError::UnknownVersion(problem) => {
+            BossManError::file(&path, problem)
+        }
+    })?;
+    let mut files = manifest.files;
+    files.retain(|file| file.name.split('/').next() == Some(WEIGHTS));
+    Ok(files)
 }

@@ -99,6 +99,28 @@ async fn what_is_written_is_read() {
     assert_eq!(checkpoints.list().await.unwrap().len(), 2);
 }
 
+#[tokio::test]
+async fn its_weights_are_exported_from_their_files() {
+    let (folder, _) = two().await;
+    let text = "inputs: {x: [batch, 3]}\nlayers:\n  - Linear: {in_features: 3, out_features: 2, \
+                bias: false}\n";
+    let model = crate::Model::from_yaml(text).unwrap();
+    let mut rename = crate::rename::RenameRules::default();
+    rename.ignore("block/odd name.bias").unwrap();
+    let (from, to) = (folder.path().join("c/step-00000002"), folder.path().join("w.safetensors"));
+    let settings = crate::ExportSettings { dtype: None, max_shard_bytes: None };
+    let export = || crate::export_files(&from, &rename, &model, &to, &settings);
+    assert_eq!(export().unwrap(), 1);
+    let found = StateDict::load(&to).unwrap();
+    assert!(found.get("0.weight").unwrap().equal(state(2).weights.get("0.weight").unwrap()));
+    let damaged = from.join("weights/0000-0.safetensors");
+    let mut bytes = std::fs::read(&damaged).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&damaged, bytes).unwrap();
+    let error = export().unwrap_err().to_string();
+    assert_eq!(error, format!("{}: {}", damaged.display(), manifest::DAMAGED));
+}
+
 /// The last whole checkpoint is used if writing stops at any byte, or if a disk changes any byte.
 #[tokio::test]
 async fn the_one_before_is_used_where_one_is_cut_short_or_damaged() {

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use bossman::output;
 use bossman::receipt::{Receipt, RECEIPT};
 use bossman::run_file::{RunFile, Weights};
-use bossman::{export, is_huggingface, ExportSettings, HuggingFaceExport, Model, StateDict};
+use bossman::{export_files, is_huggingface, ExportSettings, HuggingFaceExport, Model, StateDict};
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
@@ -89,10 +89,13 @@ impl Export {
         let (file, weights) =
             run_argument::trained(run, self.weights.clone(), &self.trust, Reads::Model)?;
         let model = Model::from_file(&file.model)?;
-        let read = || read(weights.as_deref(), &file, &model);
+        let weights = || named(weights.as_deref(), &file);
         let settings = ExportSettings { dtype: self.dtype, max_shard_bytes: self.max_shard_size };
         let written = match format {
-            Format::Safetensors => export(&read()?, &model, &self.to, &settings)?,
+            Format::Safetensors => {
+                let Weights { path, rename, .. } = weights()?;
+                export_files(&path, &rename, &model, &self.to, &settings)?
+            }
             Format::HuggingFace => {
                 if let Some(folder) = &folder {
                     self.trust.check_initial_weights(&begun, folder)?;
@@ -111,14 +114,11 @@ impl Export {
                         source.path.display()
                     ));
                 }
-                way.write(&read()?, &settings)?
+                let Weights { path, rename, .. } = weights()?;
+                way.write_files(&path, &rename, &settings)?
             }
         };
-        output::print_line(&format!(
-            "{} tensors written to {}",
-            written.iter().count(),
-            self.to.display()
-        ))?;
+        output::print_line(&format!("{written} tensors written to {}", self.to.display()))?;
         Ok(())
     }
 
@@ -131,15 +131,10 @@ impl Export {
     }
 }
 
-/// The weights to write, under the model's names.
-fn read(weights: Option<&Path>, file: &RunFile, model: &Model) -> Result<StateDict> {
-    match (weights, &file.weights) {
-        (Some(path), _) => Ok(StateDict::load(path)?),
-        (None, Some(weights)) => {
-            Ok(weights.rename.apply(&StateDict::load(&weights.path)?, model)?)
-        }
-        (None, None) => Err(anyhow::anyhow!("no weights: give --weights PATH")),
-    }
+/// The files of the weights to write. Those of the command line have the model's names.
+fn named(weights: Option<&Path>, file: &RunFile) -> Result<Weights> {
+    let named = weights.map(Weights::of).or_else(|| file.weights.clone());
+    named.context("no weights: give --weights PATH")
 }
 
 /// Compares the weights that the run began with with the receipt, or warns that it cannot.

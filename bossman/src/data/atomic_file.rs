@@ -5,8 +5,8 @@ use crate::data::disk::{flush, flush_folder_of, folder_of, metadata};
 use crate::BossManError;
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
-use tempfile::NamedTempFile;
+use std::path::{Path, PathBuf};
+use tempfile::{NamedTempFile, TempPath};
 
 /// Checks that a file can be written there. Called before the work that makes it.
 ///
@@ -51,15 +51,39 @@ pub(crate) fn copy(from: &mut File, to: &Path) -> Result<(), BossManError> {
 }
 
 /// Flushes the file to the disk and moves it to its final name.
-pub(crate) fn commit(path: &Path, mut file: BufWriter<NamedTempFile>) -> Result<(), BossManError> {
+pub(crate) fn commit(path: &Path, file: BufWriter<NamedTempFile>) -> Result<(), BossManError> {
+    complete(path, file)?.rename()
+}
+
+/// A file that is on the disk and has a temporary name. It is deleted unless it is renamed.
+#[must_use]
+pub(crate) struct Complete {
+    draft: TempPath,
+    path: PathBuf,
+}
+
+/// Flushes the file to the disk and closes it, so that many can wait for their names.
+pub(crate) fn complete(
+    path: &Path,
+    mut file: BufWriter<NamedTempFile>,
+) -> Result<Complete, BossManError> {
     let whole =
         file.flush().and_then(|()| file.into_inner().map_err(std::io::IntoInnerError::into_error));
-    let moved = whole.and_then(|file| {
+    let flushed = whole.and_then(|file| {
         flush(file.as_file())?;
-        file.persist(path)?;
-        flush_folder_of(path)
+        Ok(file.into_temp_path())
     });
-    moved.map_err(|e| BossManError::io(path, &e))
+    let draft = flushed.map_err(|e| BossManError::io(path, &e))?;
+    Ok(Complete { draft, path: path.to_path_buf() })
+}
+
+impl Complete {
+    /// Moves the file to its final name.
+    pub(crate) fn rename(self) -> Result<(), BossManError> {
+        let Complete { draft, path } = self;
+        let moved = draft.persist(&path).map_err(std::io::Error::from);
+        moved.and_then(|()| flush_folder_of(&path)).map_err(|e| BossManError::io(&path, &e))
+    }
 }
 
 /// Creates a temporary file in the same folder, with the permissions of an ordinary file. It is

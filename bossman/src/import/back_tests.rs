@@ -8,6 +8,7 @@ use super::*;
 use crate::run_file::{RunFile, Weights};
 use crate::{ExportSettings, HuggingFaceExport, StateDict};
 use serde_json::json;
+use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
 
 const AS_IT_WAS: ExportSettings = ExportSettings { dtype: None, max_shard_bytes: None };
@@ -123,6 +124,70 @@ fn a_trained_llama_goes_back_and_is_imported_with_the_same_parameters() {
     assert!(error.ends_with("back: is there already; name a new folder"), "{error}");
 }
 
+/// A BERT whose output layer, which is not imported, is a copy of the embedding.
+fn masked_bert() -> Folder {
+    let more = [dense("cls.predictions.decoder", [32, 8]), bert_tensors("bert.", NORM)].concat();
+    let folder = Folder::new(&bert("BertForMaskedLM", &json!({})), &more);
+    change_source(&folder, |state| {
+        let copy = state.get("bert.embeddings.word_embeddings.weight").unwrap().copy();
+        state.insert("cls.predictions.decoder.weight", &copy);
+    });
+    folder
+}
+
+/// The files of a folder.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = std::fs::read_dir(folder).unwrap().map(Result::unwrap);
+    entries
+        .map(|entry| (PathBuf::from(entry.file_name()), std::fs::read(entry.path()).unwrap()))
+        .collect()
+}
+
+/// Joined rows, transposed matrices, tied heads and copies, as other types and in several files.
+#[test]
+fn weights_in_files_become_the_folder_of_weights_in_memory() {
+    let gpt2 = Folder::new(&gpt2(&json!({})), &gpt2_tensors("transformer."));
+    for (folder, head) in
+        [(llama(), Head::default()), (gpt2, Head::default()), (masked_bert(), Head::None)]
+    {
+        let run = imported(&folder, head);
+        let trained = changed(&first_weights(&run));
+        let at = |name: String| folder.place.path().join(name);
+        let file = Weights::of(at("trained.safetensors".into()));
+        trained.save(&file.path).unwrap();
+        let dtypes = [None, Some(Kind::Half), Some(Kind::BFloat16)];
+        for (number, dtype) in dtypes.into_iter().enumerate() {
+            let max_shard_bytes = dtype.map(|_| 1000);
+            let settings = ExportSettings { dtype, max_shard_bytes };
+            let memory = at(format!("memory-{number}"));
+            let written = write(&run, &trained, &memory, &settings).unwrap();
+            let streamed = at(format!("streamed-{number}"));
+            let (model, source) = &run;
+            let way = HuggingFaceExport::new(&source.path, &source.rename, model, &streamed);
+            let count = way.unwrap().write_files(&file.path, &file.rename, &settings).unwrap();
+            assert_eq!(count, written.iter().count());
+            assert!(files(&streamed) == files(&memory), "{settings:?}");
+            expect_same(&StateDict::load(&streamed).unwrap(), &written);
+        }
+    }
+}
+
+#[test]
+fn a_source_that_changes_before_it_is_copied_is_an_error_and_nothing_stays() {
+    let folder = llama();
+    let (model, source) = &imported(&folder, Head::default());
+    let back = folder.place.path().join("back");
+    let way = HuggingFaceExport::new(&source.path, &source.rename, model, &back).unwrap();
+    change_source(&folder, |state| {
+        let other = state.get("model.norm.weight").unwrap() + 1;
+        state.insert("model.norm.weight", &other);
+    });
+    let error = way.write_files(&source.path, &source.rename, &AS_IT_WAS).unwrap_err().to_string();
+    assert!(error.contains("was replaced or changed after its header was read"), "{error}");
+    let left = std::fs::read_dir(folder.place.path()).unwrap().count();
+    assert_eq!(left, 2, "something stayed beside the source and the import");
+}
+
 #[test]
 fn joined_and_transposed_tensors_go_back_bit_for_bit() {
     let bert_config = bert("BertModel", &json!({}));
@@ -143,14 +208,9 @@ fn joined_and_transposed_tensors_go_back_bit_for_bit() {
 
 #[test]
 fn an_unused_output_layer_stays_a_copy_of_the_embedding() {
-    let more = [dense("cls.predictions.decoder", [32, 8]), bert_tensors("bert.", NORM)].concat();
-    let folder = Folder::new(&bert("BertForMaskedLM", &json!({})), &more);
+    let folder = masked_bert();
     let (embedding, output) =
         ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight");
-    change_source(&folder, |state| {
-        let copy = state.get(embedding).unwrap().copy();
-        state.insert(output, &copy);
-    });
     let run = imported(&folder, Head::None);
     let trained = changed(&first_weights(&run));
     let back = folder.place.path().join("back");

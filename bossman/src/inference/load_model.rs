@@ -5,7 +5,7 @@ use crate::events::{Console, Events, Stream};
 use crate::run_file::{FileReader, RunFile, Weights};
 use crate::weights::weight_files::WeightFiles;
 use crate::workers::fleet_settings::FleetSettings;
-use crate::{BossMan, BossManError, Model, StateDict};
+use crate::{BossMan, BossManError, Model};
 use ::data::HashedWeight;
 use pipeline::StateDigest;
 use std::path::Path;
@@ -62,9 +62,8 @@ impl RunFile {
 }
 
 /// Weights to start from, checked against the model.
+#[derive(Clone)]
 pub(crate) enum InitialWeights {
-    /// In memory: those of a checkpoint.
-    Held(StateDict),
     /// In files that the boss reads when the workers are there.
     InFiles(WeightFiles),
     /// In files of the workers, each with its description and its hash.
@@ -76,36 +75,21 @@ impl InitialWeights {
     /// safetensors files. If workers read them, each is hashed.
     fn find(weights: &Weights, model: &Model) -> Result<Self, BossManError> {
         let Weights { path, rename, reader } = weights;
-        if !(path.is_dir() && is_checkpoint(path)?) {
-            let files = WeightFiles::find(path, rename, model)?;
-            return Ok(match reader {
-                FileReader::Boss => InitialWeights::InFiles(files),
-                FileReader::Workers => InitialWeights::OnWorkers(files.hashed()?.into()),
-            });
-        }
-        if *reader == FileReader::Workers {
+        if *reader == FileReader::Workers && path.is_dir() && is_checkpoint(path)? {
             let problem = "is a checkpoint, which workers cannot read; leave out `on: workers` in \
                            `weights`, or name a safetensors file";
             return Err(BossManError::file(path, problem));
         }
-        let fresh = rename.fresh_parameters(model);
-        let found = rename.apply(&StateDict::load(path)?, model)?;
-        Ok(InitialWeights::Held(found.fit_to_except(model.graph(), &fresh)?))
-    }
-
-    /// The same weights. Those in memory are shared.
-    pub(crate) fn share(&self) -> Self {
-        match self {
-            InitialWeights::Held(weights) => InitialWeights::Held(weights.share()),
-            InitialWeights::InFiles(files) => InitialWeights::InFiles(files.clone()),
-            InitialWeights::OnWorkers(weights) => InitialWeights::OnWorkers(weights.clone()),
-        }
+        let files = WeightFiles::find(path, rename, model)?;
+        Ok(match reader {
+            FileReader::Boss => InitialWeights::InFiles(files),
+            FileReader::Workers => InitialWeights::OnWorkers(files.hashed()?.into()),
+        })
     }
 
     /// Their digest, as [`StateDict::digest`]. May read their files.
     pub(crate) fn digest(&self) -> Result<StateDigest, BossManError> {
         match self {
-            InitialWeights::Held(weights) => weights.digest(),
             InitialWeights::InFiles(files) => files.digest(),
             InitialWeights::OnWorkers(weights) => {
                 let hashes = weights.iter().map(|weight| (weight.name.clone(), weight.hash));

@@ -115,17 +115,8 @@ pub(crate) async fn end_load(trainer: &Trainer) -> Result<(), BossManError> {
     trainer.call(Instruction::LoadState { tensors, content, more: false }).await
 }
 
-/// Replaces those parameters and buffers on all workers that are among these weights, which fit.
-pub(crate) async fn load_held(
-    trainer: &mut Trainer,
-    weights: &StateDict,
-) -> Result<(), BossManError> {
-    let tensors = placed(trainer, weights.iter())?;
-    load(trainer, tensors).await?;
-    end_load(trainer).await
-}
-
-/// As [`load_held`], of weights that are read while others travel.
+/// Replaces those parameters and buffers on all workers that are among these weights, which are read
+/// while others travel.
 pub(crate) async fn load_files(
     trainer: &mut Trainer,
     files: &WeightFiles,
@@ -162,7 +153,7 @@ where
     reader.await.map_err(|e| BossManError::Usage(e.to_string()))?
 }
 
-/// As [`load_held`], of weights that each worker reads from its own files.
+/// As [`load_files`], of weights that each worker reads from its own files.
 pub(crate) async fn load_from_workers_files(
     trainer: &mut Trainer,
     weights: &[HashedWeight],

@@ -2,7 +2,6 @@
 //! end.
 
 use crate::events::{Event, Events};
-use crate::inference::load_model::InitialWeights;
 use crate::receipt::{parts_with_files, Inputs, Receipt};
 use crate::run_file::Validation;
 use crate::runs::RunFolder;
@@ -27,7 +26,7 @@ impl ReceiptWriter {
         let validation = prepared.file.data.as_ref().and_then(|data| data.validation.as_ref());
         let is_split = matches!(validation, Some(Validation::Split(_)));
         let data = parts_with_files(&prepared.data, is_split);
-        let weights = prepared.weights.as_ref().map(InitialWeights::share);
+        let weights = prepared.weights.clone();
         let (done, hashed) = oneshot::channel();
         let report = events.clone();
         std::thread::spawn(move || {

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! model -> layer_file -> tensor_headers
+//! export, huggingface -> shards -> safetensors_files -> tensor_source (a tensor is read when it is
+//!                                                       written) <- state_dict, weight_files
 //! state_dict -> safetensors_files -> rename_rules -> source
-//!                                 -> shards -> export -> huggingface
 //! weight_files -> fit -> tensor_headers: a weight is read when a worker needs it
 //!              -> chunks
 //! ```
@@ -20,4 +21,5 @@ mod shards;
 pub(crate) mod source;
 pub(crate) mod state_dict;
 pub(crate) mod tensor_headers;
+mod tensor_source;
 pub(crate) mod weight_files;

@@ -1,10 +1,12 @@
 //! Weights in files: one safetensors file, or several with an index that are read.
 
 use crate::checkpoint;
-use crate::data::atomic_file;
+use crate::data::atomic_file::{self, Complete};
 use crate::data::disk;
 use crate::data::tensor_payload::{from_payload, to_payload};
 use crate::output::printable;
+use crate::weights::chunks::CHUNK_BYTES;
+use crate::weights::tensor_source::{element_count, TensorSource};
 use crate::{BossManError, StateDict};
 use bytes::Bytes;
 use layerspec::DType;
@@ -12,11 +14,10 @@ use link::Payload;
 use pipeline::TensorMeta;
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo, View};
 use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use tch::Tensor;
 
 /// The name of an index beside its files, and its ending.
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -115,7 +116,7 @@ impl StateDict {
     /// Writes a safetensors file. It appears whole under its name or not at all, also if the
     /// machine loses power.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), BossManError> {
-        write(path.as_ref(), self.iter(), None)
+        write_file(self, path.as_ref(), None).map(drop)
     }
 }
 
@@ -155,6 +156,14 @@ pub(crate) struct Header {
 pub(crate) fn header<'a>(
     tensors: impl Iterator<Item = (&'a str, &'a TensorMeta)>,
 ) -> Result<Header, BossManError> {
+    header_naming(tensors, None)
+}
+
+/// As [`header`], which names the framework of the tensors.
+fn header_naming<'a>(
+    tensors: impl Iterator<Item = (&'a str, &'a TensorMeta)>,
+    format: Option<&str>,
+) -> Result<Header, BossManError> {
     let refused =
         |e: SafeTensorError| BossManError::Usage(format!("tensors that cannot be written: {e}"));
     let mut sorted: Vec<(&str, &TensorMeta)> = tensors.collect();
@@ -172,7 +181,8 @@ pub(crate) fn header<'a>(
     }
     let offsets: Vec<(String, usize)> =
         infos.iter().map(|(name, info)| (name.clone(), info.data_offsets.0)).collect();
-    let metadata = Metadata::new(None, infos).map_err(refused)?;
+    let framework = format.map(|format| [("format".into(), format.into())].into());
+    let metadata = Metadata::new(framework, infos).map_err(refused)?;
     let mut text = serde_json::to_vec(&metadata).map_err(|e| refused(e.into()))?;
     // The library pads it with spaces.
     text.resize(text.len().next_multiple_of(size_of::<u64>()), b' ');
@@ -228,14 +238,55 @@ fn load_sharded(path: &Path) -> Result<StateDict, BossManError> {
     Ok(state)
 }
 
-/// Writes a safetensors file of these tensors, as [`write_views`] does.
-pub(super) fn write<'a>(
+/// Writes a safetensors file. Its tensors are read while it is written. The file appears whole or
+/// not at all. `format` is the framework that transformers expects to be named.
+///
+/// # Errors
+/// A tensor cannot be read, or the file cannot be written.
+pub(super) fn write_file(
+    tensors: &dyn TensorSource,
     path: &Path,
-    tensors: impl Iterator<Item = (&'a str, &'a Tensor)>,
     format: Option<&str>,
-) -> Result<(), BossManError> {
-    let views = tensors.map(|(name, tensor)| Ok((name.to_string(), TensorView::new(tensor)?)));
-    write_views(path, views.collect::<Result<Vec<_>, BossManError>>()?, format)
+) -> Result<usize, BossManError> {
+    let metas = tensors.metas()?;
+    let all: BTreeMap<&str, &TensorMeta> =
+        metas.iter().map(|(name, meta)| (name.as_str(), meta)).collect();
+    write_draft(tensors, &all, path, format)?.rename()?;
+    Ok(metas.len())
+}
+
+/// As [`write_file`], of some of the tensors. The file does not have its name yet.
+pub(super) fn write_draft(
+    tensors: &dyn TensorSource,
+    some: &BTreeMap<&str, &TensorMeta>,
+    path: &Path,
+    format: Option<&str>,
+) -> Result<Complete, BossManError> {
+    let metas = some.iter().map(|(name, meta)| (*name, *meta));
+    let Header { bytes, starts, .. } = header_naming(metas, format)?;
+    let io = |e: std::io::Error| BossManError::io(path, &e);
+    let mut file = atomic_file::create(path)?;
+    file.write_all(&bytes).map_err(io)?;
+    for (name, _) in &starts {
+        let Some(meta) = some.get(name.as_str()) else { continue };
+        let all = element_count(meta);
+        let together = match tensors.has_slices(name) {
+            true => CHUNK_BYTES / meta.dtype.size_bytes(),
+            false => all,
+        };
+        let mut first = 0;
+        while first < all {
+            let end = all.min(first.saturating_add(together));
+            let Payload { meta: found, bytes } = to_payload(&tensors.elements(name, first..end)?)?;
+            if found.dtype != meta.dtype || found.shape != [end - first] {
+                let problem = format!("`{}` changed while it was written", shown(name));
+                return Err(BossManError::file(path, problem));
+            }
+            file.write_all(&bytes).map_err(io)?;
+            first = end;
+        }
+    }
+    atomic_file::complete(path, file)
 }
 
 /// Writes a safetensors file of tensors that are asked for their bytes one after the other. The
@@ -262,38 +313,6 @@ pub(crate) fn write_views<V: View>(
     let usual = draft.as_file().metadata().map_err(io)?.permissions();
     std::fs::set_permissions(draft.path(), usual).map_err(io)?;
     disk::rename_flushed(draft.path(), path).map_err(io)
-}
-
-/// A tensor as the safetensors crate wants to see it.
-struct TensorView {
-    payload: Payload,
-    shape: Vec<usize>,
-}
-
-impl TensorView {
-    fn new(tensor: &Tensor) -> Result<Self, BossManError> {
-        let payload = to_payload(tensor)?;
-        let shape = payload.meta.shape.iter().map(|d| *d as usize).collect();
-        Ok(TensorView { payload, shape })
-    }
-}
-
-impl View for TensorView {
-    fn dtype(&self) -> Dtype {
-        stored_dtype(self.payload.meta.dtype)
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.payload.bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.payload.bytes.len()
-    }
 }
 
 /// The element type in a file.
@@ -329,7 +348,8 @@ pub(crate) fn dtype(stored: Dtype) -> Option<DType> {
 mod tests {
     use super::*;
     use crate::Model;
-    use tch::{Device, Kind};
+    use safetensors::tensor::TensorView;
+    use tch::{Device, Kind, Tensor};
 
     fn state(kind: Kind) -> StateDict {
         let mut state = StateDict::default();
@@ -369,6 +389,32 @@ mod tests {
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 2);
         let permissions = |name: &str| place.path().join(name).metadata().unwrap().permissions();
         assert_eq!(permissions("w.safetensors"), permissions("usual"));
+    }
+
+    #[test]
+    fn a_file_is_the_one_that_the_library_writes() {
+        let mut state = state(Kind::BFloat16);
+        let numbers = Tensor::arange(6, (Kind::Int64, Device::Cpu)).reshape([2, 3]);
+        // More than one chunk.
+        state.insert("large", &Tensor::arange(5i64 << 20, (Kind::Float, Device::Cpu)));
+        state.insert("turned", &numbers.tr());
+        state.insert("empty", &numbers.slice(0, 0, 0, 1));
+        state.insert("scalar", &numbers.get(1).get(1).to_kind(Kind::Bool));
+        let payload =
+            |(name, tensor): (&str, &Tensor)| (name.to_string(), to_payload(tensor).unwrap());
+        let payloads: Vec<(String, Payload)> = state.iter().map(payload).collect();
+        let place = tempfile::tempdir().unwrap();
+        let [ours, theirs] = ["ours", "theirs"].map(|name| place.path().join(name));
+        for format in [None, Some("pt")] {
+            let views = payloads.iter().map(|(name, Payload { meta, bytes })| {
+                let shape = meta.shape.iter().map(|d| *d as usize).collect();
+                let view = TensorView::new(stored_dtype(meta.dtype), shape, bytes).unwrap();
+                (name.clone(), view)
+            });
+            write_views(&theirs, views.collect(), format).unwrap();
+            assert_eq!(write_file(&state, &ours, format).unwrap(), payloads.len());
+            assert!(std::fs::read(&ours).unwrap() == std::fs::read(&theirs).unwrap());
+        }
     }
 
     #[test]

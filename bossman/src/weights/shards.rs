@@ -1,20 +1,20 @@
 //! Writes weights to a folder: several safetensors files and their index, as Hugging Face's
 //! libraries write them.
 
-use super::safetensors_files::{write, Index, INDEX_FILE, SINGLE_FILE};
+use super::safetensors_files::{write_draft, write_file, Index, INDEX_FILE, SINGLE_FILE};
+use super::tensor_source::TensorSource;
 use crate::data::atomic_file;
-use crate::data::tensor_payload::to_payload;
 use crate::{BossManError, StateDict};
+use pipeline::TensorMeta;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
-use tch::Tensor;
 
 /// The framework that the files name. transformers refuses files that name none.
 const FORMAT: Option<&str> = Some("pt");
 
 /// Tensors of one file.
-type Shard<'a> = Vec<(&'a str, &'a Tensor)>;
+type Shard<'a> = BTreeMap<&'a str, &'a TensorMeta>;
 
 impl StateDict {
     /// Writes safetensors files with at most this many bytes of tensors each. A larger tensor gets
@@ -25,47 +25,73 @@ impl StateDict {
         folder: impl AsRef<Path>,
         most_bytes: u64,
     ) -> Result<(), BossManError> {
-        let folder = folder.as_ref();
-        std::fs::create_dir_all(folder).map_err(|e| BossManError::io(folder, &e))?;
-        let (shards, total) = self.shards(most_bytes)?;
-        write_shards(&shards, total, folder)
-    }
-
-    /// As [`StateDict::save_sharded`], but one file has no index.
-    pub(super) fn save_model(&self, folder: &Path, most_bytes: u64) -> Result<(), BossManError> {
-        match self.shards(most_bytes)? {
-            (shards, total) if shards.len() > 1 => write_shards(&shards, total, folder),
-            _ => write(&folder.join(SINGLE_FILE), self.iter(), FORMAT),
-        }
-    }
-
-    /// The tensors of each file, and the bytes of all.
-    fn shards(&self, most_bytes: u64) -> Result<(Vec<Shard<'_>>, u64), BossManError> {
-        let (mut shards, mut filled) = (vec![Vec::new()], 0u64);
-        let mut total = 0u64;
-        for (name, tensor) in self.iter() {
-            let bytes = to_payload(tensor)?.bytes.len() as u64;
-            if filled > 0 && filled + bytes > most_bytes {
-                shards.push(Vec::new());
-                filled = 0;
-            }
-            filled += bytes;
-            total += bytes;
-            if let Some(shard) = shards.last_mut() {
-                shard.push((name, tensor));
-            }
-        }
-        Ok((shards, total))
+        write_sharded(self, folder.as_ref(), most_bytes).map(drop)
     }
 }
 
-fn write_shards(shards: &[Shard<'_>], total: u64, folder: &Path) -> Result<(), BossManError> {
+/// As [`StateDict::save_sharded`], of tensors that are read while they are written. Returns their
+/// number. The files get their names when all are complete, so the tensors may come from files of
+/// the same folder.
+pub(super) fn write_sharded(
+    tensors: &dyn TensorSource,
+    folder: &Path,
+    most_bytes: u64,
+) -> Result<usize, BossManError> {
+    std::fs::create_dir_all(folder).map_err(|e| BossManError::io(folder, &e))?;
+    let metas = tensors.metas()?;
+    write_shards(tensors, &shards(&metas, most_bytes), folder)?;
+    Ok(metas.len())
+}
+
+/// As [`write_sharded`], but one file has no index.
+pub(super) fn write_model(
+    tensors: &dyn TensorSource,
+    folder: &Path,
+    most_bytes: u64,
+) -> Result<usize, BossManError> {
+    let metas = tensors.metas()?;
+    match shards(&metas, most_bytes) {
+        shards if shards.len() > 1 => write_shards(tensors, &shards, folder)?,
+        _ => {
+            write_file(tensors, &folder.join(SINGLE_FILE), FORMAT)?;
+        }
+    }
+    Ok(metas.len())
+}
+
+/// The tensors of each file.
+fn shards(metas: &BTreeMap<String, TensorMeta>, most_bytes: u64) -> Vec<Shard<'_>> {
+    let (mut shards, mut filled) = (vec![Shard::new()], 0u64);
+    for (name, meta) in metas {
+        let bytes = meta.byte_len().unwrap_or(u64::MAX);
+        if filled > 0 && filled.saturating_add(bytes) > most_bytes {
+            shards.push(Shard::new());
+            filled = 0;
+        }
+        filled = filled.saturating_add(bytes);
+        if let Some(shard) = shards.last_mut() {
+            shard.insert(name, meta);
+        }
+    }
+    shards
+}
+
+fn write_shards(
+    tensors: &dyn TensorSource,
+    shards: &[Shard<'_>],
+    folder: &Path,
+) -> Result<(), BossManError> {
     let count = shards.len();
-    let mut weight_map = BTreeMap::new();
+    let (mut drafts, mut weight_map, mut total) = (Vec::new(), BTreeMap::new(), 0u64);
     for (number, shard) in (1..).zip(shards) {
         let file = format!("model-{number:05}-of-{count:05}.safetensors");
-        write(&folder.join(&file), shard.iter().copied(), FORMAT)?;
-        weight_map.extend(shard.iter().map(|(name, _)| (name.to_string(), file.clone())));
+        drafts.push(write_draft(tensors, shard, &folder.join(&file), FORMAT)?);
+        weight_map.extend(shard.keys().map(|name| (name.to_string(), file.clone())));
+        let bytes = shard.values().filter_map(|meta| meta.byte_len());
+        total = bytes.fold(total, u64::saturating_add);
+    }
+    for draft in drafts {
+        draft.rename()?;
     }
     let index = Index { metadata: [("total_size".to_string(), total.into())].into(), weight_map };
     let path = folder.join(INDEX_FILE);
@@ -78,7 +104,7 @@ fn write_shards(shards: &[Shard<'_>], total: u64, folder: &Path) -> Result<(), B
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::{Device, Kind};
+    use tch::{Device, Kind, Tensor};
 
     fn metadata(path: &Path) -> Option<String> {
         let bytes = std::fs::read(path).unwrap();
@@ -92,12 +118,12 @@ mod tests {
         state.insert("a", &Tensor::zeros([4], (Kind::Float, Device::Cpu)));
         state.insert("b", &Tensor::zeros([4], (Kind::Float, Device::Cpu)));
         let place = tempfile::tempdir().unwrap();
-        state.save_model(place.path(), 32).unwrap();
+        write_model(&state, place.path(), 32).unwrap();
         let single = place.path().join(SINGLE_FILE);
         assert_eq!(metadata(&single).as_deref(), Some("pt"));
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
         let place = tempfile::tempdir().unwrap();
-        state.save_model(place.path(), 31).unwrap();
+        write_model(&state, place.path(), 31).unwrap();
         assert!(place.path().join(INDEX_FILE).is_file());
         let shard = place.path().join("model-00002-of-00002.safetensors");
         assert_eq!(metadata(&shard).as_deref(), Some("pt"));

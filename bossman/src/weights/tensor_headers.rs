@@ -4,6 +4,7 @@
 use super::safetensors_files::{
     dtype, shown, unreadable, Index, INDEX_ENDING, INDEX_FILE, SINGLE_FILE,
 };
+use super::tensor_source::{missing, TensorSource};
 use crate::data::{bounded_file, disk};
 use crate::BossManError;
 use bytes::Bytes;
@@ -12,9 +13,11 @@ use safetensors::tensor::Metadata as Header;
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
+use tch::Tensor;
 
 /// The largest header in bytes. It is the limit of the safetensors library.
 const MAX_HEADER: u64 = 100_000_000;
@@ -52,6 +55,20 @@ impl FileStamp {
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
+
+    /// Refuses a file that was replaced or written to since it had this stamp.
+    ///
+    /// # Errors
+    /// It was, or it is not there.
+    pub(crate) fn check(&self, path: &Path) -> Result<(), BossManError> {
+        let now = std::fs::metadata(path).map_err(|e| BossManError::io(path, &e))?;
+        if FileStamp::of(&now) == *self {
+            return Ok(());
+        }
+        let problem = "was replaced or changed after its header was read; start again, and let \
+                       nothing write to it";
+        Err(BossManError::file(path, problem))
+    }
 }
 
 /// A tensor, and where its numbers are.
@@ -69,9 +86,14 @@ struct Stored {
 impl Stored {
     /// Its file, at its first byte.
     fn open(&self) -> Result<File, BossManError> {
+        self.open_at(self.start)
+    }
+
+    /// Its file, at this byte.
+    fn open_at(&self, place: u64) -> Result<File, BossManError> {
         let io = |e: std::io::Error| BossManError::io(&self.file, &e);
         let mut file = File::open(&self.file).map_err(io)?;
-        file.seek(SeekFrom::Start(self.start)).map_err(io)?;
+        file.seek(SeekFrom::Start(place)).map_err(io)?;
         Ok(file)
     }
 
@@ -165,6 +187,12 @@ impl TensorHeaders {
         Ok(TensorHeaders { folder: folder.into(), source: path, tensors })
     }
 
+    /// The tensors of several, of files below this folder.
+    pub(crate) fn joined(folder: &Path, all: impl IntoIterator<Item = Self>) -> Self {
+        let tensors = all.into_iter().flat_map(|one| one.tensors).collect();
+        TensorHeaders { folder: folder.into(), source: folder.into(), tensors }
+    }
+
     /// The folder of the files.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
@@ -242,6 +270,27 @@ impl TensorHeaders {
     }
 }
 
+impl TensorSource for TensorHeaders {
+    fn metas(&self) -> Result<BTreeMap<String, TensorMeta>, BossManError> {
+        Ok(self.iter().map(|(name, meta)| (name.to_string(), meta.clone())).collect())
+    }
+
+    fn has_slices(&self, _name: &str) -> bool {
+        true
+    }
+
+    fn elements(&self, name: &str, elements: Range<u64>) -> Result<Tensor, BossManError> {
+        let stored = self.tensors.get(name).ok_or_else(|| missing(name))?;
+        let dtype = stored.header.dtype;
+        let place = stored.start.saturating_add(elements.start * dtype.size_bytes());
+        let count = elements.end.saturating_sub(elements.start);
+        let mut file = stored.open_at(place)?;
+        let bytes = stored.part(&mut file, (count * dtype.size_bytes()) as usize)?;
+        stored.stamp.check(&stored.file)?;
+        Ok(tensor::payload::from_bytes(dtype, &[count.cast_signed()], bytes.into())?)
+    }
+}
+
 fn is_file(path: &Path) -> Result<bool, BossManError> {
     disk::is_file(path).map_err(|e| BossManError::io(path, &e))
 }
@@ -312,7 +361,7 @@ mod tests {
     use super::*;
     use crate::StateDict;
     use layerspec::DType;
-    use tch::{Device, Kind, Tensor};
+    use tch::{Device, Kind};
 
     fn state() -> StateDict {
         let mut state = StateDict::default();

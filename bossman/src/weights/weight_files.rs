@@ -1,17 +1,21 @@
 //! Weights to start from that stay in their files until a worker needs them.
 
+use crate::checkpoint::{is_checkpoint, weight_headers};
 use crate::data::tensor_payload::to_payload;
 use crate::weights::chunks::{in_chunks, CHUNK_BYTES};
 use crate::weights::fit::{Fit, Tied};
 use crate::weights::rename_rules::{RenameRules, Source};
 use crate::weights::tensor_headers::{FileStamp, TensorHeaders};
+use crate::weights::tensor_source::{element_count, missing, narrowed, TensorSource};
 use crate::{BossManError, Model};
 use ::data::{HashedWeight, WeightPart, WeightSource};
 use link::Payload;
-use pipeline::{StateDigest, StateName};
+use pipeline::{StateDigest, StateName, TensorMeta};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use tch::Tensor;
+use tensor::TensorError;
 
 /// A weight, or some of its elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +48,8 @@ impl Piece {
 }
 
 impl WeightFiles {
-    /// Finds the parameters in the headers of the files at `path`.
+    /// Finds the parameters in the headers of the files at `path`, which may be the folder of a
+    /// checkpoint, too. Parameters that are `fresh` in a run file must not be there.
     ///
     /// # Errors
     /// A file cannot be read, or the tensors are not those of the model. All differences are
@@ -54,10 +59,30 @@ impl WeightFiles {
         rename: &RenameRules,
         model: &Model,
     ) -> Result<Self, BossManError> {
-        let headers = TensorHeaders::read(path)?;
-        let fresh = rename.fresh_parameters(model);
+        Self::of(&headers(path)?, rename, model, &rename.fresh_parameters(model))
+    }
+
+    /// As [`WeightFiles::find`], of all parameters, also those that are `fresh`.
+    ///
+    /// # Errors
+    /// Those of [`WeightFiles::find`].
+    pub(crate) fn find_all(
+        path: &Path,
+        rename: &RenameRules,
+        model: &Model,
+    ) -> Result<Self, BossManError> {
+        Self::of(&headers(path)?, rename, model, &[])
+    }
+
+    /// Finds the parameters that are not `fresh`.
+    fn of(
+        headers: &TensorHeaders,
+        rename: &RenameRules,
+        model: &Model,
+        fresh: &[String],
+    ) -> Result<Self, BossManError> {
         let Fit { sources, tied, mut problems, .. } =
-            Fit::of(model.graph(), &headers, rename, &fresh);
+            Fit::of(model.graph(), headers, rename, fresh);
         for Tied { name, owner, tensor } in tied {
             if headers.differ(&name, &tensor)? {
                 problems.push(format!(
@@ -73,7 +98,7 @@ impl WeightFiles {
         for (name, of_one) in sources {
             let files = of_one.iter().filter_map(|source| headers.stamp(&source.name));
             stamps.extend(files.map(|(file, stamp)| (file.to_path_buf(), stamp.clone())));
-            let parts = of_one.iter().filter_map(|source| part(source, &headers)).collect();
+            let parts = of_one.iter().filter_map(|source| part(source, headers)).collect();
             if let Some(expected) = expected.get(&name) {
                 found.insert(name, WeightSource { meta: expected.meta.clone(), parts });
             }
@@ -97,15 +122,7 @@ impl WeightFiles {
     /// Refuses files that were replaced or written to since their headers were read: parts of two
     /// files would be mixed.
     fn check_unchanged(&self) -> Result<(), BossManError> {
-        for (path, stamp) in &self.stamps {
-            let now = std::fs::metadata(path).map_err(|e| BossManError::io(path, &e))?;
-            if FileStamp::of(&now) != *stamp {
-                let problem = "was replaced or changed after its header was read; start again, \
-                               and let nothing write to it";
-                return Err(BossManError::file(path, problem));
-            }
-        }
-        Ok(())
+        self.stamps.iter().try_for_each(|(path, stamp)| stamp.check(path))
     }
 
     /// Descriptions of the weights for workers that have the same files. Reads all files.
@@ -155,6 +172,38 @@ impl WeightFiles {
     }
 }
 
+impl TensorSource for WeightFiles {
+    fn metas(&self) -> Result<BTreeMap<String, TensorMeta>, BossManError> {
+        let meta = |(name, source): (&String, &WeightSource)| (name.clone(), source.meta.clone());
+        Ok(self.sources.iter().map(meta).collect())
+    }
+
+    fn has_slices(&self, name: &str) -> bool {
+        self.sources.get(name).is_some_and(WeightSource::has_slices)
+    }
+
+    fn elements(&self, name: &str, elements: Range<u64>) -> Result<Tensor, BossManError> {
+        let source = self.sources.get(name).ok_or_else(|| missing(name))?;
+        let is_whole = elements == (0..element_count(&source.meta));
+        let found = match source.has_slices() && !is_whole {
+            true => source.read_slice(&self.folder, elements)?,
+            false => {
+                let whole = source.read(&self.folder)?;
+                narrowed(&whole.f_flatten(0, -1).map_err(TensorError::from)?, elements)?
+            }
+        };
+        self.check_unchanged()?;
+        Ok(found)
+    }
+}
+
+fn headers(path: &Path) -> Result<TensorHeaders, BossManError> {
+    match path.is_dir() && is_checkpoint(path)? {
+        true => weight_headers(path),
+        false => TensorHeaders::read(path),
+    }
+}
+
 /// A weight as one piece, or a large one as several, each with its bytes.
 fn pieces(name: &str, source: &WeightSource) -> Vec<(Piece, u64)> {
     let bytes = source.meta.byte_len().unwrap_or(0);
@@ -177,7 +226,7 @@ fn pieces(name: &str, source: &WeightSource) -> Vec<(Piece, u64)> {
 fn part(source: &Source, headers: &TensorHeaders) -> Option<WeightPart> {
     let (file, start, meta) = headers.place(&source.name)?;
     Some(WeightPart {
-        file: file.file_name()?.into(),
+        file: file.strip_prefix(headers.folder()).ok()?.into(),
         start,
         meta: meta.clone(),
         is_transposed: source.is_transposed,
@@ -189,7 +238,7 @@ mod tests {
     use super::*;
     use crate::data::tensor_payload::from_payload;
     use crate::StateDict;
-    use tch::{Device, Kind, Tensor};
+    use tch::{Device, Kind};
 
     const MODEL: &str = "
 inputs: {x: [batch, 2]}

@@ -3,22 +3,28 @@
 //!
 //! ```text
 //! HuggingFaceExport -> draft (a folder that appears whole or not at all)
-//!                   -> plan (what each tensor is made of) -> part
+//!                   -> assembled (a tensor is made when it is written)
+//!                      -> plan (what each tensor is made of) -> part
 //!                   -> other_files (configuration, tokenizer, licence) -> config_dtype
 //! ```
 
+mod assembled;
 mod config_dtype;
 mod draft;
 mod other_files;
 mod part;
 mod plan;
 
-use super::export::{to_type, ExportSettings};
+use super::export::ExportSettings;
 use super::model::Model;
 use super::rename_rules::RenameRules;
+use super::shards::write_model;
 use super::tensor_headers::TensorHeaders;
+use super::tensor_source::{collect, TensorSource};
+use super::weight_files::WeightFiles;
 use crate::data::disk;
 use crate::{BossManError, StateDict};
+use assembled::Assembled;
 use draft::Draft;
 use other_files::OtherFiles;
 use plan::Plan;
@@ -52,6 +58,7 @@ pub fn is_huggingface(path: &Path) -> bool {
 /// ```
 pub struct HuggingFaceExport<'a> {
     source: PathBuf,
+    headers: TensorHeaders,
     rename: &'a RenameRules,
     model: &'a Model,
     plan: Plan,
@@ -86,6 +93,7 @@ impl<'a> HuggingFaceExport<'a> {
         let other_files = OtherFiles::of(source)?;
         Ok(HuggingFaceExport {
             source: source.to_path_buf(),
+            headers,
             rename,
             model,
             plan,
@@ -102,13 +110,12 @@ impl<'a> HuggingFaceExport<'a> {
     }
 
     /// Refuses a source that is not what a run began with, by the digest in the run's receipt.
-    /// Reads the weights of the source.
+    /// Reads the weights of the source, a few megabytes at a time.
     ///
     /// # Errors
     /// The digests differ, or the weights cannot be read.
     pub fn check_source(&self, initial_weights: &str) -> Result<(), BossManError> {
-        let found = self.rename.apply(&StateDict::load(&self.source)?, self.model)?;
-        let found = found.fit_to_except(self.model.graph(), &self.plan.fresh)?;
+        let found = WeightFiles::find(&self.source, self.rename, self.model)?;
         let digest = found.digest()?.to_string();
         if digest == initial_weights {
             return Ok(());
@@ -132,22 +139,43 @@ impl<'a> HuggingFaceExport<'a> {
         weights: &StateDict,
         settings: &ExportSettings,
     ) -> Result<StateDict, BossManError> {
-        let weights = weights.fit_to(self.model.graph())?;
-        let source = match self.plan.copies_any() {
-            true => StateDict::load(&self.source)?,
-            false => StateDict::default(),
-        };
-        let mut tensors = self.plan.assemble(&weights, &source, settings.dtype)?;
-        drop(source);
-        for name in &self.plan.fresh {
-            if let Some(tensor) = weights.get(name) {
-                tensors.insert(name, &to_type(tensor, settings.dtype)?);
-            }
-        }
-        self.other_files.copy(self.draft.path(), settings.dtype)?;
-        let most = settings.max_shard_bytes.unwrap_or(MAX_SHARD_BYTES);
-        tensors.save_model(self.draft.path(), most)?;
-        self.draft.finish()?;
+        let HuggingFaceExport { headers, model, plan, other_files, draft, .. } = self;
+        let weights = weights.fit_to(model.graph())?;
+        let dtype = settings.float_dtype()?;
+        let tensors = collect(&Assembled::new(&plan, &weights, &headers, dtype)?)?;
+        write_folder(&tensors, &other_files, draft, settings)?;
         Ok(tensors)
     }
+
+    /// As [`HuggingFaceExport::write`], with weights that stay in their files, as
+    /// [`export_files`](crate::export_files) takes them. Returns the number of tensors.
+    ///
+    /// # Errors
+    /// Those of [`HuggingFaceExport::write`], or a file of the weights or the source changes
+    /// meanwhile. Then nothing stays.
+    pub fn write_files(
+        self,
+        weights: &Path,
+        rename: &RenameRules,
+        settings: &ExportSettings,
+    ) -> Result<usize, BossManError> {
+        let HuggingFaceExport { headers, model, plan, other_files, draft, .. } = self;
+        let weights = WeightFiles::find_all(weights, rename, model)?;
+        let tensors = Assembled::new(&plan, &weights, &headers, settings.float_dtype()?)?;
+        write_folder(&tensors, &other_files, draft, settings)
+    }
+}
+
+/// Fills the draft with the tensors and the other files. Returns the number of tensors.
+fn write_folder(
+    tensors: &dyn TensorSource,
+    other_files: &OtherFiles,
+    draft: Draft,
+    settings: &ExportSettings,
+) -> Result<usize, BossManError> {
+    other_files.copy(draft.path(), settings.dtype)?;
+    let most = settings.max_shard_bytes.unwrap_or(MAX_SHARD_BYTES);
+    let count = write_model(tensors, draft.path(), most)?;
+    draft.finish()?;
+    Ok(count)
 }

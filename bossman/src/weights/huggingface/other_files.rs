@@ -2,8 +2,8 @@
 
 use super::config_dtype::with_dtype;
 use crate::data::{atomic_file, bounded_file};
+use crate::weights::export::float_dtype;
 use crate::BossManError;
-use layerspec::DType;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use tch::Kind;
@@ -81,7 +81,7 @@ impl OtherFiles {
             if let Some(kind) = dtype.filter(|_| name == CONFIG) {
                 let wrong = |problem: String| BossManError::file(&from, problem);
                 let text = String::from_utf8(bytes).map_err(|e| wrong(e.to_string()))?;
-                bytes = with_dtype(&text, dtype_of_kind(kind)?).map_err(wrong)?.into_bytes();
+                bytes = with_dtype(&text, float_dtype(kind)?).map_err(wrong)?.into_bytes();
             }
             let path = to.join(name);
             let mut file = atomic_file::create(&path)?;
@@ -90,13 +90,6 @@ impl OtherFiles {
         }
         Ok(())
     }
-}
-
-fn dtype_of_kind(kind: Kind) -> Result<DType, BossManError> {
-    let all = [DType::Float32, DType::BFloat16, DType::Float16, DType::Float64];
-    let found = all.into_iter().find(|dtype| tensor::kind_of(*dtype) == kind);
-    let problem = || format!("{kind:?}: weights are floating-point numbers");
-    found.ok_or_else(|| BossManError::Usage(problem()))
 }
 
 /// Refuses a link that leads out of the folder: an export is made to be given away.

@@ -1,22 +1,25 @@
 //! A tensor of the source that is a parameter of the model, or some of its rows.
 
+use crate::weights::export::written;
 use crate::weights::rename_rules::Source;
-use crate::{BossManError, StateDict};
+use crate::weights::tensor_source::{as_type, element_count, narrowed, shaped, TensorSource};
+use crate::BossManError;
 use layerspec::DType;
 use pipeline::TensorMeta;
-use tch::{Kind, Tensor};
+use std::ops::Range;
+use tch::Tensor;
 use tensor::TensorError;
 
 /// Where a tensor of the source is found in the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) parameter: String,
-    /// The first row and the number of rows. `None` is the whole parameter.
-    rows: Option<(u64, u64)>,
+    /// Its first element in the parameter. The others follow.
+    first: u64,
     /// Its name in the source, and whether it is stored transposed there.
     source: Source,
-    /// Its type in the source.
-    dtype: DType,
+    /// Its type and shape in the source.
+    meta: TensorMeta,
 }
 
 impl Part {
@@ -34,7 +37,7 @@ impl Part {
         if shape != wanted {
             return Err(format!("`{}`: expected {wanted:?}, got {shape:?}", source.name));
         }
-        Ok(Part { parameter: parameter.into(), rows: None, source, dtype: header.dtype })
+        Ok(Part { parameter: parameter.into(), first: 0, source, meta: header.clone() })
     }
 
     /// The tensor of this name, which is rows of a parameter from `first` on. Also returns the row
@@ -51,12 +54,12 @@ impl Part {
     ) -> Result<(Self, u64), String> {
         let shape = source.turned_shape(&header.shape)?;
         let end = shape.first().and_then(|rows| first.checked_add(*rows));
-        match (end, shape.first(), wanted.first()) {
-            (Some(end), Some(rows), Some(all))
-                if end <= *all && shape.get(1..) == wanted.get(1..) =>
-            {
-                let (parameter, rows) = (parameter.into(), Some((first, *rows)));
-                Ok((Part { parameter, rows, source, dtype: header.dtype }, end))
+        let columns = shape.get(1..).unwrap_or_default();
+        let start = columns.iter().try_fold(first, |start, size| start.checked_mul(*size));
+        match (start, end, wanted.split_first()) {
+            (Some(start), Some(end), Some((all, others))) if end <= *all && columns == others => {
+                let (parameter, meta) = (parameter.into(), header.clone());
+                Ok((Part { parameter, first: start, source, meta }, end))
             }
             _ => Err(format!(
                 "`{}`: {shape:?} is no part of `{parameter}`, which has {wanted:?} and {first} \
@@ -66,33 +69,42 @@ impl Part {
         }
     }
 
-    /// The tensor as the source has it, or floating-point numbers of another type.
+    /// Its type and shape when it is written: those of the source, or floating-point numbers of
+    /// another type.
+    pub(super) fn meta(&self, dtype: Option<DType>) -> TensorMeta {
+        let shape = self.meta.shape.clone();
+        TensorMeta { dtype: written(self.meta.dtype, dtype), shape }
+    }
+
+    /// Whether elements of it are read without the others.
+    pub(super) fn has_slices(&self, weights: &dyn TensorSource) -> bool {
+        !self.source.is_transposed && weights.has_slices(&self.parameter)
+    }
+
+    /// Elements of the tensor as the source has it, of these weights.
     ///
     /// # Errors
-    /// The weights lack the parameter.
-    pub(super) fn of(
+    /// The weights lack the parameter, or cannot be read.
+    pub(super) fn elements(
         &self,
-        weights: &StateDict,
-        dtype: Option<Kind>,
+        weights: &dyn TensorSource,
+        elements: Range<u64>,
+        dtype: Option<DType>,
     ) -> Result<Tensor, BossManError> {
-        let Some(parameter) = weights.get(&self.parameter) else {
-            return Err(BossManError::StateDict(vec![format!("`{}`: missing", self.parameter)]));
+        let dtype = written(self.meta.dtype, dtype);
+        let of_parameter = |elements: Range<u64>| {
+            let place = |element: u64| self.first.saturating_add(element);
+            let place = place(elements.start)..place(elements.end);
+            as_type(&weights.elements(&self.parameter, place)?, dtype)
         };
-        let rows = match self.rows {
-            None => parameter.shallow_clone(),
-            Some((first, count)) => {
-                let number = |row: u64| {
-                    let problem = || format!("`{}`: has too many rows", self.parameter);
-                    i64::try_from(row).map_err(|_| BossManError::StateDict(vec![problem()]))
-                };
-                let rows = parameter.f_narrow(0, number(first)?, number(count)?);
-                rows.map_err(TensorError::from)?
-            }
-        };
+        if !self.source.is_transposed {
+            return of_parameter(elements);
+        }
+        let wrong = |problem: String| BossManError::StateDict(vec![problem]);
+        let shape = self.source.turned_shape(&self.meta.shape).map_err(wrong)?;
+        let rows = shaped(&of_parameter(0..element_count(&self.meta))?, &shape)?;
         // Transposed twice, a matrix is itself.
         let turned = self.source.turned(&rows)?;
-        let kind = tensor::kind_of(self.dtype);
-        let kind = dtype.filter(|_| self.dtype.is_floating()).unwrap_or(kind);
-        Ok(turned.f_to_kind(kind).map_err(TensorError::from)?)
+        narrowed(&turned.f_flatten(0, -1).map_err(TensorError::from)?, elements)
     }
 }

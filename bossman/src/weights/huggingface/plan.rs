@@ -6,11 +6,9 @@ use crate::weights::rename_rules::{RenameRules, Source};
 use crate::weights::safetensors_files::shown;
 use crate::weights::state_dict::{expected, Expected, ExpectedTensor};
 use crate::weights::tensor_headers::TensorHeaders;
-use crate::{BossManError, StateDict};
+use crate::BossManError;
 use pipeline::TensorMeta;
 use std::collections::{BTreeMap, BTreeSet};
-use tch::{Kind, Tensor};
-use tensor::{dtype_of, TensorError};
 
 /// The problems that a message lists.
 const SHOWN: usize = 10;
@@ -21,9 +19,9 @@ const OUTPUT_LAYERS: [&str; 3] =
 /// What becomes of each tensor of the source.
 pub(super) struct Plan {
     /// The tensors that the model has, by their names in the source.
-    parts: BTreeMap<String, Part>,
+    pub(super) parts: BTreeMap<String, Part>,
     /// The others, which `ignore` names.
-    copied: Vec<String>,
+    pub(super) copied: Vec<String>,
     /// The model's parameters that the source does not have.
     pub(super) fresh: Vec<String>,
 }
@@ -134,55 +132,21 @@ impl Plan {
         }
     }
 
-    /// Whether tensors come from the source as they are.
-    pub(super) fn copies_any(&self) -> bool {
-        !self.copied.is_empty()
-    }
-
-    /// The tensors of the source, with the values of these weights. `source` has those that are
-    /// copied.
+    /// The trained parameter of which an output layer of the source was a copy. transformers ties
+    /// the two only if they are equal. Reads both, a part at a time.
     ///
     /// # Errors
-    /// A tensor is missing.
-    pub(super) fn assemble(
-        &self,
-        weights: &StateDict,
-        source: &StateDict,
-        dtype: Option<Kind>,
-    ) -> Result<StateDict, BossManError> {
-        let mut whole = StateDict::default();
-        for (name, part) in &self.parts {
-            whole.insert(name, &part.of(weights, dtype)?);
-        }
-        for name in &self.copied {
-            let Some(tensor) = source.get(name) else {
-                let problem = format!("`{}`: was in the source, but no longer is", shown(name));
-                return Err(BossManError::StateDict(vec![problem]));
-            };
-            let value = match self.twin(name, tensor, source)? {
-                Some(twin) => twin.of(weights, dtype)?,
-                None => tensor.shallow_clone(),
-            };
-            whole.insert(name, &value);
-        }
-        Ok(whole)
-    }
-
-    /// The trained parameter of which an output layer was a copy. transformers ties the two only if
-    /// they are equal.
-    fn twin(
+    /// A file cannot be read.
+    pub(super) fn twin(
         &self,
         name: &str,
-        tensor: &Tensor,
-        source: &StateDict,
+        source: &TensorHeaders,
     ) -> Result<Option<&Part>, BossManError> {
-        if !OUTPUT_LAYERS.contains(&name) {
+        if !OUTPUT_LAYERS.contains(&name) || !source.has(name) {
             return Ok(None);
         }
-        for (other, part) in &self.parts {
-            let Some(other) = source.get(other) else { continue };
-            let is_alike = other.size() == tensor.size() && dtype_of(other)? == dtype_of(tensor)?;
-            if is_alike && other.f_equal(tensor).map_err(TensorError::from)? {
+        for (other, part) in self.parts.iter().filter(|(other, _)| source.has(other)) {
+            if !source.differ(name, other)? {
                 return Ok(Some(part));
             }
         }
