@@ -23,12 +23,6 @@ impl StateDict {
         self.0.insert(name.to_string(), tensor.shallow_clone());
     }
 
-    /// The same tensors, which share memory with these.
-    pub(crate) fn share(&self) -> Self {
-        let shared = |(name, tensor): (&String, &Tensor)| (name.clone(), tensor.shallow_clone());
-        StateDict(self.0.iter().map(shared).collect())
-    }
-
     /// Every tensor, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         self.0.iter().map(|(name, tensor)| (name.as_str(), tensor))

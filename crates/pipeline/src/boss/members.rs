@@ -296,9 +296,14 @@ impl BossSession {
         let stage_placement = &self.setup.plan.stage_placement;
         let committed =
             matches!(&self.job, Some(Job { phase: Phase::Collecting(g), .. }) if g.is_committed());
-        if stage_placement.is_member(from) && stage_placement.is_member(peer) && !committed {
-            let message = format!("its direct link to {peer} broke ({reason})");
-            self.fail(Failure::lost(message).on(from));
+        if stage_placement.is_member(from) && stage_placement.is_member(peer) {
+            let failure = Failure::lost(format!("its direct link to {peer} broke ({reason})"));
+            let failure = failure.on(from);
+            // Both ends send through the boss from now on, which does not expect that.
+            self.broken_link = Some(failure.clone());
+            if !committed {
+                self.fail(failure);
+            }
         }
     }
 
@@ -310,6 +315,7 @@ impl BossSession {
     ) -> Vec<BossEffect> {
         let MembershipChange { plan, followers } = membership_change;
         self.setup.plan = plan.clone();
+        self.broken_link = None;
         let all =
             Plan { stage_placement: plan.stage_placement.joined_by(followers), ..plan.clone() };
         let new: BTreeSet<WorkerId> = followers

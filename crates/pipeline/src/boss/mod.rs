@@ -50,6 +50,9 @@ pub struct BossSession {
     /// Whether workers were told to stop, and close their links.
     stopping: bool,
     preparing: BTreeMap<WorkerId, Preparing>,
+    /// The link between two members of a pool that broke. Nothing runs over it until workers are
+    /// told their members again, and open their links anew.
+    broken_link: Option<Failure>,
     followers: BTreeMap<WorkerId, Follower>,
     /// The workers that the current round waits for.
     awaited_followers: BTreeSet<WorkerId>,
@@ -95,6 +98,7 @@ impl BossSession {
             admits_workers: false,
             stopping: false,
             preparing: BTreeMap::new(),
+            broken_link: None,
             followers: BTreeMap::new(),
             awaited_followers: BTreeSet::new(),
             leaving: BTreeSet::new(),
@@ -297,6 +301,9 @@ impl BossSession {
         self.model.check(request)?;
         match request {
             Request::Run(run) => {
+                if let Some(failure) = &self.broken_link {
+                    return Err(Failure { step: Some(run.step), ..failure.clone() });
+                }
                 round::check(run, &self.setup.plan)?;
                 self.model.check_pending(run, self.setup.max_pending_batches)
             }

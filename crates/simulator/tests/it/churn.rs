@@ -15,20 +15,22 @@ pub enum Change {
 pub struct Churn {
     /// By event: `None` is a join. A number chooses the worker that leaves.
     due: BTreeMap<u64, Option<u64>>,
-    /// The workers of each stage. One of each always stays, because its weights would be lost with
-    /// the last.
+    /// The workers of each stage. A core of each always stays, because its weights would be lost
+    /// with the last.
     pub members: StagePlacement,
     /// Workers that have joined and that the boss does not know yet.
     pub arrived: Vec<WorkerId>,
     /// Workers that have left, as far as the boss knows.
     pub gone: Vec<WorkerId>,
+    /// The workers of each stage that always stay.
+    pub core: usize,
     workers: u16,
 }
 
 impl Churn {
     pub fn new(members: StagePlacement, due: BTreeMap<u64, Option<u64>>) -> Self {
         let workers = members.workers() as u16;
-        Churn { due, members, workers, ..Churn::default() }
+        Churn { due, members, workers, core: 1, ..Churn::default() }
     }
 
     /// Ends all joins and leaves.
@@ -36,21 +38,23 @@ impl Churn {
         self.due.clear();
     }
 
-    pub fn at(&mut self, event: u64, alive: impl Fn(WorkerId) -> bool) -> Option<Change> {
+    /// Whether a core of each stage stays if this worker goes.
+    pub fn spares(&self, worker: WorkerId, lasts: impl Fn(WorkerId) -> bool) -> bool {
+        let others =
+            |of: &[WorkerId]| of.iter().filter(|other| **other != worker && lasts(**other)).count();
+        self.members.iter().all(|(_, of)| others(of) >= self.core)
+    }
+
+    pub fn at(&mut self, event: u64, lasts: impl Fn(WorkerId) -> bool) -> Option<Change> {
         match self.due.remove(&event)? {
             None => {
                 self.workers += 1;
                 Some(Change::Come)
             }
             Some(choice) => {
-                let spared = |worker: &WorkerId| {
-                    let stays =
-                        |of: &[WorkerId]| of.iter().any(|other| other != worker && alive(*other));
-                    self.members.iter().all(|(_, of)| stays(of))
-                };
                 let all = (0..self.workers).map(WorkerId);
                 let possible: Vec<WorkerId> =
-                    all.filter(|worker| alive(*worker) && spared(worker)).collect();
+                    all.filter(|worker| lasts(*worker) && self.spares(*worker, &lasts)).collect();
                 let place = choice as usize % possible.len().max(1);
                 possible.get(place).map(|worker| Change::Go(*worker))
             }

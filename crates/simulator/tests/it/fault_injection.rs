@@ -1,5 +1,5 @@
 //! Injects faults into a world: workers that are lost, fall silent, join and leave, and links that
-//! break.
+//! break. Ends all faults at the last one.
 
 use super::*;
 use crate::planned_faults::PlannedFaults;
@@ -52,7 +52,8 @@ impl World {
 
     pub(super) fn fall_silent(&mut self, worker: WorkerId) {
         let until = self.network.silence(worker);
-        self.workers[worker.0 as usize].asleep = until;
+        let here = &mut self.workers[worker.0 as usize];
+        (here.asleep, here.silenced) = (until, true);
         self.log.note(|| format!("{:>9} {worker} falls silent until {until}", self.now()));
     }
 
@@ -76,23 +77,21 @@ impl World {
             self.workers.get(usize::from(worker.0)).is_some_and(|w| w.alive && w.asleep <= now)
         };
         let faults = match &fault {
-            PlannedFault::Kill(worker)
-            | PlannedFault::Pause(worker, _)
-            | PlannedFault::Silence(worker) => there(worker),
+            PlannedFault::Kill(worker) | PlannedFault::Silence(worker) => {
+                there(worker) && self.can_go(*worker)
+            }
+            PlannedFault::Pause(worker, _) => there(worker),
             PlannedFault::ShortPartition(far, _) | PlannedFault::Partition(far) => {
                 far.iter().any(there)
             }
-            PlannedFault::KillBoss => true,
+            PlannedFault::KillBoss | PlannedFault::BreakLink => true,
         };
         if !faults || self.injected.boss_killed {
             return;
         }
         self.log.note(|| format!("{now:>9} faults: {fault:?}"));
         match fault.clone() {
-            PlannedFault::Kill(worker) => {
-                self.workers[worker.0 as usize].asleep = 0;
-                self.vanish(worker);
-            }
+            PlannedFault::Kill(worker) => return self.kill(worker),
             PlannedFault::Pause(worker, time) => {
                 self.network.pause(worker, now + time);
                 self.workers[worker.0 as usize].asleep = now + time;
@@ -110,8 +109,64 @@ impl World {
                 self.network
                     .lose_boss(alive.map(|(worker, _)| worker).collect::<Vec<_>>().into_iter());
             }
+            PlannedFault::BreakLink => {
+                if self.network.break_link().is_none() {
+                    return;
+                }
+            }
         }
         self.injected.planned.push(fault);
+    }
+
+    /// Kills a worker's process.
+    pub fn kill(&mut self, worker: WorkerId) {
+        self.workers[worker.0 as usize].asleep = 0;
+        self.vanish(worker);
+        self.injected.planned.push(PlannedFault::Kill(worker));
+    }
+
+    /// Whether enough workers of each stage stay in a pool if this one goes.
+    fn can_go(&self, worker: WorkerId) -> bool {
+        let lasts = |worker: WorkerId| self.workers[worker.0 as usize].lasts();
+        self.churn.as_ref().is_none_or(|churn| churn.spares(worker, lasts))
+    }
+
+    /// Comes one event nearer to the last fault, if there is one. With it, all faults end.
+    pub(super) fn approach_last_fault(&mut self) {
+        let Some(last) = self.last_fault.as_mut().filter(|last| !last.is_over()) else { return };
+        last.ahead -= 1;
+        if !last.is_over() {
+            return;
+        }
+        let core = last.only_core.then_some(last.core);
+        self.log.note(|| format!("{:>9} the last fault", self.now()));
+        self.random_faults.left = 0;
+        self.planned_faults.clear();
+        self.network.frame_faults.clear();
+        self.trouble.end_faults();
+        self.churn.iter_mut().for_each(Churn::end);
+        match core {
+            Some(core) if !self.injected.boss_killed => self.leave_core(core),
+            _ => {}
+        }
+    }
+
+    /// Kills workers until only a core is left: `core` workers, and in a pool what its members
+    /// need.
+    fn leave_core(&mut self, core: usize) {
+        let all = (0..self.workers.len() as u16).map(WorkerId);
+        let mut lasting: Vec<WorkerId> =
+            all.filter(|worker| self.workers[worker.0 as usize].lasts()).collect();
+        let turn = self.network.random.below(lasting.len().max(1) as u64);
+        lasting.rotate_left(turn as usize);
+        let mut left = lasting.len();
+        for worker in lasting {
+            let goes = if self.churn.is_some() { self.can_go(worker) } else { left > core };
+            if goes {
+                self.kill(worker);
+                left -= 1;
+            }
+        }
     }
 
     /// A worker's driver ends, but its process continues.
@@ -164,8 +219,8 @@ impl World {
 
     pub(super) fn apply_changes(&mut self) {
         let Some(churn) = &mut self.churn else { return };
-        let alive = |worker: WorkerId| self.workers[worker.0 as usize].alive;
-        match churn.at(self.events, alive) {
+        let lasts = |worker: WorkerId| self.workers[worker.0 as usize].lasts();
+        match churn.at(self.events, lasts) {
             Some(Change::Come) => self.arrive(),
             Some(Change::Go(worker)) => self.vanish(worker),
             None => {}

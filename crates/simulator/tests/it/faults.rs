@@ -64,6 +64,11 @@ impl Trouble {
         Trouble { faults, ..Trouble::default() }
     }
 
+    /// Ends all faults that have not happened yet.
+    pub fn end_faults(&mut self) {
+        self.faults = Faults::default();
+    }
+
     /// The worker that vanishes at this event.
     pub fn lose_at(&mut self, event: u64) -> Option<WorkerId> {
         self.faults.lose.take_if(|(at, _)| *at == event).map(|(_, worker)| worker)

@@ -2,6 +2,10 @@
 //! calls, with delay, reordering, broken links, failing tasks and lost workers. Results are
 //! compared with a simple reference that computes the same model without cuts. A failing case is
 //! printed with its events, and `BOSSMAN_SIM_SEED=7 cargo test -p simulator NAME` replays one seed.
+//!
+//! Most tests are about safety: whatever happens, no result is wrong. `liveness.rs` is about
+//! progress: faults strike until the last one, a core of workers stays, and the run must be done
+//! within a bounded number of events and a bounded time.
 
 #![allow(
     clippy::expect_used,
@@ -18,7 +22,9 @@ mod cuts;
 mod every_event;
 mod failing;
 mod faults;
+mod last_fault;
 mod links;
+mod liveness;
 mod loading;
 mod lost_workers;
 mod math;

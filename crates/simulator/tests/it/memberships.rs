@@ -1,6 +1,7 @@
 //! A run over all its memberships, each with its faults.
 
 use crate::faults::Faults;
+use crate::last_fault::{LastFault, Spent};
 use crate::network::Conditions;
 use crate::planned_faults::{InjectedFaults, PlannedFaults};
 use crate::recovering_run::{recover, Counts, Reference, Run};
@@ -8,6 +9,7 @@ use crate::seeds::Log;
 use crate::world::Kept;
 use crate::{user, Setting};
 use layerspec::LayerGraph;
+use pipeline::ids::WorkerId;
 use testkit::Random;
 
 /// More memberships than any run here has.
@@ -29,8 +31,12 @@ pub struct MembershipRun {
 /// The result of one membership.
 pub struct MembershipResult {
     pub events: u64,
+    /// The simulated time.
+    pub time: u64,
     pub frames: u64,
     pub injected: InjectedFaults,
+    /// The last fault of the run, as it was then.
+    pub last_fault: Option<LastFault>,
 }
 
 impl MembershipRun {
@@ -64,11 +70,44 @@ impl MembershipRun {
 
     /// Plays the run to its end. The results must equal those of a run without faults.
     pub fn play(&self, faults: &[PlannedFaults], log: Log) -> Vec<MembershipResult> {
+        self.play_with(&self.settings, faults, None, log)
+    }
+
+    /// The same, with a bound after the last fault. Returns the progress since, at the end.
+    pub fn play_until(
+        &self,
+        faults: &[PlannedFaults],
+        last_fault: LastFault,
+        log: Log,
+    ) -> LastFault {
+        let mut memberships = self.play_with(&self.settings, faults, Some(last_fault), log);
+        memberships.pop().and_then(|last| last.last_fault).expect("what was given")
+    }
+
+    /// The most that a run without faults takes, over all numbers of workers.
+    pub fn quiet(&self) -> Spent {
+        let mut most = Spent::default();
+        for way in &self.settings {
+            let quiet = self.play_with(std::slice::from_ref(way), &[], None, Log::default());
+            assert_eq!(quiet.len(), 1, "a run without faults fails");
+            most.events = most.events.max(quiet[0].events);
+            most.time = most.time.max(quiet[0].time);
+        }
+        most
+    }
+
+    fn play_with(
+        &self,
+        settings: &[Setting],
+        faults: &[PlannedFaults],
+        mut last_fault: Option<LastFault>,
+        log: Log,
+    ) -> Vec<MembershipResult> {
         let (mut random, mut counts) = (Random::new(self.seed), Counts::new());
         let mut run = Run::new(&self.reference, self.every, self.keeps, &mut counts);
         // The snapshots of processes that the boss reaches, and of those that it does not reach
         // yet.
-        let (mut here, mut away) = (vec![Kept::default(); usize::from(self.workers())], Vec::new());
+        let (mut here, mut away) = (vec![Kept::default(); settings[0].workers()], Vec::new());
         let mut memberships: Vec<MembershipResult> = Vec::new();
         loop {
             assert!(memberships.len() < MOST_MEMBERSHIPS, "the run does not end");
@@ -77,11 +116,18 @@ impl MembershipRun {
             }
             // A new worker replaces the last one.
             here.resize_with(here.len().max(1), Kept::default);
-            let way = self
-                .settings
-                .iter()
-                .find(|way| way.workers() <= here.len())
-                .expect("a way for one worker");
+            let mut faults = faults.get(memberships.len()).cloned().unwrap_or_default();
+            if let Some(last) = last_fault.as_mut().filter(|last| last.is_over()) {
+                faults = PlannedFaults::default();
+                last.begin_membership();
+                let stay = if last.only_core { last.core } else { here.len().max(last.core) };
+                here.resize_with(stay, Kept::default);
+            }
+            let mut ways = settings.iter();
+            let way = ways.find(|way| way.workers() <= here.len()).or(settings.last());
+            let way = way.expect("a setting");
+            // If no setting is for so few, those that are missing are lost at once.
+            let missing = here.len()..way.workers();
             log.note(|| {
                 format!(
                     "membership {}: {} of {} workers",
@@ -92,14 +138,18 @@ impl MembershipRun {
             });
             let mut user =
                 user(&self.graph, way, random.next(), self.conditions, Faults::default(), log);
-            user.world.plan_faults(faults.get(memberships.len()).cloned().unwrap_or_default());
+            user.world.plan_faults(faults);
+            here.resize_with(here.len().max(way.workers()), Kept::default);
             let spare = here.split_off(way.workers());
             user.world.bring(std::mem::replace(&mut here, spare));
+            missing.for_each(|worker| user.world.kill(WorkerId(worker as u16)));
+            user.world.last_fault = last_fault.take();
             let result = run.attempt(&mut user, &mut random);
             // Earlier snapshots still arrive.
             run.record_snapshots(&mut user);
             run.note_kept(&mut user);
             user.stop();
+            last_fault = user.world.last_fault.take();
             // Workers that could not be reached return with their snapshots.
             here.append(&mut away);
             let (mut left, far) = user.world.left_here_and_away();
@@ -108,11 +158,12 @@ impl MembershipRun {
             let turn = here.len().min(1);
             here.rotate_left(turn);
             let failed = result.inspect_err(|failure| recover(&mut run, &user, failure)).is_err();
-            let (events, frames) = (user.world.events, user.world.frames());
             memberships.push(MembershipResult {
-                events,
-                frames,
+                events: user.world.events,
+                time: user.world.now(),
+                frames: user.world.frames(),
                 injected: std::mem::take(&mut user.world.injected),
+                last_fault: last_fault.clone(),
             });
             if !failed {
                 return memberships;

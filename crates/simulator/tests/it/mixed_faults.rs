@@ -37,22 +37,26 @@ fn faults(random: &mut Random, workers: u64) -> PlannedFaults {
     faults
 }
 
-/// One run. Returns how often each kind of fault was injected.
-pub fn run(seed: u64, log: Log) -> BTreeMap<&'static str, u64> {
-    let mut random = Random::new(seed);
+/// Draws a run, and the faults of its memberships.
+pub fn draw(random: &mut Random, log: Log) -> (MembershipRun, Vec<PlannedFaults>) {
     let graph = models::all().swap_remove(random.below(models::all().len() as u64) as usize);
-    let first = Setting::random(&mut random, &graph);
-    let fewer =
-        (1..first.workers()).rev().map(|workers| another(&mut random, &graph, &first, workers));
+    let first = Setting::random(random, &graph);
+    let fewer = (1..first.workers()).rev().map(|workers| another(random, &graph, &first, workers));
     let fewer: Vec<Setting> = fewer.collect();
     let settings = [vec![first], fewer].concat();
     let snapshots = (1 + random.below(3), random.chance(60).then(|| 1 + random.below(2)));
-    let (steps, conditions) = (2 + random.below(5), Conditions::random(&mut random));
+    let (steps, conditions) = (2 + random.below(5), Conditions::random(random));
     let injected: Vec<PlannedFaults> =
-        (0..4).map(|_| faults(&mut random, settings[0].workers() as u64)).collect();
+        (0..4).map(|_| faults(random, settings[0].workers() as u64)).collect();
     log.note(|| format!("{}: {:?}, {conditions:?}, {injected:?}", graph.name(), settings[0]));
     let run =
         MembershipRun::new(graph, settings, snapshots, steps).under(conditions, random.next());
+    (run, injected)
+}
+
+/// One run. Returns how often each kind of fault was injected.
+pub fn run(seed: u64, log: Log) -> BTreeMap<&'static str, u64> {
+    let (run, injected) = draw(&mut Random::new(seed), log);
     let mut counts = BTreeMap::new();
     for membership in run.play(&injected, log) {
         let faults = membership.injected.planned.iter().map(|fault| match fault {
@@ -62,6 +66,7 @@ pub fn run(seed: u64, log: Log) -> BTreeMap<&'static str, u64> {
             PlannedFault::ShortPartition(..) => "held",
             PlannedFault::Partition(_) => "split",
             PlannedFault::KillBoss => "the boss",
+            PlannedFault::BreakLink => "a link",
         });
         let frame_faults =
             membership.injected.frame_faults.iter().map(|frame_fault| match frame_fault {

@@ -25,6 +25,8 @@ pub enum PlannedFault {
     Partition(BTreeSet<WorkerId>),
     /// The boss's process is killed.
     KillBoss,
+    /// A direct link that is up breaks, if there is any.
+    BreakLink,
 }
 
 impl PlannedFault {

@@ -3,6 +3,7 @@
 use crate::calls::{self, Call};
 use crate::churn::Churn;
 use crate::faults::Faults;
+use crate::last_fault::LastFault;
 use crate::memberships::MembershipResult;
 use crate::network::Conditions;
 use crate::oracle::Oracle;
@@ -93,7 +94,9 @@ impl Pool<'_> {
         let slow = self.slow.filter(|slow| others_live(*slow));
         let speed = |_: StageId, worker| Speed::from(if Some(worker) == slow { 1000 } else { 1 });
         let times = StepTimes { stages: &plan.stages, microbatches: *microbatches, speed: &speed };
-        self.membership.update(&times).expect("every stage has a worker")
+        self.membership
+            .update(&times)
+            .unwrap_or_else(|failure| panic!("not done: {failure}; {}", world.waits_for()))
     }
 
     fn carry_out(&mut self, decision: Decision) {
@@ -163,6 +166,8 @@ pub struct Scenario {
     pub faults: PlannedFaults,
     /// A worker that slows the others down, if any.
     pub slow: Option<WorkerId>,
+    /// The last fault, if progress after it is bounded. Its core stays from the beginning.
+    pub last_fault: Option<LastFault>,
 }
 
 impl Scenario {
@@ -178,7 +183,7 @@ pub fn run(
     setting: &Setting,
     seed: u64,
     conditions: Conditions,
-    Scenario { due, faults, slow }: Scenario,
+    Scenario { due, faults, slow, last_fault }: Scenario,
     log: Log,
 ) -> MembershipResult {
     let mut user = user(graph, setting, seed, conditions, Faults::default(), log);
@@ -187,8 +192,11 @@ pub fn run(
         assert_eq!(user.call(call).expect("nobody has left"), oracle.call(call));
     }
     let placement = user.plan.stage_placement.clone();
-    user.world.open(Churn::new(placement.clone(), due));
+    let mut churn = Churn::new(placement.clone(), due);
+    churn.core = last_fault.as_ref().map_or(churn.core, |last_fault| last_fault.core);
+    user.world.open(churn);
     user.world.plan_faults(faults);
+    user.world.last_fault = last_fault;
     let processes = placement.members().into_iter().map(|worker| (worker, process(worker)));
     let membership = Membership::new(placement, processes.collect());
     let mut pool = Pool { user, membership, preparing: BTreeMap::new(), slow, completed: 0 };
@@ -203,7 +211,13 @@ pub fn run(
     user.world.churn.iter_mut().for_each(Churn::end);
     user.world.forget(pool.preparing.into_values().collect());
     user.stop();
-    MembershipResult { events, frames, injected: std::mem::take(&mut user.world.injected) }
+    MembershipResult {
+        events,
+        time: user.world.now(),
+        frames,
+        injected: std::mem::take(&mut user.world.injected),
+        last_fault: user.world.last_fault.take(),
+    }
 }
 
 const STEPS: u64 = 8;

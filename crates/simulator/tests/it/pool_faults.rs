@@ -105,7 +105,8 @@ pub fn at_random(seed: u64, log: Log) {
     }
     if pool::possible(graph, &setting) {
         log.note(|| format!("{}: {setting:?}, {conditions:?}, {due:?}, {faults:?}", graph.name()));
-        run(graph, &setting, random.next(), conditions, Scenario { due, faults, slow: None }, log);
+        let scenario = Scenario { due, faults, ..Scenario::default() };
+        run(graph, &setting, random.next(), conditions, scenario, log);
     }
 }
 

@@ -1,6 +1,6 @@
 //! A worker of the fleet: its session, its compute thread, and what its driver holds.
 
-use super::{Kept, Slots};
+use super::{short, Kept, Slots};
 use crate::compute::Compute;
 use crate::math::Fake;
 use pipeline::effect::Micros;
@@ -33,6 +33,8 @@ pub(super) struct Worker {
     pub(super) far: bool,
     /// The time until which it does nothing.
     pub(super) asleep: u64,
+    /// Whether it fell silent, so that the boss gives it up.
+    pub(super) silenced: bool,
     /// The snapshots that it stores beyond the run.
     pub(super) kept: Kept,
     /// Whether the first task waits for other workers.
@@ -57,6 +59,7 @@ impl Worker {
             rejoins: false,
             far: false,
             asleep: 0,
+            silenced: false,
             kept: Kept::default(),
             waits: false,
             interrupted: false,
@@ -66,6 +69,28 @@ impl Worker {
     /// The time on its clock.
     pub(super) fn clock(&self, now: Micros) -> Micros {
         Micros(now.0 + self.ahead)
+    }
+
+    /// Whether it takes part and will not be given up.
+    pub(super) fn lasts(&self) -> bool {
+        self.alive && !self.silenced && !self.far
+    }
+
+    /// What it does or waits for, for a failure.
+    pub(super) fn waits_for(&self, now: u64) -> String {
+        if self.finished {
+            return "was told to stop".to_string();
+        }
+        if !self.alive {
+            return "is gone".to_string();
+        }
+        if self.asleep > now {
+            return format!("does nothing until {}", self.asleep);
+        }
+        let task = self.tasks.front().map(|(_, task)| short(task));
+        let (tasks, tensors) = (self.tasks.len(), self.slots.held().len());
+        let timer = self.timer();
+        format!("has {tasks} tasks, first {task:?}, {tensors} tensors, its timer at {timer:?}")
     }
 
     /// The time at which its session must be called, on the common clock.

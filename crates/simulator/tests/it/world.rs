@@ -9,6 +9,8 @@ mod fault_injection;
 mod fetches;
 #[path = "peer_snapshots.rs"]
 mod peer_snapshots;
+#[path = "progress.rs"]
+mod progress;
 #[path = "rendezvous.rs"]
 mod rendezvous;
 #[path = "sending.rs"]
@@ -19,6 +21,7 @@ mod slots;
 mod worker;
 
 use crate::churn::{Change, Churn};
+use crate::last_fault::LastFault;
 use crate::math::{self, Fake};
 use crate::network::{Conditions, Event, Network, Packet};
 use crate::params::NOTHING;
@@ -43,9 +46,6 @@ use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use testkit::Random;
-
-/// More events than any run here takes. With more, the sessions send messages without end.
-const MOST_EVENTS: u64 = 200_000;
 
 /// A reply to a request.
 pub struct Replied {
@@ -73,6 +73,8 @@ pub struct World {
     /// The faults of given events, and those that have happened.
     planned_faults: BTreeMap<u64, PlannedFault>,
     pub injected: InjectedFaults,
+    /// The last fault of the run, if it has one, and the progress since.
+    pub last_fault: Option<LastFault>,
     /// The routes of weights that are loaded, by name, each with the stage.
     pub weights: BTreeMap<String, Vec<(StageId, Peer, WorkerId)>>,
     /// The latest reports of workers about their snapshots.
@@ -88,6 +90,8 @@ pub struct World {
     /// The workers that the boss knows to be lost, if the membership is fixed.
     lost: BTreeSet<WorkerId>,
     requests: u64,
+    /// The requests without a reply.
+    unanswered: BTreeSet<u64>,
     /// The requests that are answered while others run.
     beside: BTreeSet<u64>,
     /// When the last reply came.
@@ -122,6 +126,7 @@ impl World {
             random_faults: RandomFaults::default(),
             planned_faults: BTreeMap::new(),
             injected: InjectedFaults::default(),
+            last_fault: None,
             weights: BTreeMap::new(),
             snapshots: Vec::new(),
             stage_placement: plan.stage_placement.clone(),
@@ -138,6 +143,7 @@ impl World {
             }),
             lost: BTreeSet::new(),
             requests: 0,
+            unanswered: BTreeSet::new(),
             beside: BTreeSet::new(),
             replied: 0,
             replies: BTreeMap::new(),
@@ -161,53 +167,10 @@ impl World {
         if self.injected.boss_killed {
             return self.requests;
         }
+        self.unanswered.insert(self.requests);
         self.boss.on_request(self.network.time(), self.requests, request);
         self.drain_boss();
         self.requests
-    }
-
-    /// Lets the fleet work until there is a reply.
-    pub fn reply(&mut self, request: u64) -> Replied {
-        loop {
-            // No process is left that could use it.
-            if self.injected.boss_killed {
-                let result = Err(Failure::lost("the boss was killed"));
-                return Replied { at: self.now(), result };
-            }
-            if let Some(reply) = self.replies.remove(&request) {
-                return reply;
-            }
-            assert!(self.step(), "request {request} hangs: nothing is left to happen");
-        }
-    }
-
-    /// Plays all pending events, and checks that nothing remains.
-    pub fn settle(&mut self) {
-        while self.step() {}
-        if self.injected.boss_killed {
-            return assert!(
-                self.workers.iter().all(|w| !w.alive),
-                "a worker does not learn that the boss is gone"
-            );
-        }
-        assert!(
-            self.boss_slots.held().is_empty(),
-            "the boss still holds {:?}",
-            self.boss_slots.held()
-        );
-        self.fetches.assert_empty();
-        // Duplicates that came too late are discarded with the next command.
-        let all = !self.injected.has_duplicates();
-        for (index, worker) in
-            self.workers.iter().enumerate().filter(|(_, w)| w.alive && all || w.finished)
-        {
-            assert!(
-                worker.slots.held().is_empty(),
-                "worker {index} still holds {:?}",
-                worker.slots.held()
-            );
-            assert!(worker.tasks.is_empty(), "worker {index} still has tasks");
-        }
     }
 
     /// Checks that no live worker stores a forward pass whose backward pass will not come.
@@ -227,74 +190,10 @@ impl World {
         );
     }
 
-    /// Plays up to `events` further events. Workers may be lost without any.
-    pub fn linger(&mut self, events: u64) {
-        for _ in 0..events {
-            self.step();
-        }
-    }
-
-    /// The next event, if any is left.
-    fn step(&mut self) -> bool {
-        self.draw_faults();
-        let timer = self.workers.iter().filter(|w| w.alive).filter_map(Worker::timer).min();
-        let event = self.network.next_time();
-        if timer.is_none() && event.is_none() {
-            return false;
-        }
-        self.events += 1;
-        assert!(self.events < MOST_EVENTS, "the sessions do not come to rest");
-        self.inject_faults();
-        self.apply_changes();
-        self.inject_planned_faults();
-        match timer {
-            Some(timer) if event.is_none_or(|event| timer <= event) => self.on_timer(timer),
-            _ => {
-                if let Some(event) = self.network.next() {
-                    self.on_event(event);
-                }
-            }
-        }
-        true
-    }
-
     /// Lets workers join and leave at these events.
     pub fn open(&mut self, churn: Churn) {
         self.boss.open();
         self.churn = Some(churn);
-    }
-
-    /// Plays all pending events, and drops the replies to these requests.
-    pub fn forget(&mut self, requests: Vec<u64>) {
-        while self.step() {}
-        // A follower waits for tensors that a lost worker has not sent.
-        let stuck: Vec<WorkerId> =
-            self.boss.behind().into_iter().filter(|(_, n)| *n > 0).map(|(w, _)| w).collect();
-        stuck.into_iter().for_each(|worker| self.vanish(worker));
-        self.settle();
-        requests.iter().for_each(|request| drop(self.replies.remove(request)));
-    }
-
-    /// The reply to a request, if it is there.
-    pub fn replied(&mut self, request: u64) -> Option<Replied> {
-        self.replies.remove(&request)
-    }
-
-    fn on_timer(&mut self, time: u64) {
-        self.network.now = self.network.now.max(time);
-        let now = self.network.time();
-        for index in 0..self.workers.len() {
-            let worker = &mut self.workers[index];
-            if worker.alive && worker.timer().is_some_and(|timer| timer <= now.0) {
-                self.log.note(|| format!("{:>9} worker {index}: timeout", now.0));
-                worker.session.on_timeout(worker.clock(now));
-                assert!(
-                    worker.timer().is_none_or(|timer| timer > now.0),
-                    "a timer that does not move on"
-                );
-                self.drain_worker(WorkerId(index as u16));
-            }
-        }
     }
 
     fn on_event(&mut self, event: Event) {
@@ -472,6 +371,7 @@ impl World {
                     if result.is_err() {
                         self.fetches.forget(request);
                     }
+                    self.unanswered.remove(&request);
                     // A snapshot arrives while other requests run.
                     let beside = self.beside.remove(&request);
                     if !beside && !matches!(&result, Ok(answered) if !answered.state.is_empty()) {

@@ -2,19 +2,20 @@
 
 use layerspec::LayerGraph;
 use pipeline::boss::{
-    Answer, BossSession, Instruction, IntoRequest, Measure, ReportLinks, Request, RoundResults,
-    RunRequest, SendState, Setup,
+    Answer, BossSession, Instruction, IntoRequest, Measure, MembershipChange, ReportLinks, Request,
+    RoundResults, RunRequest, SendState, Setup,
 };
 use pipeline::effect::{BossEffect, Frame, Micros};
 use pipeline::frame::Route;
 use pipeline::ids::{MicrobatchKey, Slot, StageId, WorkerId};
 use pipeline::message::{
-    Failure, LinkReport, Mode, Reduction, RoundLoss, RoundUpdate, Span, TensorHead, ToBoss,
-    ToWorker,
+    Failure, FailureKind, LinkReport, Mode, Reduction, RoundLoss, RoundUpdate, Span, TensorHead,
+    ToBoss, ToWorker,
 };
 use pipeline::schedule::{Action, Ending, Placement};
 use pipeline::StateForm;
 use pipeline::{Cuts, LossSpec, Plan};
+use std::collections::BTreeMap;
 
 fn graph() -> LayerGraph {
     let text =
@@ -390,6 +391,28 @@ fn links_are_kept_and_a_plan_for_other_workers_is_refused() {
     boss.reply().expect("as many workers");
     let error = boss.refusal(request(forward(1)));
     assert!(error.contains("call distribute_model() first"), "{error}");
+}
+
+/// A link of a pool breaks while nothing runs. Its ends then send through the boss, which expects
+/// that no more than they expect direct frames: a step over it would never end.
+#[test]
+fn no_step_of_a_pool_runs_over_a_link_that_broke_before() {
+    let mut boss = Boss::ready();
+    boss.session.open();
+    let peer = WorkerId(1);
+    boss.hear(0, ToBoss::LinkFailed { peer, reason: "broken".into(), was_up: true }, &[]);
+    for batch in [1, 2] {
+        boss.ask(request(forward(batch)));
+        let failure = boss.reply().expect_err("its members must be told again");
+        assert!(failure.message.contains("direct link to worker 1 broke"), "{failure}");
+        assert_eq!(failure.kind, FailureKind::WorkerMissing);
+    }
+    let same = MembershipChange { plan: plan(2), followers: BTreeMap::new() };
+    boss.ask(Request::ChangeMembership(Box::new(same)));
+    boss.both_done();
+    boss.reply().expect("links are open again");
+    boss.ask(request(forward(3)));
+    assert!(boss.answered().is_none(), "it runs");
 }
 
 /// A worker without stages, which has joined a pool.
