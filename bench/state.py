@@ -92,7 +92,7 @@ class Run:
 
 
 def imported(place, folder):
-    """The run file of an imported folder of Hugging Face, with a text of a few words to train on."""
+    """The run file of an imported folder of Hugging Face, which trains on a text of a few words."""
     text = place / "text.txt"
     chosen = random.Random(0)
     words = ["the", "boss", "gives", "each", "stage", "to", "a", "worker", "and", "waits"]

@@ -115,7 +115,7 @@ pub(crate) async fn end_load(trainer: &Trainer) -> Result<(), BossManError> {
     trainer.call(Instruction::LoadState { tensors, content, more: false }).await
 }
 
-/// Replaces those parameters and buffers on all workers that are among these weights, which are read
+/// Replaces those parameters and buffers on all workers that are among these weights. They are read
 /// while others travel.
 pub(crate) async fn load_files(
     trainer: &mut Trainer,

@@ -64,7 +64,7 @@ pub fn export(
 /// let settings = ExportSettings { dtype: Some(tch::Kind::BFloat16), max_shard_bytes: None };
 /// let (from, to) = (Path::new("weights.safetensors"), Path::new("half.safetensors"));
 /// let tensors = export_files(from, &RenameRules::default(), &model, to, &settings)?;
-/// println!("{tensors} tensors");
+/// assert!(tensors > 0);
 /// # Ok::<(), bossman::BossManError>(())
 /// ```
 ///
