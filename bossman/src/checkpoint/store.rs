@@ -463,7 +463,8 @@ pub(crate) fn weight_headers(folder: &Path) -> Result<TensorHeaders, BossManErro
         };
         let headers = TensorHeaders::of_single_file(&path)?;
         if !headers.stamps().all(|stamp| file.has_stamp(stamp)) {
-            return Err(BossManError::file(&path, "changed while it was read"));
+            let problem = "changed while it was read; start again, and let nothing write to it";
+            return Err(BossManError::file(&path, problem));
         }
         all.push(headers);
     }

@@ -183,7 +183,10 @@ fn a_source_that_changes_before_it_is_copied_is_an_error_and_nothing_stays() {
         state.insert("model.norm.weight", &other);
     });
     let error = way.write_files(&source.path, &source.rename, &AS_IT_WAS).unwrap_err().to_string();
-    assert!(error.contains("was replaced or changed after its header was read"), "{error}");
+    assert!(
+        error.contains("was replaced, changed or deleted after its header was read"),
+        "{error}"
+    );
     let left = std::fs::read_dir(folder.place.path()).unwrap().count();
     assert_eq!(left, 2, "something stayed beside the source and the import");
 }

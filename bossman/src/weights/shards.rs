@@ -3,11 +3,12 @@
 
 use super::safetensors_files::{write_draft, write_file, Index, INDEX_FILE, SINGLE_FILE};
 use super::tensor_source::TensorSource;
-use crate::data::atomic_file;
+use crate::checkpoint;
+use crate::data::{atomic_file, disk};
 use crate::{BossManError, StateDict};
 use pipeline::TensorMeta;
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 /// The framework that the files name. transformers refuses files that name none.
@@ -38,6 +39,7 @@ pub(super) fn write_sharded(
     most_bytes: u64,
 ) -> Result<usize, BossManError> {
     std::fs::create_dir_all(folder).map_err(|e| BossManError::io(folder, &e))?;
+    check_folder(folder)?;
     let metas = tensors.metas()?;
     write_shards(tensors, &shards(&metas, most_bytes), folder)?;
     Ok(metas.len())
@@ -90,15 +92,33 @@ fn write_shards(
         let bytes = shard.values().filter_map(|meta| meta.byte_len());
         total = bytes.fold(total, u64::saturating_add);
     }
-    for draft in drafts {
-        draft.rename()?;
-    }
     let index = Index { metadata: [("total_size".to_string(), total.into())].into(), weight_map };
     let path = folder.join(INDEX_FILE);
     let text = serde_json::to_vec_pretty(&index).map_err(|e| BossManError::file(&path, e))?;
     let mut file = atomic_file::create(&path)?;
     file.write_all(&text).map_err(|e| BossManError::io(&path, &e))?;
-    atomic_file::commit(&path, file)
+    let index = atomic_file::complete(&path, file)?;
+    // Without an index nobody takes new files and old ones for the same weights.
+    match std::fs::remove_file(&path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => return Err(BossManError::io(&path, &e)),
+        _ => {}
+    }
+    for draft in drafts {
+        draft.rename()?;
+    }
+    index.rename()
+}
+
+/// Refuses a folder in which other weights would be read instead.
+fn check_folder(folder: &Path) -> Result<(), BossManError> {
+    let single = folder.join(SINGLE_FILE);
+    let has_single = disk::is_file(&single).map_err(|e| BossManError::io(&single, &e))?;
+    let other = match (has_single, checkpoint::is_checkpoint(folder)?) {
+        (true, _) => format!("has {SINGLE_FILE}, which would be read instead"),
+        (false, true) => "is a checkpoint, whose files would be read instead".into(),
+        (false, false) => return Ok(()),
+    };
+    Err(BossManError::file(folder, format!("{other}; name another folder")))
 }
 
 #[cfg(test)]
@@ -110,6 +130,21 @@ mod tests {
         let bytes = std::fs::read(path).unwrap();
         let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
         metadata.metadata().as_ref().and_then(|found| found.get("format").cloned())
+    }
+
+    #[test]
+    fn a_folder_in_which_other_weights_would_be_read_is_refused() {
+        let mut state = StateDict::default();
+        state.insert("a", &Tensor::zeros([4], (Kind::Float, Device::Cpu)));
+        let place = tempfile::tempdir().unwrap();
+        let single = place.path().join(SINGLE_FILE);
+        state.save(&single).unwrap();
+        let error = state.save_sharded(place.path(), 1).unwrap_err().to_string();
+        assert!(error.contains("has model.safetensors, which would be read instead"), "{error}");
+        std::fs::remove_file(single).unwrap();
+        state.save_sharded(place.path(), 1).unwrap();
+        state.save_sharded(place.path(), 1).unwrap();
+        assert_eq!(StateDict::load(place.path()).unwrap().iter().count(), 1);
     }
 
     #[test]

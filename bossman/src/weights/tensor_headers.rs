@@ -61,12 +61,13 @@ impl FileStamp {
     /// # Errors
     /// It was, or it is not there.
     pub(crate) fn check(&self, path: &Path) -> Result<(), BossManError> {
-        let now = std::fs::metadata(path).map_err(|e| BossManError::io(path, &e))?;
-        if FileStamp::of(&now) == *self {
+        let now = disk::metadata(path).map_err(|e| BossManError::io(path, &e))?;
+        if now.is_some_and(|now| FileStamp::of(&now) == *self) {
             return Ok(());
         }
-        let problem = "was replaced or changed after its header was read; start again, and let \
-                       nothing write to it";
+        let problem =
+            "was replaced, changed or deleted after its header was read; start again, and \
+                       let nothing write to it";
         Err(BossManError::file(path, problem))
     }
 }

@@ -98,7 +98,8 @@ impl WeightFiles {
         for (name, of_one) in sources {
             let files = of_one.iter().filter_map(|source| headers.stamp(&source.name));
             stamps.extend(files.map(|(file, stamp)| (file.to_path_buf(), stamp.clone())));
-            let parts = of_one.iter().filter_map(|source| part(source, headers)).collect();
+            let parts = of_one.iter().map(|source| part(source, headers));
+            let parts = parts.collect::<Result<_, BossManError>>()?;
             if let Some(expected) = expected.get(&name) {
                 found.insert(name, WeightSource { meta: expected.meta.clone(), parts });
             }
@@ -112,17 +113,29 @@ impl WeightFiles {
     /// A file cannot be read.
     pub(crate) fn digest(&self) -> Result<StateDigest, BossManError> {
         let hash = |(name, source): (&String, &WeightSource)| {
-            Ok((name.clone(), source.hash(&self.folder)?))
+            let hash = self.unchanged(source, || Ok(source.hash(&self.folder)?))?;
+            Ok((name.clone(), hash))
         };
         let hashes = self.sources.iter().map(hash).collect::<Result<_, BossManError>>()?;
-        self.check_unchanged()?;
         Ok(StateDigest::of(&hashes))
     }
 
-    /// Refuses files that were replaced or written to since their headers were read: parts of two
-    /// files would be mixed.
-    fn check_unchanged(&self) -> Result<(), BossManError> {
-        self.stamps.iter().try_for_each(|(path, stamp)| stamp.check(path))
+    /// Reads from the files of a weight. Refuses files that were replaced or written to since their
+    /// headers were read: parts of two files would be mixed.
+    fn unchanged<T>(
+        &self,
+        source: &WeightSource,
+        read: impl FnOnce() -> Result<T, BossManError>,
+    ) -> Result<T, BossManError> {
+        let found = read();
+        // Before the error of a read, which a change explains.
+        for part in &source.parts {
+            let path = self.folder.join(&part.file);
+            if let Some(stamp) = self.stamps.get(&path) {
+                stamp.check(&path)?;
+            }
+        }
+        found
     }
 
     /// Descriptions of the weights for workers that have the same files. Reads all files.
@@ -137,11 +150,10 @@ impl WeightFiles {
                 let name = &weight.name;
                 BossManError::Usage(format!("`{name}`: {e}; leave out `on: workers` in `weights`"))
             })?;
-            Ok(HashedWeight { hash: source.hash(&self.folder)?, ..weight })
+            let hash = self.unchanged(source, || Ok(source.hash(&self.folder)?))?;
+            Ok(HashedWeight { hash, ..weight })
         };
-        let all = self.sources.iter().map(describe).collect::<Result<Vec<_>, BossManError>>()?;
-        self.check_unchanged()?;
-        Ok(all)
+        self.sources.iter().map(describe).collect()
     }
 
     /// The weights in chunks that are read together. A large weight is cut, unless the file has its
@@ -160,15 +172,13 @@ impl WeightFiles {
         let read = |piece: &Piece| {
             let source = self.sources.get(&piece.name);
             let source = source.ok_or_else(|| BossManError::Usage("an unknown weight".into()))?;
-            let tensor = match &piece.elements {
-                Some(elements) => source.read_slice(&self.folder, elements.clone())?,
-                None => source.read(&self.folder)?,
-            };
+            let tensor = self.unchanged(source, || match &piece.elements {
+                Some(elements) => Ok(source.read_slice(&self.folder, elements.clone())?),
+                None => Ok(source.read(&self.folder)?),
+            })?;
             Ok((piece.state_name(), to_payload(&tensor)?))
         };
-        let found = pieces.iter().map(read).collect::<Result<Vec<_>, BossManError>>()?;
-        self.check_unchanged()?;
-        Ok(found)
+        pieces.iter().map(read).collect()
     }
 }
 
@@ -185,21 +195,20 @@ impl TensorSource for WeightFiles {
     fn elements(&self, name: &str, elements: Range<u64>) -> Result<Tensor, BossManError> {
         let source = self.sources.get(name).ok_or_else(|| missing(name))?;
         let is_whole = elements == (0..element_count(&source.meta));
-        let found = match source.has_slices() && !is_whole {
-            true => source.read_slice(&self.folder, elements)?,
+        self.unchanged(source, || match source.has_slices() && !is_whole {
+            true => Ok(source.read_slice(&self.folder, elements)?),
             false => {
                 let whole = source.read(&self.folder)?;
-                narrowed(&whole.f_flatten(0, -1).map_err(TensorError::from)?, elements)?
+                narrowed(&whole.f_flatten(0, -1).map_err(TensorError::from)?, elements)
             }
-        };
-        self.check_unchanged()?;
-        Ok(found)
+        })
     }
 }
 
 fn headers(path: &Path) -> Result<TensorHeaders, BossManError> {
     match path.is_dir() && is_checkpoint(path)? {
-        true => weight_headers(path),
+        // `runs/latest` may lead elsewhere soon.
+        true => weight_headers(&path.canonicalize().map_err(|e| BossManError::io(path, &e))?),
         false => TensorHeaders::read(path),
     }
 }
@@ -223,10 +232,11 @@ fn pieces(name: &str, source: &WeightSource) -> Vec<(Piece, u64)> {
 }
 
 /// The place of a tensor that a parameter is made of.
-fn part(source: &Source, headers: &TensorHeaders) -> Option<WeightPart> {
-    let (file, start, meta) = headers.place(&source.name)?;
-    Some(WeightPart {
-        file: file.strip_prefix(headers.folder()).ok()?.into(),
+fn part(source: &Source, headers: &TensorHeaders) -> Result<WeightPart, BossManError> {
+    let (file, start, meta) = headers.place(&source.name).ok_or_else(|| missing(&source.name))?;
+    let below = file.strip_prefix(headers.folder());
+    Ok(WeightPart {
+        file: below.map_err(|e| BossManError::file(file, e))?.into(),
         start,
         meta: meta.clone(),
         is_transposed: source.is_transposed,
@@ -304,7 +314,7 @@ layers:
             files.hashed().map(drop).unwrap_err(),
         ] {
             let error = error.to_string();
-            assert!(error.contains("was replaced or changed after its header"), "{error}");
+            assert!(error.contains("was replaced, changed or deleted after its header"), "{error}");
         }
     }
 
