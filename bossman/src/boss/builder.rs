@@ -4,6 +4,7 @@ use crate::session::trainer::Trainer;
 use crate::settings::conflicts;
 use crate::settings::guards::Guards;
 use crate::settings::user_settings::Settings;
+use crate::tuning::known_times::KnownTimes;
 use crate::tuning::worker_memory;
 use crate::workers::host::{Host, Workers};
 #[cfg(doc)]
@@ -43,6 +44,8 @@ use pipeline::{Cuts, Determinism, LossSpec, Plan, ScheduleKind};
 pub struct Builder {
     model: Model,
     settings: Settings,
+    /// The times of layers that sessions of this builder measured.
+    known_times: KnownTimes,
 }
 
 impl Builder {
@@ -259,6 +262,12 @@ impl Builder {
         self
     }
 
+    /// Takes the times of layers that sessions of another builder measured, and adds its own.
+    pub(crate) fn known_times(mut self, known_times: KnownTimes) -> Self {
+        self.known_times = known_times;
+        self
+    }
+
     /// Marks a run from a run file, which recovers from lost workers itself.
     pub(crate) fn for_run_file(mut self) -> Self {
         self.settings.is_called_by_program = false;
@@ -266,7 +275,7 @@ impl Builder {
     }
 
     pub(super) fn new(model: Model) -> Self {
-        Builder { model, settings: Settings::default() }
+        Builder { model, settings: Settings::default(), known_times: KnownTimes::default() }
     }
 
     pub(crate) fn settings(&self) -> &Settings {
@@ -309,7 +318,8 @@ impl Builder {
     /// Starts a session, also after a loss of workers.
     pub(super) fn start(&self, workers: Workers) -> Result<(Trainer, Host), BossManError> {
         let host = workers.host.clone();
-        let trainer = Trainer::start(self.model.clone(), self.settings.clone(), workers)?;
+        let mut trainer = Trainer::start(self.model.clone(), self.settings.clone(), workers)?;
+        trainer.schedules.known_times = self.known_times.clone();
         Ok((trainer, host))
     }
 }

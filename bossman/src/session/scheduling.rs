@@ -16,6 +16,7 @@ use pipeline::schedule::{Ending, Schedule};
 use pipeline::task::LayerTimes;
 use pipeline::{OptimizerSpec, Plan};
 use std::sync::Arc;
+use tracing::debug;
 
 impl Trainer {
     /// The values on which schedules depend.
@@ -72,7 +73,7 @@ impl Trainer {
                 self.report_plan("it was asked for".into());
                 return Ok(());
             }
-            Measurement::Layers => self.measure_layers(&shape.microbatch).await?,
+            Measurement::Layers => self.find_or_measure_layers(&shape.microbatch).await?,
         }
         let counters = &self.position.counters;
         let is_settled = counters.step > 0 || counters.updates > 0 || self.has_loaded;
@@ -126,15 +127,29 @@ impl Trainer {
         schedule
     }
 
+    /// Takes the times of layers that an earlier session of the run measured, and measures links.
+    /// If the times of a worker are not known, all are measured.
+    async fn find_or_measure_layers(
+        &mut self,
+        microbatch: &MicrobatchSizes,
+    ) -> Result<(), BossManError> {
+        let (probes, of_layer) = probes(self.model.graph(), &microbatch.sizes);
+        let Some(times) = self.schedules.known_times.find(&probes, self.handle.workers()) else {
+            return self.measure_layers(microbatch).await;
+        };
+        debug!(layers = probes.len(), "the times of layers are known");
+        self.call(Measure(Vec::new())).await?;
+        self.store_measurements(by_layer(&times, &of_layer), microbatch).await
+    }
+
     /// Has every worker measure every layer. Equal layers are measured once.
     async fn measure_layers(&mut self, microbatch: &MicrobatchSizes) -> Result<(), BossManError> {
         let (probes, of_layer) = probes(self.model.graph(), &microbatch.sizes);
-        let measured = self.call(Measure(probes)).await?;
-        let times = measured.iter().map(|(_, times)| {
-            of_layer.iter().map(|probe| times.get(*probe).copied().unwrap_or_default()).collect()
-        });
-        self.store_measurements(times.collect(), microbatch).await?;
-        self.schedules.cache.clear();
+        let measured = self.call(Measure(probes.clone())).await?;
+        let times: Vec<_> = measured.into_iter().map(|(_, times)| times).collect();
+        self.store_measurements(by_layer(&times, &of_layer), microbatch).await?;
+        let workers = self.handle.workers().iter().cloned();
+        self.schedules.known_times.store(probes, workers.zip(times));
         Ok(())
     }
 
@@ -148,6 +163,15 @@ impl Trainer {
         let settings = &self.settings.parallel;
         let measured = MeasuredFleet::new(times, microbatch.clone(), workers, &links, settings);
         self.schedules.measured = Some(measured);
+        self.schedules.cache.clear();
         Ok(())
     }
+}
+
+/// The times of each worker's layers, from those of its probes and the probe of each layer.
+fn by_layer(times: &[Vec<LayerTimes>], of_layer: &[usize]) -> Vec<Vec<LayerTimes>> {
+    let of_worker = |times: &Vec<LayerTimes>| {
+        of_layer.iter().map(|probe| times.get(*probe).copied().unwrap_or_default()).collect()
+    };
+    times.iter().map(of_worker).collect()
 }

@@ -14,6 +14,7 @@ use crate::train::epochs::best_path;
 use crate::train::memory_saving::{MeansLeft, MemorySaving};
 use crate::train::settings::TrainOptions;
 use crate::train::trace::Trace;
+use crate::tuning::known_times::KnownTimes;
 use crate::{
     BossManError, Builder, Collective, Cuts, Model, Recompute, RecoverySource, Replicas, StateDict,
 };
@@ -38,6 +39,7 @@ pub(super) struct Prepared<'a> {
     pub(super) workers: usize,
     /// Whether the run resumes a run of an earlier process.
     pub(super) is_resumed: bool,
+    known_times: KnownTimes,
 }
 
 /// The record and the state with which a prepared run starts.
@@ -95,6 +97,7 @@ pub(super) async fn prepare<'a>(
         weights,
         workers,
         is_resumed,
+        known_times: KnownTimes::default(),
     };
     prepared.check(&record)?;
     Ok((prepared, Start { record, state }))
@@ -107,7 +110,8 @@ impl Prepared<'_> {
         let mut model = self.model.clone();
         // The run file's setting, which follows, changes only what is not set yet.
         model.set_recompute(saving.recompute);
-        let mut builder = file.builder(model).shortages(saving.shortages);
+        let mut builder =
+            file.builder(model).shortages(saving.shortages).known_times(self.known_times.clone());
         if pool {
             builder = builder.collective(Collective::Quic);
             builder = builder

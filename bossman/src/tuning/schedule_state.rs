@@ -2,6 +2,7 @@
 
 use crate::settings::user_settings::ParallelSettings;
 use crate::tuning::batch_shape::MicrobatchSizes;
+use crate::tuning::known_times::KnownTimes;
 use crate::tuning::measured_fleet::MeasuredFleet;
 use crate::tuning::observed_times::ObservedTimes;
 use crate::BossManError;
@@ -28,6 +29,8 @@ pub(crate) struct ScheduleState {
     /// A plan was chosen whose stages are not yet at the workers.
     pub(crate) redistributing: bool,
     pub(crate) measured: Option<MeasuredFleet>,
+    /// The times of layers that sessions of this run measured.
+    pub(crate) known_times: KnownTimes,
     /// The times of the last steps.
     pub(crate) observed: ObservedTimes,
     /// Schedules by microbatches and ending.

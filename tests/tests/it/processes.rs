@@ -368,6 +368,7 @@ async fn a_log_shows_members_commands_transfers_and_recovery_but_no_secret() {
         ("transfer", &["run{worker=0}", "sent peer=worker 1", "microbatch=0", "bytes="]),
         ("memory", &["run{worker=0}: link::connection::negotiation: shared memory", "agreed="]),
         ("stage", &["worker::compute::building: stage built stage=1"]),
+        ("recovery", &["DEBUG", "the times of layers are known"]),
         ("state", &["worker::compute::state: a part of the state arrived"]),
         ("step", &["step{step=1}", "step done loss="]),
         ("checkpoint", &["checkpoint begins step=20"]),
