@@ -83,11 +83,11 @@ pub async fn run_faulty_worker(
 ) -> LinkError {
     let (ticket, boss) =
         (at.ticket.parse().unwrap(), (Ipv4Addr::LOCALHOST, at.port.parse().unwrap()).into());
-    let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
+    let endpoint = link::worker_endpoint(&ticket, &[boss]).unwrap();
     let info = WorkerInfo { process: std::process::id(), ..WorkerInfo::default() };
     let joined = async {
         loop {
-            match link::join(&endpoint, boss, &ticket, info.clone()).await {
+            match link::join(&endpoint, &[boss], &ticket, info.clone()).await {
                 Ok(membership) => break membership,
                 Err(error) => assert!(error.is_transient(), "{error}"),
             }

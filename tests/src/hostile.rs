@@ -36,7 +36,7 @@ impl MaliciousWorker {
     /// Joins the boss at this address. The boss knows a caller that comes again with the same
     /// `process`.
     pub async fn join(at: SocketAddr, ticket: &Ticket, process: u32) -> Self {
-        let endpoint = link::worker_endpoint(ticket, at).unwrap();
+        let endpoint = link::worker_endpoint(ticket, &[at]).unwrap();
         let quic = dial(&endpoint, at, ticket).await.unwrap();
         let info = WorkerInfo { process, ..WorkerInfo::default() };
         let (worker, run, control) = join_raw(&quic, info).await.unwrap();

@@ -79,9 +79,9 @@ async fn work(
     reach: Connectivity,
     nccl: Option<Arc<Nccl>>,
 ) {
-    let endpoint = link::worker_endpoint(&ticket, boss).unwrap();
+    let endpoint = link::worker_endpoint(&ticket, &[boss]).unwrap();
     let info = WorkerInfo { direct: reach != Connectivity::Relayed, ..WorkerInfo::default() };
-    let membership = link::join(&endpoint, boss, &ticket, info).await.unwrap();
+    let membership = link::join(&endpoint, &[boss], &ticket, info).await.unwrap();
     let membership = match reach {
         Connectivity::SharedMemory => membership,
         Connectivity::Quic | Connectivity::Relayed => membership.transport(Transport::Quic),

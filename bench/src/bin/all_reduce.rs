@@ -156,9 +156,9 @@ async fn sum(plan: &Plan, graph: &LayerGraph, handle: &Handle, round: u64) -> Re
 
 async fn work(number: u16, boss: SocketAddr, transport: Transport) -> Result<()> {
     let ticket: Ticket = std::env::var(TICKET)?.parse()?;
-    let endpoint = link::worker_endpoint(&ticket, boss)?;
+    let endpoint = link::worker_endpoint(&ticket, &[boss])?;
     let info = WorkerInfo { process: std::process::id(), ..WorkerInfo::default() };
-    let membership = link::join(&endpoint, boss, &ticket, info).await?.transport(transport);
+    let membership = link::join(&endpoint, &[boss], &ticket, info).await?.transport(transport);
     let compute = ComputeThread::start(move || Gradients { number, ..Gradients::default() })?;
     let (snapshots, leave) = (runtime::SnapshotStore::default(), runtime::LeaveSignal::default());
     runtime::serve(membership, &endpoint, &ticket, compute, None, snapshots, &leave).await?;

@@ -230,7 +230,7 @@ impl Steps {
 impl Invitation {
     /// The lines that tell the user how other machines join.
     fn lines(&self) -> Vec<String> {
-        let Invitation { missing, address, port, ticket, is_pool, data, weights } = self;
+        let Invitation { missing, address, port, ticket, program, is_pool, data, weights } = self;
         let host = address.map_or("<this machine's address>".into(), |ip| ip.to_string());
         let wait = match (missing, is_pool) {
             (0, _) => format!(
@@ -244,9 +244,7 @@ impl Invitation {
                 format!("waiting for {missing} worker(s) on port {port}; on each machine run")
             }
         };
-        let line = format!(
-            "  MODEL_HOST={host} MODEL_PORT={port} MODEL_TICKET={ticket} target/release/worker"
-        );
+        let line = format!("  MODEL_HOST={host} MODEL_PORT={port} MODEL_TICKET={ticket} {program}");
         let (mut line, mut lines) = (line, Vec::new());
         for (flag, word, here) in [("--data", "FOLDER", data), ("--weights", "WEIGHTS", weights)] {
             let Some(here) = here else { continue };

@@ -232,6 +232,8 @@ pub struct Invitation {
     pub port: u16,
     /// The secret.
     pub ticket: Ticket,
+    /// The command that starts a worker, here in any folder.
+    pub program: String,
     /// Whether workers may join at any moment.
     pub is_pool: bool,
     /// The folder here whose files workers read from a folder of theirs.

@@ -71,6 +71,7 @@ fn run(ticket: Ticket) -> Vec<Event> {
         address: Some(ADDRESS),
         port: 1024,
         ticket,
+        program: "/home/me/bossman/target/release/worker".into(),
         is_pool: false,
         data: Some("data".into()),
         weights: Some("models/mine".into()),

@@ -71,13 +71,14 @@ impl Status {
             Some(text) => text.parse().map_err(wrong)?,
             None => Identity::load_or_create()?.ticket().clone(),
         };
-        let address = link::resolve(host, port).await?;
-        let endpoint = link::worker_endpoint(&ticket, address)?;
-        let text = link::query_status(&endpoint, address, &ticket).await?;
+        let addresses = link::resolve(host, port).await?;
+        let endpoint = link::worker_endpoint(&ticket, &addresses)?;
+        let text = link::query_status(&endpoint, &addresses, &ticket).await?;
         let unread = |e: serde_json::Error| {
             BossManError::Usage(format!(
-                "the boss at {address} sent a status that cannot be read ({e}); is it of another \
-                 version, or not a pool?"
+                "the boss at {} sent a status that cannot be read ({e}); is it of another version, \
+                 or not a pool?",
+                link::host_and_port(host, port)
             ))
         };
         serde_json::from_str(&text).map_err(unread)

@@ -1,10 +1,10 @@
 //! Waits for workers, at first and after a loss.
 
 use crate::events::{Event, Events, Invitation, WaitReason};
-use crate::workers::local_processes::{LocalWorkers, WorkerFlags};
+use crate::workers::local_processes::{worker_command, LocalWorkers, WorkerFlags};
 use crate::BossManError;
 use link::{Identity, LinkError, Listener, ListenerEvent, Ticket, Transport};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::runtime::Handle as Runtime;
@@ -247,6 +247,7 @@ impl Host {
             address: link::own_address(),
             port,
             ticket: identity.ticket().clone(),
+            program: worker_command(self.worker_program.as_deref()),
             is_pool: self.open_to_joins,
             data: self.data.clone(),
             weights: self.weights.clone(),
@@ -328,7 +329,7 @@ impl Host {
         Ok(match all_local {
             true => SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port.unwrap_or(0)),
             false => {
-                SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port.unwrap_or(DEFAULT_PORT))
+                SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port.unwrap_or(DEFAULT_PORT))
             }
         })
     }

@@ -187,6 +187,30 @@ pub(crate) fn worker_program(chosen: Option<&Path>) -> Result<PathBuf, BossManEr
     })
 }
 
+/// The command that starts a worker from any folder: a name in PATH, or the path of the program.
+pub(crate) fn worker_command(chosen: Option<&Path>) -> String {
+    let found = worker_program(chosen).unwrap_or_else(|_| "worker".into());
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let name = found.file_name().unwrap_or_default();
+    let first_in_path = std::env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(|program| program.is_file());
+    let program = std::path::absolute(&found).unwrap_or(found.clone());
+    match first_in_path.is_some_and(|first| first == program) {
+        true => shell_word(&name.to_string_lossy()),
+        false => shell_word(&program.display().to_string()),
+    }
+}
+
+/// The text as one word of a shell.
+fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+:\\".contains(c);
+    match text.chars().all(is_plain) {
+        true => text.into(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
 /// Cargo runs doc tests from a temporary folder, in the folder of their package.
 fn cargo_folders() -> Vec<PathBuf> {
     let here = std::env::current_dir().unwrap_or_default();
@@ -196,4 +220,18 @@ fn cargo_folders() -> Vec<PathBuf> {
     };
     let profiles = if cfg!(debug_assertions) { ["debug", "release"] } else { ["release", "debug"] };
     targets.into_iter().flat_map(|target| profiles.map(|profile| target.join(profile))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_of_a_worker_works_in_any_folder() {
+        let command = worker_command(Some(Path::new("target/release/worker")));
+        assert!(Path::new(&command).is_absolute(), "{command}");
+        assert!(command.ends_with("target/release/worker"), "{command}");
+        assert_eq!(shell_word("/home/me/my models/worker"), "'/home/me/my models/worker'");
+        assert_eq!(shell_word("/home/o'neill/worker"), r"'/home/o'\''neill/worker'");
+    }
 }

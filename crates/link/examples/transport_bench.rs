@@ -140,7 +140,7 @@ async fn round_trips(
 
 /// Runs the other process: it counts frames, and returns those that ask for it.
 async fn answer(address: SocketAddr, ticket: &Ticket, transport: Transport) -> Fallible<()> {
-    let endpoint = link::worker_endpoint(ticket, address)?;
+    let endpoint = link::worker_endpoint(ticket, &[address])?;
     let info = WorkerInfo { direct: false, process: std::process::id(), ..WorkerInfo::default() };
     let mut wire = TestConnection::dial(&endpoint, address, ticket, info, transport).await?;
     wire.send(&head(0, 0), &[])?;

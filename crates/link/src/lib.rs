@@ -6,7 +6,7 @@
 //! connections.
 //!
 //! ```text
-//! admission   listener, acceptor (boss);  join (worker);  handshake
+//! admission   listener, acceptor (boss);  addresses, dial, join (worker);  handshake
 //!   |
 //! connection  ordered_stream, writers, readers;  negotiation, probe;  liveness
 //!   |
@@ -25,8 +25,9 @@ pub mod quic;
 pub mod testing;
 pub mod trust;
 
+pub use admission::addresses::{host_and_port, resolve};
 pub use admission::handshake::WorkerInfo;
-pub use admission::join::{join, query_status, resolve, JoinedRun};
+pub use admission::join::{join, query_status, JoinedRun};
 pub use admission::listener::{Listener, ListenerEvent};
 pub use error::{IdentityError, LinkError};
 pub use memory::payload::{Payload, Slots};

@@ -111,7 +111,7 @@ impl TestConnection<ToWorker> {
         info: WorkerInfo,
         transport: Transport,
     ) -> Result<Self, LinkError> {
-        let mut membership = crate::join(endpoint, address, ticket, info).await?;
+        let mut membership = crate::join(endpoint, &[address], ticket, info).await?;
         membership.boss.negotiate(transport);
         match membership.events.recv().await {
             Some(ConnectionEvent::Measured { .. }) => {}

@@ -32,7 +32,7 @@ impl Pair {
         let proxy = largest_packet.map(|largest| Proxy::start(listener.address(), largest));
         let address = proxy.as_ref().map_or(listener.address(), Proxy::address);
         let ticket = identity.ticket().clone();
-        let endpoint = link::worker_endpoint(&ticket, address).unwrap();
+        let endpoint = link::worker_endpoint(&ticket, &[address]).unwrap();
         let info = WorkerInfo { direct: false, ..WorkerInfo::default() };
         let (boss, worker) = tokio::join!(
             TestConnection::accept(listener),

@@ -340,8 +340,8 @@ async fn work(address: Address, gpu: &'static str, role: Role) {
     let info =
         WorkerInfo { device: "cuda:0".into(), nccl: Told::Here(told), ..WorkerInfo::default() };
     let (membership, endpoint) = loop {
-        let endpoint = link::worker_endpoint(ticket, boss).unwrap();
-        if let Ok(membership) = link::join(&endpoint, boss, ticket, info.clone()).await {
+        let endpoint = link::worker_endpoint(ticket, &[boss]).unwrap();
+        if let Ok(membership) = link::join(&endpoint, &[boss], ticket, info.clone()).await {
             break (membership, endpoint);
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -75,7 +75,7 @@ impl Reader {
         let wanted = arguments.iter().skip_while(|word| **word != "--workers").nth(1);
         let wanted = wanted.map_or(0, |number| number.parse().unwrap());
         if wanted > 0 {
-            boss.line("target/release/worker").await;
+            boss.line("MODEL_TICKET=").await;
         }
         let workers: Vec<Process> =
             (0..wanted).map(|_| self.start("worker", &["--threads", "1"])).collect();

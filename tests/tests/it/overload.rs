@@ -91,9 +91,9 @@ async fn joiners_that_leave_at_once_by_the_hundred_do_not_end_a_pool() {
             let ticket = ticket.clone();
             async move {
                 let info = WorkerInfo { direct: false, ..WorkerInfo::default() };
-                let endpoint = link::worker_endpoint(&ticket, at).unwrap();
+                let endpoint = link::worker_endpoint(&ticket, &[at]).unwrap();
                 let joined =
-                    tokio::time::timeout(TIMEOUT, link::join(&endpoint, at, &ticket, info))
+                    tokio::time::timeout(TIMEOUT, link::join(&endpoint, &[at], &ticket, info))
                         .await
                         .unwrap();
                 endpoint.close(0u32.into(), b"changed my mind");

@@ -31,7 +31,7 @@ async fn a_worker_of_another_version_is_told_both_versions() {
     let place = TestFolder::new();
     let (mut boss, at) = place.boss(&place.endless_run(), 1, &[]).await;
     let ticket = at.ticket.parse().unwrap();
-    let endpoint = link::worker_endpoint(&ticket, local(&at.port)).unwrap();
+    let endpoint = link::worker_endpoint(&ticket, &[local(&at.port)]).unwrap();
     let quic = dial(&endpoint, local(&at.port), &ticket).await.unwrap();
     let (mut send, mut recv) = quic.open_bi().await.unwrap();
     send.write_all(&words_of_version(99)).await.unwrap();
@@ -122,7 +122,7 @@ async fn lobby_with_rogue(
     let keys = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create_in(keys.path()).unwrap();
     let mut listener = Listener::open(&identity, ANY.into(), places).unwrap();
-    let endpoint = link::worker_endpoint(identity.ticket(), listener.address()).unwrap();
+    let endpoint = link::worker_endpoint(identity.ticket(), &[listener.address()]).unwrap();
     let quic = dial(&endpoint, listener.address(), identity.ticket()).await.unwrap();
     let (control, event) = tokio::join!(join_control(&quic, info()), listener.next());
     assert!(matches!(event, ListenerEvent::Joined { .. }), "{event:?}");
@@ -134,8 +134,8 @@ impl Rogue {
         let (mut listener, identity, quic, control, endpoint, keys) = lobby_with_rogue(2).await;
         let (ticket, address) = (identity.ticket().clone(), listener.address());
         let honest = tokio::spawn(async move {
-            let endpoint = link::worker_endpoint(&ticket, address).unwrap();
-            let membership = link::join(&endpoint, address, &ticket, info()).await.unwrap();
+            let endpoint = link::worker_endpoint(&ticket, &[address]).unwrap();
+            let membership = link::join(&endpoint, &[address], &ticket, info()).await.unwrap();
             let compute = ComputeThread::start(|| StageCompute::new(tch::Device::Cpu)).unwrap();
             runtime::serve(
                 membership,

@@ -226,8 +226,8 @@ impl BossWait {
             );
         }
         let line = format!(
-            "waiting for the boss at {}:{} ({reason})",
-            options.model_host, options.model_port
+            "waiting for the boss at {} ({reason})",
+            link::host_and_port(&options.model_host, options.model_port)
         );
         if line != self.last_message {
             output::line(&line);
@@ -284,11 +284,12 @@ impl Program<'_> {
         };
         let (host, port) = (&self.options.model_host, self.options.model_port);
         let boss = self.unless_told_to_leave(link::resolve(host, port)).await?;
-        let endpoint = link::worker_endpoint(&ticket, boss).map_err(before_joining)?;
+        let endpoint = link::worker_endpoint(&ticket, &boss).map_err(before_joining)?;
         *self.closer.lock() = Some(EndpointCloser::of(&endpoint));
-        let join = link::join(&endpoint, boss, &ticket, self.info.clone());
+        let join = link::join(&endpoint, &boss, &ticket, self.info.clone());
         let membership = self.unless_told_to_leave(join).await?;
-        output::line(&format!("joined the boss at {boss} as {}", membership.worker));
+        let (boss, worker) = (membership.boss_address, membership.worker);
+        output::line(&format!("joined the boss at {boss} as {worker}"));
         let membership = membership.transport(self.options.transport);
         let (device, custom_layers, nccl) =
             (self.device, self.custom_layers.clone(), self.nccl.clone());

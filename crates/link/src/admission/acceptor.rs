@@ -3,10 +3,11 @@
 
 use crate::admission::handshake::{self, Handshake, HandshakeReply};
 use crate::connection::EstablishedConnection;
-use crate::error::LinkError;
+use crate::quic::close_codes::DONE;
 use crate::quic::endpoint::AcceptPolicy;
+use crate::quic::network_path::canonical;
 use parking_lot::Mutex;
-use quinn::{Connecting, ConnectionError, Endpoint, Incoming};
+use quinn::{Connecting, ConnectionError, Endpoint, Incoming, TransportErrorCode};
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -47,7 +48,7 @@ pub enum Accept {
 impl Caller {
     /// Its address.
     pub fn address(&self) -> SocketAddr {
-        self.connection.quic.remote_address()
+        canonical(self.connection.quic.remote_address())
     }
 
     /// Refuses a worker for which the run has no place now.
@@ -120,7 +121,7 @@ async fn accept_callers(endpoint: Endpoint, policy: AcceptPolicy, sender: mpsc::
             incoming.retry().ok();
             continue;
         }
-        let address = incoming.remote_address();
+        let address = canonical(incoming.remote_address());
         let Some(of_address) = AddressPermit::acquire(&by_address, address.ip()) else {
             debug!(%address, "caller ignored: too many handshakes with its address");
             incoming.ignore();
@@ -129,37 +130,67 @@ async fn accept_callers(endpoint: Endpoint, policy: AcceptPolicy, sender: mpsc::
         let Ok(permit) = permits.clone().acquire_owned().await else { return };
         let (sender, config) = (sender.clone(), policy.config(address));
         let accepting = async move {
-            sender.send(accept(incoming, config).await).await.ok();
+            if let Some(accept) = accept(incoming, config).await {
+                sender.send(accept).await.ok();
+            }
             drop((permit, of_address));
         };
         tokio::spawn(accepting.in_current_span());
     }
 }
 
-async fn accept(incoming: Incoming, config: Arc<quinn::ServerConfig>) -> Accept {
-    let address = incoming.remote_address();
+/// `None` if the caller gave up. A worker dials all addresses of the boss, and keeps the first
+/// connection.
+async fn accept(incoming: Incoming, config: Arc<quinn::ServerConfig>) -> Option<Accept> {
+    let address = canonical(incoming.remote_address());
     let authenticated = authenticate(incoming.accept_with(config));
     let reason = match tokio::time::timeout(HANDSHAKE_TIMEOUT, authenticated).await {
         Ok(Ok(caller)) => {
             debug!(%address, kind = caller.handshake.kind(), "caller accepted");
-            return Accept::Authenticated(caller);
+            return Some(Accept::Authenticated(caller));
         }
-        Ok(Err(e)) => e.to_string(),
+        Ok(Err(Unauthenticated::GaveUp)) => {
+            debug!(%address, "caller gave up");
+            return None;
+        }
+        Ok(Err(Unauthenticated::Rejected(reason))) => reason,
         Err(_) => "it sent no handshake within 5 seconds".into(),
     };
     info!(%address, reason, "caller rejected");
-    Accept::Rejected { address, reason }
+    Some(Accept::Rejected { address, reason })
+}
+
+/// Why a caller has not been authenticated.
+enum Unauthenticated {
+    /// It closed the connection before its handshake.
+    GaveUp,
+    Rejected(String),
+}
+
+impl From<ConnectionError> for Unauthenticated {
+    fn from(e: ConnectionError) -> Self {
+        match e {
+            ConnectionError::ApplicationClosed(closed) if closed.error_code == DONE => {
+                Unauthenticated::GaveUp
+            }
+            // The same before the end of the TLS handshake (RFC 9000, section 10.2.3).
+            ConnectionError::ConnectionClosed(closed)
+                if closed.error_code == TransportErrorCode::APPLICATION_ERROR =>
+            {
+                Unauthenticated::GaveUp
+            }
+            e => Unauthenticated::Rejected(format!(
+                "it has no valid ticket, or does not speak BossMan ({e})"
+            )),
+        }
+    }
 }
 
 async fn authenticate(
     connecting: Result<Connecting, ConnectionError>,
-) -> Result<Caller, LinkError> {
-    let rejected = |e: ConnectionError| LinkError::Refused {
-        reason: format!("it has no valid ticket, or does not speak BossMan ({e})"),
-        retry: false,
-    };
-    let quic = connecting.map_err(rejected)?.await.map_err(rejected)?;
-    let (mut send, mut recv) = quic.accept_bi().await.map_err(rejected)?;
+) -> Result<Caller, Unauthenticated> {
+    let quic = connecting?.await?;
+    let (mut send, mut recv) = quic.accept_bi().await?;
     match handshake::read(&mut recv).await {
         Ok(handshake) => {
             let connection = EstablishedConnection { quic, send, recv };
@@ -171,7 +202,7 @@ async fn authenticate(
             handshake::write(&mut send, &reply).await.ok();
             send.finish().ok();
             quic.closed().await;
-            Err(e)
+            Err(Unauthenticated::Rejected(e.to_string()))
         }
     }
 }

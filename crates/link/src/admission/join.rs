@@ -1,18 +1,17 @@
 //! How a worker joins a run: it dials the boss, sends its handshake, and gets a place.
 
+use crate::admission::dial::{dial, dial_boss, dial_error};
 use crate::admission::handshake::{self, Handshake, HandshakeReply, WorkerInfo};
-use crate::connection::readers::close_reason;
-use crate::connection::{Connection, ConnectionEvent, EstablishedConnection, SilenceLimit};
+use crate::connection::{self, ConnectionEvent, EstablishedConnection, SilenceLimit};
 use crate::error::LinkError;
 use crate::memory::shared::Transport;
 use crate::quic::close_codes::DONE;
-use crate::quic::endpoint::{client_to_boss, client_to_worker};
+use crate::quic::endpoint::client_to_worker;
 use crate::trust::ticket::Ticket;
-use crate::trust::tls::SERVER_NAME;
 use pipeline::effect::Peer;
 use pipeline::ids::WorkerId;
 use pipeline::message::ToWorker;
-use quinn::{ConnectionError, Endpoint};
+use quinn::{Connection, ConnectionError, Endpoint};
 use std::net::SocketAddr;
 use tokio::sync::mpsc;
 use tracing::{debug, info, info_span, Span};
@@ -27,7 +26,7 @@ pub struct JoinedRun {
     /// The number of the run, which its other workers know, too.
     pub run: u64,
     /// The connection to the boss.
-    pub boss: Connection<ToWorker>,
+    pub boss: connection::Connection<ToWorker>,
     /// The boss's address.
     pub boss_address: SocketAddr,
     /// The sender of `events`, for further connections.
@@ -51,32 +50,18 @@ impl JoinedRun {
     }
 }
 
-/// Resolves the boss's address: the first IPv4 address, because a boss listens on IPv4, or else the
-/// first one.
-///
-/// # Errors
-/// The host cannot be resolved.
-pub async fn resolve(host: &str, port: u16) -> Result<SocketAddr, LinkError> {
-    let failed = |reason: String| LinkError::Host { host: host.to_string(), reason };
-    let found = tokio::net::lookup_host((host, port)).await.map_err(|e| failed(e.to_string()))?;
-    let found: Vec<SocketAddr> = found.collect();
-    let address = found.iter().find(|address| address.is_ipv4()).or(found.first());
-    address.copied().ok_or_else(|| failed("it has no address".into()))
-}
-
-/// Dials the boss and asks for a place in its run.
+/// Dials the addresses of the boss, and asks for a place in its run at the first that answers.
 ///
 /// # Errors
 /// The boss does not answer, or refuses.
 pub async fn join(
     endpoint: &Endpoint,
-    address: SocketAddr,
+    addresses: &[SocketAddr],
     ticket: &Ticket,
     info: WorkerInfo,
 ) -> Result<JoinedRun, LinkError> {
-    let config = client_to_boss(ticket, address)?;
-    let (established, reply) =
-        exchange_handshake(endpoint, config, address, &Handshake::Join(info)).await?;
+    let (quic, address) = dial_boss(endpoint, ticket, addresses).await?;
+    let (established, reply) = exchange_handshake(quic, address, &Handshake::Join(info)).await?;
     match reply {
         HandshakeReply::Welcome { worker, run, transport } => {
             let span = info_span!("run", worker = worker.0);
@@ -84,8 +69,13 @@ pub async fn join(
             info!(%address, "joined");
             let (sender, events) = mpsc::channel(EVENTS);
             let limit = SilenceLimit::WITH_BOSS;
-            let boss =
-                Connection::start::<ToWorker>(established, Peer::Boss, &sender, transport, limit);
+            let boss = connection::Connection::start::<ToWorker>(
+                established,
+                Peer::Boss,
+                &sender,
+                transport,
+                limit,
+            );
             let boss_address = address;
             Ok(JoinedRun { worker, run, boss, boss_address, sender, events, transport, span })
         }
@@ -102,12 +92,11 @@ pub async fn join(
 /// The boss does not answer, or refuses.
 pub async fn query_status(
     endpoint: &Endpoint,
-    address: SocketAddr,
+    addresses: &[SocketAddr],
     ticket: &Ticket,
 ) -> Result<String, LinkError> {
-    let config = client_to_boss(ticket, address)?;
-    let (established, reply) =
-        exchange_handshake(endpoint, config, address, &Handshake::Status).await?;
+    let (quic, address) = dial_boss(endpoint, ticket, addresses).await?;
+    let (established, reply) = exchange_handshake(quic, address, &Handshake::Status).await?;
     established.quic.close(DONE, b"status received");
     match reply {
         HandshakeReply::Status(status) => Ok(status),
@@ -130,9 +119,9 @@ pub async fn dial_peer(
     me: WorkerId,
     run: u64,
 ) -> Result<EstablishedConnection, LinkError> {
-    let config = client_to_worker(ticket, address)?;
-    let (established, reply) =
-        exchange_handshake(endpoint, config, address, &Handshake::Peer { worker: me, run }).await?;
+    let quic = dial(endpoint, client_to_worker(ticket, address)?, address).await?;
+    let handshake = Handshake::Peer { worker: me, run };
+    let (established, reply) = exchange_handshake(quic, address, &handshake).await?;
     match reply {
         HandshakeReply::Accepted => Ok(established),
         HandshakeReply::Refused { reason, retry } => Err(LinkError::Refused { reason, retry }),
@@ -143,20 +132,13 @@ pub async fn dial_peer(
     }
 }
 
-/// Dials, sends the handshake and reads the reply.
+/// Sends the handshake and reads the reply.
 async fn exchange_handshake(
-    endpoint: &Endpoint,
-    config: quinn::ClientConfig,
+    quic: Connection,
     address: SocketAddr,
     handshake: &Handshake,
 ) -> Result<(EstablishedConnection, HandshakeReply), LinkError> {
-    debug!(%address, kind = handshake.kind(), "connecting");
-    let no_answer = |reason: String| LinkError::NoAnswer { address, reason };
-    let connecting = endpoint
-        .connect_with(config, address, SERVER_NAME)
-        .map_err(|e| no_answer(e.to_string()))?;
-    let quic = connecting.await.map_err(|e| dial_error(&e, address))?;
-    debug!(%address, "connected");
+    debug!(%address, kind = handshake.kind(), "handshake begins");
     let exchange = async {
         let (mut send, mut recv) = quic.open_bi().await.map_err(|e| dial_error(&e, address))?;
         handshake::write(&mut send, handshake).await?;
@@ -174,20 +156,5 @@ async fn exchange_handshake(
             Err(dial_error(&reason, address))
         }
         Err(e) => Err(e),
-    }
-}
-
-/// Explains why a connection could not be made. TLS alerts travel as QUIC error codes 0x100 to
-/// 0x1ff (RFC 9001, section 4.8).
-fn dial_error(e: &ConnectionError, address: SocketAddr) -> LinkError {
-    let is_tls = |code: u64| (0x100..0x200).contains(&code);
-    match e {
-        ConnectionError::TransportError(e) if is_tls(u64::from(e.code)) => {
-            LinkError::WrongBoss { address }
-        }
-        ConnectionError::ConnectionClosed(c) if is_tls(u64::from(c.error_code)) => {
-            LinkError::TicketRefused { address }
-        }
-        other => LinkError::NoAnswer { address, reason: close_reason(other) },
     }
 }

@@ -3,10 +3,16 @@
 //!
 //! ```text
 //! boss:    listener -> acceptor -> handshake
-//! worker:  join ----------------------^
+//! worker:  join -> dial    ^
+//!            +-------------+      addresses: those of the boss's name
 //! ```
 
 pub mod acceptor;
+pub mod addresses;
+mod dial;
 pub mod handshake;
 pub mod join;
 pub mod listener;
+
+#[cfg(test)]
+mod tests;

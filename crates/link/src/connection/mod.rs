@@ -43,7 +43,7 @@ use crate::connection::shared::{ConnectionShared, MAX_PENDING_ANSWERS};
 use crate::connection::writers::{write_background, write_large, LargeFrame};
 use crate::memory::pool::BufferPool;
 use crate::memory::shared::{SharedMemory, Transport};
-use crate::quic::network_path::NetworkPath;
+use crate::quic::network_path::{canonical, NetworkPath};
 use crate::quic::report::PathReport;
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -151,7 +151,7 @@ impl<M: Send + 'static> Connection<M> {
 
     /// The address of the other end.
     pub fn address(&self) -> SocketAddr {
-        self.shared.quic.remote_address()
+        canonical(self.shared.quic.remote_address())
     }
 
     /// Whether the connection is closed or lost.

@@ -72,7 +72,7 @@ impl AcceptPolicy {
     }
 }
 
-/// Opens the boss's endpoint.
+/// Opens the boss's endpoint. `[::]` stands for all addresses of the machine, IPv6 and IPv4.
 ///
 /// # Errors
 /// The address cannot be used.
@@ -83,19 +83,17 @@ pub fn listen(
     endpoint(address, AcceptPolicy::of_boss(identity)?.config)
 }
 
-/// Opens a worker's endpoint. It dials the boss at `boss`, and other workers dial it.
+/// Opens a worker's endpoint, for IPv6 and IPv4. It dials the boss at one of `boss`, and other
+/// workers dial it.
 ///
 /// # Errors
 /// The system gives no socket.
-pub fn worker_endpoint(ticket: &Ticket, boss: SocketAddr) -> Result<Endpoint, LinkError> {
-    let any = match boss.ip() {
-        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    };
-    let (endpoint, small) =
-        endpoint(SocketAddr::new(any, 0), AcceptPolicy::of_worker(ticket)?.config)?;
+pub fn worker_endpoint(ticket: &Ticket, boss: &[SocketAddr]) -> Result<Endpoint, LinkError> {
+    let any = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
+    let (endpoint, small) = endpoint(any, AcceptPolicy::of_worker(ticket)?.config)?;
     // A worker on the boss's machine would repeat the boss's warning.
-    if let Some(small) = small.filter(|_| !NetworkPath::to(boss).same_machine) {
+    let is_elsewhere = boss.iter().any(|boss| !NetworkPath::to(*boss).same_machine);
+    if let Some(small) = small.filter(|_| is_elsewhere) {
         WARNED.call_once(|| drop(writeln!(std::io::stderr(), "{small}")));
     }
     Ok(endpoint)
@@ -187,13 +185,23 @@ fn transport(idle: Duration, path: NetworkPath) -> Arc<TransportConfig> {
 }
 
 /// Guesses the address by which other machines reach this one: the address that it would send from.
-/// Sends nothing.
+/// IPv4 comes first. Sends nothing.
 pub fn own_address() -> Option<IpAddr> {
-    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-    // 192.0.2.1 is reserved for documentation (RFC 5737). Connecting a UDP socket only picks a
-    // route.
-    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
-    socket.local_addr().ok().map(|address| address.ip())
+    // These are reserved for documentation (RFC 5737, RFC 3849).
+    let anybody = [
+        IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+        IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+    ];
+    anybody.into_iter().find_map(|remote| {
+        let any = match remote {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        let socket = std::net::UdpSocket::bind((any, 0)).ok()?;
+        // Connecting a UDP socket only picks a route.
+        socket.connect((remote, 9)).ok()?;
+        socket.local_addr().ok().map(|address| address.ip())
+    })
 }
 
 /// Closes all connections of an endpoint, so that the other ends notice at once.

@@ -13,7 +13,7 @@ use crate::trust::identity::Identity;
 use crate::trust::ticket::Ticket;
 use parking_lot::Mutex;
 use quinn::Endpoint;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -111,8 +111,13 @@ fn retained_endpoints() -> parking_lot::MutexGuard<'static, Vec<Weak<RetainedEnd
 fn take_retained(identity: &Identity, address: SocketAddr) -> Option<ListeningEndpoint> {
     let mut all = retained_endpoints();
     all.retain(|retained| retained.strong_count() > 0);
+    let is_same = |one: SocketAddr| {
+        // A system without IPv6 gave another address for all.
+        let ips = [one.ip(), address.ip()];
+        one.port() == address.port() && (ips[0] == ips[1] || ips.iter().all(IpAddr::is_unspecified))
+    };
     let matches = |retained: &Arc<RetainedEndpoint>| {
-        retained.address == address && retained.ticket == *identity.ticket()
+        is_same(retained.address) && retained.ticket == *identity.ticket()
     };
     all.iter().filter_map(Weak::upgrade).filter(matches).find_map(|retained| {
         let listening = retained.listening.lock().take()?;

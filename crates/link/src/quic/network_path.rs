@@ -35,11 +35,20 @@ pub(crate) struct NetworkPath {
     pub(crate) largest_packet: u16,
 }
 
+/// The usual form of an address. A socket for both IPv6 and IPv4 writes an IPv4 address as an IPv6
+/// one.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),
+        // It may have a zone, as link-local ones have.
+        IpAddr::V6(_) => address,
+    }
+}
+
 impl NetworkPath {
     /// Asks the kernel for its route. Sends nothing. Without figures, the path counts as usual.
     pub(crate) fn to(remote: SocketAddr) -> Self {
-        // A socket for both IPv4 and IPv6 writes an IPv4 address as an IPv6 one.
-        let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
+        let remote = canonical(remote);
         Self::ask(remote).unwrap_or(NetworkPath {
             same_machine: remote.ip().is_loopback(),
             largest_packet: USUAL_PACKET,

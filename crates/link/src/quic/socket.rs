@@ -4,10 +4,11 @@ use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, Runtime, TokioRuntime, UdpPoller};
 use std::fmt;
 use std::io::{self, IoSliceMut};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use tracing::debug;
 
 /// The requested size of the kernel's buffers in each direction, in bytes. Packets wait there while
 /// this process is busy. Packets that find no room are lost and sent again.
@@ -52,11 +53,24 @@ fn keep_freed_memory() {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(RETAINED_BYTES)));
 }
 
-/// Binds a socket. A system that grants smaller buffers still works.
+/// Binds a socket. `[::]` means IPv6 and IPv4, or IPv4 alone if the system lacks the other. A system
+/// that grants smaller buffers still works.
 pub(crate) fn bind(
     address: SocketAddr,
 ) -> io::Result<(Arc<dyn AsyncUdpSocket>, Option<SmallBuffers>)> {
     keep_freed_memory();
+    match bind_exactly(address) {
+        Err(e) if address.ip() == Ipv6Addr::UNSPECIFIED && e.kind() != io::ErrorKind::AddrInUse => {
+            debug!(error = %e, "no socket for IPv6 and IPv4; taking IPv4");
+            bind_exactly(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()))
+        }
+        bound => bound,
+    }
+}
+
+fn bind_exactly(
+    address: SocketAddr,
+) -> io::Result<(Arc<dyn AsyncUdpSocket>, Option<SmallBuffers>)> {
     let socket =
         socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::DGRAM, None)?;
     socket.set_recv_buffer_size(BUFFER).ok();
@@ -68,7 +82,7 @@ pub(crate) fn bind(
         send: socket.send_buffer_size()? / reported_per_byte,
     };
     if address.is_ipv6() {
-        socket.set_only_v6(false).ok();
+        socket.set_only_v6(false)?;
     }
     socket.bind(&address.into())?;
     socket.set_nonblocking(true)?;

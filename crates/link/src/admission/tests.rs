@@ -1,0 +1,97 @@
+//! Workers join a boss that has several addresses.
+
+use crate::quic::close_codes::DONE;
+use crate::testing::dial;
+use crate::{join, worker_endpoint, Identity, JoinedRun, Listener, ListenerEvent, WorkerInfo};
+use std::future::Future;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+struct Boss {
+    listener: Listener,
+    identity: Identity,
+    _keys: TempDir,
+}
+
+impl Boss {
+    fn with_places(places: usize) -> Self {
+        let keys = tempfile::tempdir().unwrap();
+        let identity = Identity::load_or_create_in(keys.path()).unwrap();
+        let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+        let listener = Listener::open(&identity, any, places).unwrap();
+        Boss { listener, identity, _keys: keys }
+    }
+
+    fn ipv4(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.listener.address().port()).into()
+    }
+
+    /// `None` if this machine has no IPv6.
+    fn ipv6(&self) -> Option<SocketAddr> {
+        let has_ipv6 = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok();
+        has_ipv6.then(|| (Ipv6Addr::LOCALHOST, self.listener.address().port()).into())
+    }
+
+    /// A worker with these addresses joins. Returns the address by which the boss knows it.
+    async fn joined_by(&mut self, addresses: &[SocketAddr]) -> (JoinedRun, SocketAddr) {
+        let ticket = self.identity.ticket().clone();
+        let endpoint = worker_endpoint(&ticket, addresses).unwrap();
+        let joining = join(&endpoint, addresses, &ticket, WorkerInfo::default());
+        let (joined, event) = soon(async { tokio::join!(joining, self.listener.next()) }).await;
+        match event {
+            ListenerEvent::Joined { address, .. } => (joined.unwrap(), address),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+async fn soon<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), work).await.unwrap()
+}
+
+#[tokio::test]
+async fn workers_join_over_ipv6_and_ipv4_at_once() {
+    let mut boss = Boss::with_places(2);
+    let over_ipv4 = boss.ipv4();
+    let (joined, seen) = boss.joined_by(&[over_ipv4]).await;
+    assert_eq!((joined.boss_address, seen.is_ipv4()), (over_ipv4, true), "{seen}");
+    let Some(over_ipv6) = boss.ipv6() else { return };
+    let (joined, seen) = boss.joined_by(&[over_ipv6]).await;
+    assert_eq!((joined.boss_address, seen.is_ipv6()), (over_ipv6, true), "{seen}");
+}
+
+#[tokio::test]
+async fn silent_addresses_delay_a_worker_only_a_moment() {
+    let mut boss = Boss::with_places(1);
+    let silent: Vec<_> =
+        (0..7).map(|_| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
+    let silent = silent.iter().map(|socket| socket.local_addr().unwrap());
+    let addresses: Vec<_> = silent.chain([boss.ipv4()]).collect();
+    let began = Instant::now();
+    let (joined, _) = boss.joined_by(&addresses).await;
+    assert_eq!(joined.boss_address, boss.ipv4());
+    // Each silent one fails after 3 seconds. One after the other they would take 21.
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn an_address_that_cannot_be_reached_is_passed_over() {
+    let mut boss = Boss::with_places(1);
+    // Port 0 is no address to send to.
+    let addresses = [(Ipv4Addr::LOCALHOST, 0).into(), boss.ipv4()];
+    let (joined, _) = boss.joined_by(&addresses).await;
+    assert_eq!(joined.boss_address, boss.ipv4());
+}
+
+#[tokio::test]
+async fn the_boss_says_nothing_of_a_worker_that_keeps_another_connection() {
+    let mut boss = Boss::with_places(1);
+    let (address, ticket) = (boss.ipv4(), boss.identity.ticket().clone());
+    let endpoint = worker_endpoint(&ticket, &[address]).unwrap();
+    let unused = soon(dial(&endpoint, address, &ticket)).await.unwrap();
+    unused.close(DONE, b"another address answered first");
+    // The first event is that the worker joined.
+    let (joined, _) = boss.joined_by(&[address]).await;
+    assert_eq!(joined.worker.0, 0);
+}
