@@ -79,7 +79,8 @@ pub use inference::generate::{Generated, Generation, Generator};
 pub use inference::predict::{Meaning, Predicted, Predictions};
 pub use inference::sampling::Sampling;
 pub use inference::score::Score;
-pub use inference::translate::{Search, Translator};
+pub use inference::search::Search;
+pub use inference::translate::Translator;
 pub use inference::translation_score::{TranslationSettings, Translations};
 pub use layerspec::{Precision, Recompute};
 pub use link::Transport;
@@ -90,13 +91,14 @@ pub use pipeline::{
     Cuts, Determinism, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind, StateDigest,
 };
 pub use pool::{Status, WorkerStatus};
-pub use recovery::peer_snapshots::RecoverySource;
+pub use recovery::recovery_source::RecoverySource;
 pub use session::evaluate::Evaluation;
 pub use session::position::BatchId;
-pub use session::train_step::StepReport;
+pub use session::step_report::StepReport;
 pub use settings::guards::{Guards, NonFinite};
 pub use train::epochs::best_path;
-pub use train::validation::{validate, ValidationResult};
+pub use train::validation::validate;
+pub use train::validation_result::ValidationResult;
 pub use tuning::schedule_state::{Candidates, Timelines};
 pub use weights::export::{export, export_files, ExportSettings};
 pub use weights::huggingface::{is_huggingface, HuggingFaceExport};

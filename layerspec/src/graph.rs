@@ -1,15 +1,11 @@
 //! The model as a graph of layers and values, checked once and then trusted.
 
-use crate::build;
 use crate::layers::LayerFile;
-use crate::yaml;
 use crate::{
-    Diagnostic, LayerId, LayerKind, Location, ParamSpec, Precision, SpecError, TensorType, ValueId,
-    Warning,
+    LayerId, LayerKind, Location, ParamSpec, Precision, Recompute, TensorType, ValueId, Warning,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::path::Path;
 
 /// A checked model. Layers are in file order, and every layer's inputs are inputs of the model or
 /// outputs of layers above.
@@ -51,20 +47,6 @@ pub struct Layer {
     pub location: Location,
 }
 
-/// The activations that a layer recomputes in its backward pass instead of storing them (Chen et
-/// al. 2016, arXiv:1604.06174). The bits are the same either way.
-#[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub enum Recompute {
-    /// No activations: the fastest.
-    #[default]
-    None,
-    /// Activations that take much memory and little time, such as those of activation functions and
-    /// attention weights (Korthikanti et al. 2022, arXiv:2205.05198).
-    Selective,
-    /// All activations: only the layer's inputs are stored.
-    Full,
-}
-
 /// A tensor that flows between layers.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Value {
@@ -102,19 +84,6 @@ pub struct Use {
 }
 
 impl LayerGraph {
-    /// Reads and checks a model file.
-    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, SpecError> {
-        let path = path.as_ref();
-        Self::from_yaml(&yaml::read_file(path)?, &path.display().to_string())
-    }
-
-    /// Checks a model given as YAML. Errors name `file_name`, and so does the model if it does
-    /// not name itself.
-    pub fn from_yaml(text: &str, file_name: &str) -> Result<Self, SpecError> {
-        let graph = yaml::parse(text).and_then(|root| build::build(&root, file_name));
-        graph.map_err(|error: Diagnostic| error.in_file(file_name))
-    }
-
     /// The model's name.
     pub fn name(&self) -> &str {
         &self.name

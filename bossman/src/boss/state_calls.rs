@@ -2,9 +2,9 @@
 
 use super::boss_man::BossMan;
 use crate::checkpoint::{self, StoredState, TrainingState};
-use crate::inference::load_model::InitialWeights;
 use crate::recovery::replay::CallLog;
 use crate::session::weight_transfer;
+use crate::weights::initial_weights::InitialWeights;
 use crate::{BossManError, StateDict};
 use pipeline::{StateDigest, StateForm};
 use std::future::Future;

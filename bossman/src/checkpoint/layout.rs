@@ -1,8 +1,9 @@
 //! The files of a checkpoint and the place of each tensor in them, from names and metas alone.
 
 use super::arrivals::Arrivals;
-use super::snapshot::Sizes;
-use crate::weights::safetensors_files::{self, shown};
+use super::training_state::Sizes;
+use crate::weights::safetensors_files;
+use crate::weights::shown_text::shown;
 use crate::BossManError;
 use pipeline::{StateName, TensorMeta};
 use std::collections::{BTreeMap, BTreeSet};

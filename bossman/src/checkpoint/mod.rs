@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! policy (when, which are kept) <- train's checkpoint_writer
-//!   +-> snapshot (state out of the workers and into them)
+//!   +-> snapshot (state out of the workers and into them) -> training_state (whole, in memory)
 //!   +-> store -> folder -> local_file, remote_store (object stores)
 //!   |     +-> manifest, verified_steps, read_error
 //!   |     +-> stored_state (whole, in files) -> state_fit
@@ -35,6 +35,7 @@ mod store;
 mod stored_state;
 #[cfg(test)]
 mod tests;
+mod training_state;
 mod verified_steps;
 mod weights_file;
 mod writer;
@@ -46,7 +47,6 @@ pub(crate) use manifest::{folder_of_step, MadeFor, RunRecord, ScoreAtStep};
 pub(crate) use policy::{rate, DueTimer};
 pub use policy::{Every, KeepBest, Policy};
 pub use read_error::ReadError;
-pub use snapshot::TrainingState;
 pub(crate) use snapshot::{
     begin_snapshot, request_snapshots, restore, restore_stored, resume_from,
     snapshots_stage_by_stage, state_by_stage,
@@ -54,4 +54,5 @@ pub(crate) use snapshot::{
 pub(crate) use store::{is_checkpoint, load_weights, weight_headers};
 pub use store::{CheckpointEntry, Checkpoints};
 pub(crate) use stored_state::StoredState;
+pub use training_state::TrainingState;
 pub(crate) use weights_file::WeightsFile;

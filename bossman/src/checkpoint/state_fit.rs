@@ -1,6 +1,6 @@
 //! Compares a stored state with the model and the optimizer that it is for.
 
-use crate::weights::safetensors_files::shown;
+use crate::weights::shown_text::shown;
 use crate::weights::state_dict::Expected;
 use crate::BossManError;
 use layerspec::DType;

@@ -8,8 +8,8 @@ use super::manifest::{
 };
 use super::policy::{rate, KeepBest, Policy};
 use super::read_error::ReadError;
-use super::snapshot::TrainingState;
 use super::stored_state::StoredState;
+use super::training_state::TrainingState;
 use super::verified_steps::VerifiedSteps;
 use crate::events::Events;
 use crate::weights::tensor_headers::TensorHeaders;

@@ -3,8 +3,8 @@
 use super::layout::{OPTIMIZER, WEIGHTS};
 use super::local_file::LocalFile;
 use super::manifest::{Manifest, RunRecord};
-use super::snapshot::TrainingState;
 use super::state_fit::check_state;
+use super::training_state::TrainingState;
 use crate::data::tensor_payload::from_payload;
 use crate::session::position::Counters;
 use crate::weights::chunks::in_chunks;

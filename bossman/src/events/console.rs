@@ -4,7 +4,7 @@ use super::{
     CheckpointOutcome, Completed, Event, Invitation, Observer, SnapshotOutcome, WaitReason,
 };
 use crate::output::{self, printable};
-use crate::train::validation::ValidationResult;
+use crate::train::validation_result::ValidationResult;
 use crate::{BossManError, StepReport};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use std::fmt::Write as _;

@@ -1,7 +1,7 @@
 //! What happens in a run.
 
 use crate::receipt::Inputs;
-use crate::train::validation::ValidationResult;
+use crate::train::validation_result::ValidationResult;
 use crate::{BossManError, StepReport, Timelines};
 use link::Ticket;
 use pipeline::ids::{StageId, WorkerId};

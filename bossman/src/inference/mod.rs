@@ -1,10 +1,11 @@
 //! Uses a trained model: evaluation, prediction, generation, translation.
 //!
 //! ```text
-//! load_model -> score
+//! load_model -> scoring -> score (a value)
 //!          +--> predict
 //!          +--> generate -> sampling
-//!          +--> translate -> translation_score -> bleu
+//!          +--> translation_scoring -> translate -> search (its settings)
+//!                 +-> bleu, translation_score (values)
 //! ```
 
 pub(crate) mod bleu;
@@ -13,5 +14,8 @@ pub(crate) mod load_model;
 pub(crate) mod predict;
 pub(crate) mod sampling;
 pub(crate) mod score;
+mod scoring;
+pub(crate) mod search;
 pub(crate) mod translate;
 pub(crate) mod translation_score;
+mod translation_scoring;

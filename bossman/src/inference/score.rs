@@ -1,16 +1,8 @@
-//! The score of a model on data.
+//! The score of a model on data: a value.
 
-use crate::data::batch_inputs::Inputs;
-use crate::data::loss_weights::has_counted_targets;
 use crate::events::formats::null_as_nan;
-use crate::session::evaluate::{Outputs, MAX_EVALUATION_BYTES};
-use crate::Batch;
-use crate::{BossMan, BossManError};
-use pipeline::loss::Classes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use tch::{Kind, Tensor};
-use tensor::TensorError;
 
 /// The mean loss and accuracy over data.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,63 +23,4 @@ impl fmt::Display for Score {
             None => write!(f, "loss {:.6}", self.loss),
         }
     }
-}
-
-impl Score {
-    /// Computes the score over these batches.
-    ///
-    /// # Errors
-    /// As [`BossMan::evaluate`], and those of the batches.
-    pub async fn of(
-        boss: &mut BossMan,
-        batches: impl IntoIterator<Item = Result<Batch, BossManError>>,
-    ) -> Result<Self, BossManError> {
-        let classes = boss.trainer.loss.as_ref().and_then(|loss| loss.classes()).cloned();
-        let (mut loss, mut counted, mut right, mut targets) = (0.0, 0.0, 0.0, 0.0);
-        let outputs = if classes.is_some() { Outputs::Fetch } else { Outputs::Discard };
-        let mut batches = batches.into_iter().fuse();
-        loop {
-            // One batch for each replica. Results are added in the order of batches, so that the
-            // sum does not depend on the number of replicas.
-            let (mut group, mut bytes) = (Vec::new(), 0u64);
-            while group.len() < boss.trainer.plan.batches_at_once() && bytes < MAX_EVALUATION_BYTES
-            {
-                let Some(batch) = batches.next().transpose()? else { break };
-                if has_counted_targets(boss.trainer.loss.as_ref(), batch.target())? {
-                    bytes = bytes.saturating_add(
-                        boss.trainer.batch_bytes(&Inputs::of(boss.model().graph(), &batch)?),
-                    );
-                    group.push(batch);
-                }
-            }
-            if group.is_empty() {
-                break;
-            }
-            let found = boss.trainer.evaluate_batches(&group, outputs).await?;
-            for (batch, found) in group.iter().zip(found) {
-                loss += f64::from(found.loss) * found.counted;
-                counted += found.counted;
-                if let (Some(classes), Some(output), Some(target)) =
-                    (&classes, found.outputs.first(), batch.target())
-                {
-                    let (of_batch, all) = correct(output, target, classes)?;
-                    right += of_batch;
-                    targets += all;
-                }
-            }
-        }
-        let accuracy = classes.is_some().then(|| right / f64::max(targets, 1.0));
-        Ok(Score { loss: loss / f64::max(counted, f64::MIN_POSITIVE), accuracy })
-    }
-}
-
-/// The number of targets with the largest logit, and the number of targets that are not ignored.
-fn correct(output: &Tensor, target: &Tensor, classes: &Classes) -> Result<(f64, f64), TensorError> {
-    let counted = target.f_ne(classes.ignore_index)?;
-    let largest = output.f_argmax(classes.class_dim.dim(), false)?;
-    let right = largest.f_eq_tensor(target)?.f_logical_and(&counted)?;
-    let sum = |tensor: &Tensor| -> Result<f64, TensorError> {
-        Ok(tensor.f_sum(Kind::Double)?.f_double_value(&[])?)
-    };
-    Ok((sum(&right)?, sum(&counted)?))
 }

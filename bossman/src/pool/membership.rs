@@ -3,7 +3,8 @@
 use super::{Pool, Seen, STATUS_INTERVAL};
 use crate::events::Event;
 use crate::recovery::policy::log_remedy;
-use crate::session::train_step::{StepReport, TrainedStep};
+use crate::session::step_report::StepReport;
+use crate::session::train_step::TrainedStep;
 use crate::session::trainer::Trainer;
 use crate::tuning::replica_devices::{self, device_kind, UnlikeReplicas};
 use crate::BossManError;

@@ -13,6 +13,7 @@ mod file_hashes;
 #[cfg(test)]
 mod fuzz_tests;
 mod history;
+mod input_hashes;
 mod inputs;
 mod receipt_file;
 
@@ -20,7 +21,7 @@ pub use file_hashes::Hashed;
 pub(crate) use file_hashes::MetricsRead;
 pub(crate) use history::History;
 pub use history::{Change, ChangeKind, End, Session, SessionPlan, SessionWorker};
-pub(crate) use inputs::parts_with_files;
+pub(crate) use input_hashes::parts_with_files;
 pub use inputs::Inputs;
 #[cfg(test)]
 pub(crate) use receipt_file::example;

@@ -1,12 +1,13 @@
 //! Continues after a loss of workers, from a checkpoint, a peer snapshot or a log of calls.
 //!
 //! ```text
-//! policy (which failure, how often)
+//! policy (which failure, how often)    recovery_source (what the user chose)
 //!   runs:           resume -> peer_snapshots, checkpoints
 //!   calls by hand:  replay
 //! ```
 
 pub(crate) mod peer_snapshots;
 pub(crate) mod policy;
+pub(crate) mod recovery_source;
 pub(crate) mod replay;
 pub(crate) mod resume;

@@ -19,19 +19,6 @@ use std::hash::{BuildHasher, Hasher};
 use tokio::task::JoinHandle;
 use tracing::debug;
 
-/// The source of the state from which a run resumes after a loss of workers.
-#[derive(Copy, Clone, Debug, Default, PartialEq)]
-pub enum RecoverySource {
-    /// The run does not resume by itself.
-    #[default]
-    None,
-    /// The run resumes from the last checkpoint.
-    Checkpoint,
-    /// The run resumes from the last peer snapshot, or from a checkpoint that is newer. Workers
-    /// make snapshots at this interval.
-    PeerSnapshot(Every),
-}
-
 /// A unique random number, for a run or a membership of it.
 pub(crate) fn random_id() -> u64 {
     // The standard library's maps draw their keys at random.

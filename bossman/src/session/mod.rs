@@ -3,6 +3,7 @@
 //! ```text
 //! call (TrainingCall) <- manual_step   forward, backward, optimizer step
 //!   |                 <- train_step    a whole step      evaluate   without training
+//!   |                      +-> step_report (a value)
 //!   v
 //! trainer (Trainer)   <- scheduling    measures workers, moves stages
 //!   +-> position, learning_monitor, nccl_link            replica_check, weight_transfer
@@ -20,6 +21,7 @@ pub(crate) mod nccl_link;
 pub(crate) mod position;
 pub(crate) mod replica_check;
 pub(crate) mod scheduling;
+pub(crate) mod step_report;
 pub(crate) mod train_step;
 pub(crate) mod trainer;
 pub(crate) mod weight_transfer;

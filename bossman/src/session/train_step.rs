@@ -2,10 +2,10 @@
 
 use super::call::{LoggedCall, PayloadCopier, TrainingCall};
 use super::learning_monitor::{chance_loss, StepHealth};
+use super::step_report::StepReport;
 use super::trainer::Trainer;
 use crate::data::batch_inputs::Inputs;
 use crate::data::loss_weights::{count_targets, loss_weights};
-use crate::events::formats;
 use crate::tuning::batch_shape::{BatchShape, MicrobatchSizes};
 use crate::tuning::layer_probes::first_target_bytes;
 use crate::tuning::schedule_state::LastStep;
@@ -20,37 +20,11 @@ use pipeline::replicas::Speed;
 use pipeline::samples::Samples;
 use pipeline::schedule::Schedule;
 use pipeline::watch::FiniteCheck;
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Below this part of the optimizer's learning rate, unchanged weights are no fault.
 const MIN_LR_FRACTION: f64 = 0.01;
-
-/// The report of a training step.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct StepReport {
-    /// The number of the call of [`crate::BossMan::train_step`], from 1.
-    pub step: u64,
-    /// The mean loss over the batch, before the update.
-    #[serde(deserialize_with = "formats::null_as_nan")]
-    pub loss: f32,
-    /// Samples in the batch.
-    pub samples: u64,
-    /// The targets in the batch that are not ignored, if a sample has a class for each position,
-    /// such as the tokens of a text.
-    pub tokens: Option<u64>,
-    /// The time from call to results.
-    #[serde(rename = "step_ms", with = "formats::milliseconds")]
-    pub time: Duration,
-    /// The learning rate of the update. `None` if gradients were only accumulated
-    /// ([`crate::Builder::accumulate`]), overflowed ([`crate::Builder::precision`]), or were not
-    /// finite and the step was skipped ([`crate::NonFinite::Skip`]).
-    pub lr: Option<f64>,
-    /// The norm of all gradients before clipping. `None` unless requested
-    /// ([`crate::Builder::clip_grad_norm`]).
-    pub grad_norm: Option<f64>,
-}
 
 /// A whole training step.
 pub(crate) struct TrainStep {

@@ -10,7 +10,7 @@ use crate::train::checkpoint_writer::{CheckpointWriter, StepEnd};
 use crate::train::digests::Digests;
 use crate::train::epochs::{validate_with_current_members, Epochs};
 use crate::train::metrics::SharedMetrics;
-use crate::train::validation::ValidationResult;
+use crate::train::validation_result::ValidationResult;
 use crate::{Batch, BossMan, BossManError, RecoverySource, StepReport};
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use crate::data::disk;
 use crate::events::{Event, Observer};
-use crate::session::train_step::StepReport;
+use crate::session::step_report::StepReport;
 use crate::BossManError;
 use parking_lot::Mutex;
 use serde::Serialize;

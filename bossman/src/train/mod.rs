@@ -4,7 +4,7 @@
 //! run (Attempts) -> placed                the run's folder
 //!  |             -> prepared (Prepared)   what needs no workers
 //!  |             -> memory_saving         after a run was out of memory
-//!  +-> attempt (Attempt) -> epochs -> validation
+//!  +-> attempt (Attempt) -> epochs -> validation -> validation_result (a value)
 //!       +-> checkpoint_writer, digests   receipt_writer (at the end)
 //!       +-> Event -> metrics, trace, and the observers of the caller
 //! ```
@@ -24,6 +24,7 @@ pub(crate) mod settings;
 mod stop;
 pub mod trace;
 pub(crate) mod validation;
+pub(crate) mod validation_result;
 
 pub use outcome::{Interruption, Outcome};
 pub use run::{run, run_with};

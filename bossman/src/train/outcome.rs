@@ -1,6 +1,6 @@
 //! The result of a run.
 
-use crate::train::validation::ValidationResult;
+use crate::train::validation_result::ValidationResult;
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -3,7 +3,6 @@
 use crate::checkpoint::{Checkpoints, Policy, RunRecord};
 use crate::data::fixed_batch::FixedBatch;
 use crate::data::Part;
-use crate::inference::load_model::InitialWeights;
 use crate::inference::translate::Translator;
 use crate::recovery::peer_snapshots::random_id;
 use crate::recovery::resume::{self, ResumeState};
@@ -15,6 +14,7 @@ use crate::train::memory_saving::{MeansLeft, MemorySaving};
 use crate::train::settings::TrainOptions;
 use crate::train::trace::Trace;
 use crate::tuning::known_times::KnownTimes;
+use crate::weights::initial_weights::InitialWeights;
 use crate::{
     BossManError, Builder, Collective, Cuts, Model, Recompute, RecoverySource, Replicas, StateDict,
 };

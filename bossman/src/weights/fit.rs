@@ -1,7 +1,7 @@
 //! Compares the parameters of a model with the tensors of files.
 
 use crate::weights::rename_rules::{RenameRules, Source};
-use crate::weights::safetensors_files::shown;
+use crate::weights::shown_text::shown;
 use crate::weights::state_dict::{expected, Expected};
 use crate::weights::tensor_headers::TensorHeaders;
 use layerspec::LayerGraph;

@@ -1,6 +1,6 @@
 //! Files that layers are built from.
 
-use super::safetensors_files::shown;
+use super::shown_text::shown;
 use super::tensor_headers::TensorHeaders;
 use crate::BossManError;
 use bytes::Bytes;

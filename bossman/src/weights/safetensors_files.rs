@@ -1,11 +1,10 @@
 //! Weights in files: one safetensors file, or several with an index that are read.
 
-use crate::checkpoint;
 use crate::data::atomic_file::{self, Complete};
 use crate::data::disk;
 use crate::data::tensor_payload::{from_payload, to_payload};
-use crate::output::printable;
 use crate::weights::chunks::CHUNK_BYTES;
+use crate::weights::shown_text::{shown, unreadable};
 use crate::weights::tensor_source::{element_count, TensorSource};
 use crate::{BossManError, StateDict};
 use bytes::Bytes;
@@ -17,16 +16,13 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The name of an index beside its files, and its ending.
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 pub(super) const INDEX_ENDING: &str = ".safetensors.index.json";
 /// The file of weights that are in one.
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
-
-/// The letters of a name in a file that a message shows.
-const SHOWN_LETTERS: usize = 200;
 
 /// The largest header that the library reads and writes.
 const MAX_HEADER_BYTES: usize = 100_000_000;
@@ -67,46 +63,7 @@ impl Index {
     }
 }
 
-/// A name in a file, as a message shows it.
-pub(crate) fn shown(name: &str) -> String {
-    printable(name, SHOWN_LETTERS)
-}
-
-/// A problem, and why a library refuses a file. It may tell parts of the file.
-pub(super) fn unreadable(problem: &str, why: impl ToString) -> String {
-    format!("{problem}: {}", printable(&why.to_string(), 2 * SHOWN_LETTERS))
-}
-
 impl StateDict {
-    /// Reads a safetensors file; or all files that an index (`.safetensors.index.json`) names; or a
-    /// folder with `model.safetensors` or `model.safetensors.index.json`; or a checkpoint's folder.
-    ///
-    /// # Errors
-    /// A file cannot be read, is not a safetensors file, has an unsupported dtype, or lacks a
-    /// tensor that the index names.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self, BossManError> {
-        let path = path.as_ref();
-        if path.is_dir() {
-            if checkpoint::is_checkpoint(path)? {
-                return checkpoint::load_weights(path);
-            }
-            // As transformers: an index may be left of files that one has replaced.
-            for file in [SINGLE_FILE, INDEX_FILE].map(|name| path.join(name)) {
-                if disk::is_file(&file).map_err(|e| BossManError::io(&file, &e))? {
-                    return Self::load(file);
-                }
-            }
-            return Err(BossManError::file(
-                path,
-                format!("holds neither {SINGLE_FILE} nor {INDEX_FILE}"),
-            ));
-        }
-        match path.to_string_lossy().ends_with(INDEX_ENDING) {
-            true => load_sharded(path),
-            false => load_file(path),
-        }
-    }
-
     /// Checks that a file can be written there. Called before the work that makes it.
     pub fn can_save(path: &Path) -> Result<(), BossManError> {
         check_ending(path)?;
@@ -133,10 +90,6 @@ fn check_ending(path: &Path) -> Result<(), BossManError> {
         )),
         false => Ok(()),
     }
-}
-
-fn load_file(path: &Path) -> Result<StateDict, BossManError> {
-    decode(&Bytes::from(std::fs::read(path).map_err(|e| BossManError::io(path, &e))?), path)
 }
 
 /// The beginning of a safetensors file, and the places of the tensors behind it.
@@ -213,27 +166,6 @@ pub(crate) fn decode(bytes: &Bytes, path: &Path) -> Result<StateDict, BossManErr
         let meta = TensorMeta { dtype, shape: view.shape().iter().map(|d| *d as u64).collect() };
         let payload = Payload { meta, bytes: bytes.slice_ref(view.data()) };
         state.insert(name, &from_payload(&payload)?);
-    }
-    Ok(state)
-}
-
-fn load_sharded(path: &Path) -> Result<StateDict, BossManError> {
-    let text = std::fs::read(path).map_err(|e| BossManError::io(path, &e))?;
-    let index = Index::parse(&text, path)?;
-    let folder = path.parent().unwrap_or_else(|| Path::new("."));
-    let mut state = StateDict::default();
-    for file in index.shards() {
-        let shard: PathBuf = folder.join(file);
-        let found = load_file(&shard)?;
-        for name in index.tensors_of(file) {
-            let missing = || {
-                BossManError::file(
-                    &shard,
-                    format!("lacks `{}`, which {} looks for in it", shown(name), path.display()),
-                )
-            };
-            state.insert(name, found.get(name).ok_or_else(missing)?);
-        }
     }
     Ok(state)
 }

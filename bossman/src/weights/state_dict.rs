@@ -1,6 +1,6 @@
 //! Weights by PyTorch's names.
 
-use crate::weights::safetensors_files::shown;
+use crate::weights::shown_text::shown;
 use crate::BossManError;
 use layerspec::LayerGraph;
 use pipeline::TensorMeta;

@@ -1,9 +1,8 @@
 //! Names, types and shapes of the tensors of a folder, from the headers of its safetensors files.
 //! No weight is read, unless two tensors are compared.
 
-use super::safetensors_files::{
-    dtype, shown, unreadable, Index, INDEX_ENDING, INDEX_FILE, SINGLE_FILE,
-};
+use super::safetensors_files::{dtype, Index, INDEX_ENDING, INDEX_FILE, SINGLE_FILE};
+use super::shown_text::{shown, unreadable};
 use super::tensor_source::{missing, TensorSource};
 use crate::data::{bounded_file, disk};
 use crate::BossManError;

@@ -2,7 +2,7 @@
 //! written of tensors that are larger than the memory.
 
 use crate::data::tensor_payload::meta_of;
-use crate::weights::safetensors_files::shown;
+use crate::weights::shown_text::shown;
 use crate::{BossManError, StateDict};
 use layerspec::DType;
 use pipeline::TensorMeta;

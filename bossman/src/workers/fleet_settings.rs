@@ -1,7 +1,7 @@
 //! The workers of a run, from its command line.
 
-use crate::inference::load_model::InitialWeights;
 use crate::run_file::{RunFile, Weights};
+use crate::weights::initial_weights::InitialWeights;
 use crate::{BossMan, BossManError, Builder, Host, Model, Transport};
 use pipeline::replicas::{Replicas, Sharding};
 use pipeline::{Cuts, Placement, ScheduleKind};

@@ -1,9 +1,11 @@
 //! Drives the boss's session: reports events to it, and executes its effects.
 
 use crate::clock::Clock;
-use crate::handle::{Handle, Input, MembershipEvent, ReplySender};
+use crate::handle::Handle;
+use crate::handle_input::{Input, ReplySender};
 use crate::log_fields::{log_message, log_received, log_request, log_sent, REQUESTS};
-use crate::state_stream::{FetchId, StateEvent, StateHead, StatePart};
+use crate::membership_event::MembershipEvent;
+use crate::state_event::{FetchId, StateEvent, StateHead, StatePart};
 use link::admission::acceptor::{Accept, Acceptor, Caller};
 use link::admission::handshake::Handshake;
 use link::admission::listener::{Admission, Admitted};

@@ -1,65 +1,19 @@
 //! The user's end of a running boss.
 
-use crate::state_stream::{FetchId, StateEvent, StateStream};
+use crate::handle_input::Input;
+use crate::membership_event::MembershipEvent;
+use crate::state_event::FetchId;
+use crate::state_stream::StateStream;
 use link::quic::close_codes::{EVICTED, PROTOCOL_VIOLATION};
 use link::{Slots, WorkerInfo};
 use parking_lot::Mutex;
-use pipeline::boss::{Answer, IntoRequest, Request, SendState};
+use pipeline::boss::{IntoRequest, SendState};
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, Progress};
 use quinn::VarInt;
 use std::future::Future;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
-
-/// The sender of a request's answer.
-pub(crate) type ReplySender = oneshot::Sender<Result<Answer, Failure>>;
-
-/// A call of the handle, as the driver receives it.
-pub(crate) enum Input {
-    /// Carry out a request, and answer it.
-    Request(Request, ReplySender),
-    /// Fetch state, and hand it over in parts.
-    Fetch(SendState, FetchId, mpsc::UnboundedSender<StateEvent>),
-    /// Nobody receives the state any more.
-    FetchDropped(FetchId),
-    /// A part of the state of a request was taken.
-    StateTaken { request: u64, worker: WorkerId },
-    /// A worker is known to be lost, for this reason.
-    Lost(WorkerId, String),
-    /// Open the run to workers that join and leave, and report them.
-    AdmitWorkers(mpsc::UnboundedSender<MembershipEvent>),
-    /// Report the progress of the run to a worker.
-    Progress(WorkerId, Progress),
-    /// Close the connection to a worker.
-    Disconnect { worker: WorkerId, reason: String, code: VarInt },
-    /// Close all connections. The run ends without its workers.
-    DisconnectAll,
-    /// End the run, and report when all workers know.
-    Stop(oneshot::Sender<()>),
-}
-
-/// A worker joined or left an open run.
-#[derive(Debug)]
-pub enum MembershipEvent {
-    /// A worker joined. It has no stages yet.
-    Joined {
-        /// Its number.
-        worker: WorkerId,
-        /// The description that it sent.
-        info: WorkerInfo,
-        /// Its address.
-        address: SocketAddr,
-    },
-    /// A worker left.
-    Left {
-        /// Its number.
-        worker: WorkerId,
-        /// Why, as far as known.
-        reason: String,
-    },
-}
 
 /// The user's end of a running boss. Dropping the last clone closes all connections.
 #[derive(Clone)]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! boss:    handle -> boss_driver -> BossSession
-//!             ^----- state_stream (state, part by part)
+//!             ^----- state_stream (state, part by part: state_event)
 //!                        | frames over link
 //! worker:  serve -> stage_driver -> StageSession
 //!                        +-> peer_connections (to the boss and to other workers)
@@ -23,15 +23,18 @@ mod compute;
 mod compute_event;
 mod downloads;
 mod handle;
+mod handle_input;
 mod interrupt;
 mod leave_signal;
 mod log;
 mod log_fields;
+mod membership_event;
 mod peer_connections;
 mod reader_thread;
 mod reduction;
 mod snapshot_store;
 mod stage_driver;
+mod state_event;
 mod state_stream;
 mod task_tensor;
 #[doc(hidden)]
@@ -41,13 +44,15 @@ mod watchdog;
 pub use boss_driver::start;
 pub use completion::PendingWork;
 pub use compute::{Compute, ComputeThread};
-pub use handle::{Handle, MembershipEvent};
+pub use handle::Handle;
 pub use interrupt::Interrupt;
 pub use leave_signal::LeaveSignal;
 pub use log::{start_log, LogError, LOG_VARIABLE};
+pub use membership_event::MembershipEvent;
 pub use reader_thread::SampleReader;
 pub use reduction::compression::decompress;
 pub use snapshot_store::SnapshotStore;
 pub use stage_driver::{serve, End};
-pub use state_stream::{StateHead, StatePart, StateStream};
+pub use state_event::{StateHead, StatePart};
+pub use state_stream::StateStream;
 pub use task_tensor::{DeviceTensor, TaskTensor};

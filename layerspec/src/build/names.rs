@@ -102,8 +102,17 @@ impl<'a> Names<'a> {
         scopes.filter_map(move |scope| self.definitions.get(&(scope, name)).copied())
     }
 
+    /// The layers of the cycle that the layer at `user` closes when it uses the one at `origin`.
+    fn cycle(&self, user: usize, origin: usize) -> Option<String> {
+        let source = |name: &str, index| match self.find_anywhere(name, index)? {
+            Origin::Layer { index, .. } => Some(index),
+            Origin::Input(_) => None,
+        };
+        cycle::find(self.layers, user, origin, source)
+    }
+
     /// The origin of the variable, even if it is defined below the layer.
-    pub(super) fn find_anywhere(&self, name: &str, index: usize) -> Option<Origin> {
+    fn find_anywhere(&self, name: &str, index: usize) -> Option<Origin> {
         let all = || self.visible(self.layers[index].scope, name).map(|found| found.origin);
         all().find(|origin| is_above(*origin, index)).or_else(|| all().next())
     }
@@ -119,7 +128,7 @@ impl<'a> Names<'a> {
             Origin::Layer { index: origin, .. } if origin == index => {
                 format!("`{text}` is this layer's own output: a layer can't use what it makes")
             }
-            Origin::Layer { index: origin, .. } => match cycle::find(self, index, origin) {
+            Origin::Layer { index: origin, .. } => match self.cycle(index, origin) {
                 Some(names) => format!(
                     "`{text}` (line {line}) closes a cycle: {names}; a layer can use only what is \
                      made above it"

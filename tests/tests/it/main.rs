@@ -6,6 +6,7 @@
 
 mod by_hand;
 mod checkpoints;
+mod circles;
 mod collective;
 mod compressed;
 mod constants;

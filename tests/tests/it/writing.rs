@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
@@ -378,7 +378,7 @@ fn is_one_link(line: &str) -> bool {
 }
 
 /// Returns every Rust file below a folder, with its text.
-fn sources(folder: &Path) -> Vec<(PathBuf, String)> {
+pub(crate) fn sources(folder: &Path) -> Vec<(PathBuf, String)> {
     let text = |path: PathBuf| (path.clone(), std::fs::read_to_string(path).unwrap());
     files(folder, "rs").into_iter().map(text).collect()
 }

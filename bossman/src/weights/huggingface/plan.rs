@@ -3,7 +3,7 @@
 use super::part::Part;
 use crate::weights::model::Model;
 use crate::weights::rename_rules::{RenameRules, Source};
-use crate::weights::safetensors_files::shown;
+use crate::weights::shown_text::shown;
 use crate::weights::state_dict::{expected, Expected, ExpectedTensor};
 use crate::weights::tensor_headers::TensorHeaders;
 use crate::BossManError;

@@ -10,7 +10,7 @@
 //!                        v
 //!                    Schedule (action) -> check, picture
 //!                        |
-//!        timeline -> player -> costs, lines       the prediction
+//!          player -> costs, lines, timeline       the prediction
 //!                      picker                     the next action, also for the stage session
 //! ```
 
@@ -52,7 +52,8 @@ pub use layout::{Ending, Layout};
 pub use picker::Picker;
 pub use picture::picture;
 pub use placement::Placement;
-pub use timeline::{timeline, Deadlock, Interval, Timeline};
+pub use player::timeline;
+pub use timeline::{Deadlock, Interval, Timeline};
 
 /// The actions of each worker in one training step.
 #[derive(Clone, PartialEq, Eq, Debug)]

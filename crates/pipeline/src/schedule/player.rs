@@ -9,8 +9,25 @@ use super::events::Events;
 use super::lines::{LineId, Lines, Parcel};
 use super::progress::{count_down, Passes, Place, Replica, Replicas};
 use super::work::Work;
-use super::{Action, Costs, Deadlock, Interval, Picker, Timeline};
+use super::{Action, Costs, Deadlock, Interval, Picker, Schedule, Timeline};
 use crate::ids::{StageId, WorkerId};
+
+/// Plays a schedule.
+pub fn timeline(schedule: &Schedule, costs: &Costs) -> Result<Timeline, Deadlock> {
+    let awaited = |stage| schedule.layout.is_awaited(stage);
+    let work = Work {
+        layout: &schedule.layout,
+        microbatch_assignment: &schedule.microbatch_assignment,
+        microbatches: schedule.microbatches,
+    };
+    let microbatch_order = work.microbatch_order();
+    let pickers = schedule
+        .workers
+        .iter()
+        .map(|list| Picker::new(list, &schedule.order, &microbatch_order, awaited))
+        .collect();
+    play(&work, pickers, costs)
+}
 
 /// Plays the actions that the pickers hold.
 pub(super) fn play(

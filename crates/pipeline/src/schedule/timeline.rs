@@ -1,8 +1,6 @@
 //! The time of each action, under given costs.
 
-use super::player::play;
-use super::work::Work;
-use super::{Action, Costs, Layout, Picker, Schedule, StageBytes};
+use super::{Action, Layout, StageBytes};
 use crate::ids::{StageId, WorkerId};
 use std::fmt;
 
@@ -125,21 +123,4 @@ impl fmt::Display for Deadlock {
         }
         Ok(())
     }
-}
-
-/// Plays a schedule.
-pub fn timeline(schedule: &Schedule, costs: &Costs) -> Result<Timeline, Deadlock> {
-    let awaited = |stage| schedule.layout.is_awaited(stage);
-    let work = Work {
-        layout: &schedule.layout,
-        microbatch_assignment: &schedule.microbatch_assignment,
-        microbatches: schedule.microbatches,
-    };
-    let microbatch_order = work.microbatch_order();
-    let pickers = schedule
-        .workers
-        .iter()
-        .map(|list| Picker::new(list, &schedule.order, &microbatch_order, awaited))
-        .collect();
-    play(&work, pickers, costs)
 }

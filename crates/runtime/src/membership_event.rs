@@ -1,0 +1,26 @@
+//! An event of a run's members.
+
+use link::WorkerInfo;
+use pipeline::ids::WorkerId;
+use std::net::SocketAddr;
+
+/// A worker joined or left an open run.
+#[derive(Debug)]
+pub enum MembershipEvent {
+    /// A worker joined. It has no stages yet.
+    Joined {
+        /// Its number.
+        worker: WorkerId,
+        /// The description that it sent.
+        info: WorkerInfo,
+        /// Its address.
+        address: SocketAddr,
+    },
+    /// A worker left.
+    Left {
+        /// Its number.
+        worker: WorkerId,
+        /// Why, as far as known.
+        reason: String,
+    },
+}
