@@ -48,8 +48,7 @@ pub(crate) use policy::{rate, DueTimer};
 pub use policy::{Every, KeepBest, Policy};
 pub use read_error::ReadError;
 pub(crate) use snapshot::{
-    begin_snapshot, request_snapshots, restore, restore_stored, resume_from,
-    snapshots_stage_by_stage, state_by_stage,
+    begin_snapshot, request_snapshots, restore, restore_stored, resume_from, state_by_stage,
 };
 pub(crate) use store::{is_checkpoint, load_weights, weight_headers};
 pub use store::{CheckpointEntry, Checkpoints};

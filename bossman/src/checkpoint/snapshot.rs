@@ -76,7 +76,7 @@ pub(crate) async fn request_snapshots<A, F>(
 where
     F: Future<Output = Result<A, Failure>> + Send + 'static,
 {
-    if !snapshots_stage_by_stage(trainer) {
+    if !trainer.plan.copies_stage_by_stage() {
         return (vec![Box::pin(ask(trainer, None))], Ok(()));
     }
     let layout = trainer.plan.layout();
@@ -94,12 +94,6 @@ where
         }
     }
     (replies, Ok(()))
-}
-
-/// Whether workers copy one stage after the other.
-pub(crate) fn snapshots_stage_by_stage(trainer: &Trainer) -> bool {
-    let layout = trainer.plan.layout();
-    trainer.plan.stages.iter().any(|spec| layout.shards_parameters(spec.stage))
 }
 
 /// Continues training from these counters.

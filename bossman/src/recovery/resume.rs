@@ -9,7 +9,7 @@ use crate::recovery::peer_snapshots::{peer_snapshots, restore_peer_state, PeerSt
 use crate::run_file::RunFile;
 use crate::train::settings::TrainOptions;
 use crate::{BossMan, BossManError};
-use pipeline::recovery::StateSource;
+use pipeline::recovery::{StateSource, StoredSteps};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -100,7 +100,7 @@ impl Search<'_> {
         for copy in copies {
             // A worker may send anything.
             let is_of_run = copy.run.differs(run).is_none() && copy.counters.step <= steps;
-            if kept.is_some() || !is_of_run {
+            if !is_of_run {
                 continue;
             }
             match metrics {
@@ -110,28 +110,32 @@ impl Search<'_> {
                     path.display(),
                     copy.counters.step
                 )),
-                _ => kept = Some(copy),
+                _ => {
+                    kept = Some(copy);
+                    break;
+                }
             }
         }
         // No other process writes checkpoints of this run. So they need not be read if the snapshot
         // is not older.
-        let newest = match (&already_read, checkpoints) {
-            (Some(found), _) => found.counters().step,
-            (None, Some(checkpoints)) => checkpoints.newest_known().unwrap_or(0),
-            (None, None) => 0,
+        let known = match (&already_read, checkpoints) {
+            (Some(found), _) => Some(found.counters().step),
+            (None, Some(checkpoints)) => checkpoints.newest_known(),
+            (None, None) => None,
         };
-        let step = kept.as_ref().map(|kept| kept.counters.step);
-        if step.is_some_and(|step| step >= newest) {
+        let peer_snapshot = kept.as_ref().map(|kept| kept.counters.step);
+        let newest = |checkpoint| StoredSteps { peer_snapshot, checkpoint }.newest();
+        if matches!(newest(known), StateSource::PeerSnapshot { .. }) {
             return Ok(kept.map(ResumeState::PeerSnapshot));
         }
-        let checkpoint = match (already_read, checkpoints) {
+        let found = match (already_read, checkpoints) {
             (None, Some(checkpoints)) => last_checkpoint(checkpoints, events).await?,
             (already_read, _) => already_read,
         };
-        match checkpoint {
-            // A newer checkpoint may be damaged, so this one may be older than the snapshot.
-            Some(found) if step.is_none_or(|step| step < found.counters().step) => Ok(Some(found)),
-            _ => Ok(kept.map(ResumeState::PeerSnapshot)),
+        // A newer checkpoint may be damaged, so this one may be older than the snapshot.
+        match newest(found.as_ref().map(|found| found.counters().step)) {
+            StateSource::PeerSnapshot { .. } => Ok(kept.map(ResumeState::PeerSnapshot)),
+            _ => Ok(found),
         }
     }
 }

@@ -66,12 +66,12 @@ async fn fetch_into(
     if must_agree(trainer) {
         compare_replicas(trainer).await?;
     }
-    let layout = trainer.plan.layout();
-    let stages: Vec<StageId> = trainer.plan.stages.iter().map(|spec| spec.stage).collect();
-    if stages.iter().all(|stage| !layout.shards_parameters(*stage)) {
+    if !trainer.plan.copies_stage_by_stage() {
         sink.receive(request_weights(trainer, None)).await?;
         return sink.finish().await;
     }
+    let layout = trainer.plan.layout();
+    let stages: Vec<StageId> = trainer.plan.stages.iter().map(|spec| spec.stage).collect();
     // Stage by stage, because no worker may have room for all.
     for stage in stages {
         let [gather, reshard] = layout.whole(stage).unwrap_or_default();
@@ -243,17 +243,12 @@ impl Holders {
     /// The payload for each stage that holds the tensor of this name of [`StateName`].
     fn each(&self, name: &str, payload: Payload) -> Vec<StageTensor> {
         let parsed = StateName::parse(name);
-        let (parameter, most) = match parsed.kept() {
-            // Only the owner has the optimizer state.
-            Some((parameter, _)) => (parameter, 1),
-            None => (parsed.name, usize::MAX),
-        };
-        let stages = self.0.get(parameter).into_iter().flatten().take(most);
+        let holders: &[StageId] = self.0.get(parsed.parameter()).map_or(&[], Vec::as_slice);
         let tensor = |stage: &StageId| StageTensor {
             stage: *stage,
             name: name.into(),
             payload: payload.clone(),
         };
-        stages.map(tensor).collect()
+        parsed.receivers(holders).iter().map(tensor).collect()
     }
 }

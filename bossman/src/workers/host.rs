@@ -4,6 +4,7 @@ use crate::events::{Event, Events, Invitation, WaitReason};
 use crate::workers::local_processes::{worker_command, LocalWorkers, WorkerFlags};
 use crate::BossManError;
 use link::{Identity, LinkError, Listener, ListenerEvent, Ticket, Transport};
+use pipeline::recovery::{FailedSession, RejoinWait, Rejoined, Sufficiency};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,29 +14,8 @@ use tokio::time::Instant;
 /// The default port.
 const DEFAULT_PORT: u16 = 1024;
 
-/// The time to wait for a spare once all remaining workers have joined again. A spare worker asks
-/// for a place every second.
-const SPARE_TIMEOUT: Duration = Duration::from_millis(1500);
-/// The time after which a missing worker counts as lost, too. A worker finishes its computation
-/// before it joins again.
-const REJOIN_TIMEOUT: Duration = Duration::from_secs(15);
 /// The time within which a run that has ended frees its port.
 const PORT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The workers to wait for after a loss.
-struct RejoinWait {
-    /// The number of workers that may remain.
-    survivors: usize,
-    /// Whether the run can continue with 0, 1, 2, ... workers.
-    fits: Vec<bool>,
-}
-
-impl RejoinWait {
-    /// The largest number of the workers `here` with which the run can continue.
-    fn most_usable(&self, here: usize) -> Option<usize> {
-        (1..=here).rev().find(|workers| self.fits.get(*workers) == Some(&true))
-    }
-}
 
 /// The address of the boss and the workers it waits for.
 #[derive(Debug, Clone)]
@@ -215,10 +195,9 @@ impl Host {
         lost: usize,
         fits: impl Fn(usize) -> bool,
     ) -> Result<Workers, BossManError> {
-        // Local workers are started afresh.
-        let survivors = self.local + before.saturating_sub(self.local).saturating_sub(lost);
-        let fits = (0..=self.workers).map(move |workers| workers > 0 && fits(workers)).collect();
-        self.wait_for(Some(RejoinWait { survivors, fits })).await
+        let failed = FailedSession { workers: before, local: self.local, lost };
+        let again = RejoinWait::new(failed, self.workers, fits);
+        self.wait_for(Some(again)).await
     }
 
     /// Whether the boss starts workers itself.
@@ -350,15 +329,6 @@ struct JoinWait<'a> {
     asked_for_more: bool,
 }
 
-/// Whether the workers that have joined suffice.
-enum Sufficiency {
-    /// The run can continue with this number.
-    Enough(usize),
-    /// It is decided at this time.
-    OpenUntil(Instant),
-    TooFew,
-}
-
 impl<'a> JoinWait<'a> {
     fn new(
         host: &'a Host,
@@ -383,9 +353,13 @@ impl<'a> JoinWait<'a> {
     async fn run(&mut self) -> Result<usize, BossManError> {
         while self.listener.missing() > 0 {
             let next_check = match self.sufficiency() {
-                Sufficiency::Enough(workers) => return Ok(workers),
-                Sufficiency::OpenUntil(time) => Some(time),
-                Sufficiency::TooFew => None,
+                Some(Sufficiency::Enough(workers)) => return Ok(workers),
+                Some(Sufficiency::OpenFor(time)) => Some(Instant::now() + time),
+                Some(Sufficiency::TooFew) => {
+                    self.ask_for_more();
+                    None
+                }
+                Some(Sufficiency::Gap) | None => None,
             };
             let event = tokio::select! {
                 event = self.listener.next() => event,
@@ -400,30 +374,24 @@ impl<'a> JoinWait<'a> {
         Ok(self.host.workers)
     }
 
-    /// Whether a run can continue after a loss. A local worker that does not join ends, which
-    /// [`JoinWait::run`] notices.
-    fn sufficiency(&mut self) -> Sufficiency {
-        let joined = self.host.workers - self.listener.missing();
-        let Some(again) = self.again.as_ref().filter(|_| self.local_joined == self.host.local)
-        else {
-            return Sufficiency::TooFew;
-        };
-        let until = match joined >= again.survivors {
-            true => self.last_joined + SPARE_TIMEOUT,
-            false => self.began + REJOIN_TIMEOUT,
-        };
-        if Instant::now() < until {
-            return Sufficiency::OpenUntil(until);
-        }
-        let is_contiguous = self.listener.is_contiguous();
-        if let Some(enough) = again.most_usable(joined).filter(|_| is_contiguous) {
-            return Sufficiency::Enough(enough);
-        }
-        if is_contiguous && !std::mem::replace(&mut self.asked_for_more, true) {
-            let (missing, waited) = (self.host.workers - joined, self.began.elapsed());
+    /// Whether the run can continue after a loss. `None` at first, and until all local workers have
+    /// joined: one that does not join ends, which [`JoinWait::run`] notices.
+    fn sufficiency(&self) -> Option<Sufficiency> {
+        let again = self.again.as_ref().filter(|_| self.local_joined == self.host.local)?;
+        Some(again.sufficiency(Rejoined {
+            workers: self.host.workers - self.listener.missing(),
+            has_gap: !self.listener.is_contiguous(),
+            since_begin: self.began.elapsed(),
+            since_last: self.last_joined.elapsed(),
+        }))
+    }
+
+    /// Tells the user once that too few workers remain.
+    fn ask_for_more(&mut self) {
+        if !std::mem::replace(&mut self.asked_for_more, true) {
+            let (missing, waited) = (self.listener.missing(), self.began.elapsed());
             self.host.report_wait(missing, WaitReason::TooFewRemain, waited, None);
         }
-        Sufficiency::TooFew
     }
 
     fn on_event(&mut self, event: ListenerEvent) {

@@ -10,6 +10,7 @@
 //!    auto, fleet: predict, choose --+                     v
 //!    membership: who takes part                  boss::BossSession
 //!    recovery: what to do after a failure                 |  frame, message
+//!    peer_snapshot: who stores what, and what comes back  |
 //!                                                         v
 //!                                                stage::StageSession -> task, effect
 //! ```
@@ -37,6 +38,7 @@ pub mod membership;
 pub mod message;
 mod micros;
 mod mode;
+mod model_parameters;
 pub mod norm;
 pub mod optimizer;
 pub mod peer_snapshot;
@@ -65,6 +67,7 @@ pub use determinism::Determinism;
 pub use fleet::Fleet;
 pub use loss::LossSpec;
 pub use lr_schedule::LrSchedule;
+pub use model_parameters::ModelParameters;
 pub use optimizer::OptimizerSpec;
 pub use plan::Plan;
 pub use schedule::{Placement, Schedule, ScheduleKind};

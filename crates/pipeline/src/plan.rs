@@ -253,6 +253,13 @@ impl Plan {
         trained.filter(|stage| self.stage_placement.of(*stage).len() > 1)
     }
 
+    /// Whether workers copy their state one stage after the other: with sharded parameters, a
+    /// worker may not have room for those of all its stages.
+    pub fn copies_stage_by_stage(&self) -> bool {
+        let layout = self.layout();
+        self.stages.iter().any(|spec| layout.shards_parameters(spec.stage))
+    }
+
     /// The stages of a worker.
     pub fn stages_of(&self, worker: WorkerId) -> Vec<StageSpec> {
         self.stages.iter().filter(|s| self.stage_placement.has(s.stage, worker)).cloned().collect()

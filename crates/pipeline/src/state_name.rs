@@ -1,5 +1,6 @@
 //! The names of the tensors of a model's state, as workers send and receive them.
 
+use crate::ids::StageId;
 use std::fmt;
 
 /// The prefix of the names of optimizer state. A parameter's name never has it, because it begins
@@ -58,6 +59,20 @@ impl<'a> StateName<'a> {
     pub fn kept(&self) -> Option<(&'a str, &'a str)> {
         self.name.rsplit_once('.').filter(|_| self.optimizer)
     }
+
+    /// The name of the parameter or buffer, or of the parameter whose optimizer state it is.
+    pub fn parameter(&self) -> &'a str {
+        self.kept().map_or(self.name, |(parameter, _)| parameter)
+    }
+
+    /// The stages that receive the tensor, of the [holders](crate::Plan::holders) of its parameter.
+    pub fn receivers<'s>(&self, holders: &'s [StageId]) -> &'s [StageId] {
+        // Only the owner has the optimizer state.
+        match self.optimizer {
+            true => holders.get(..1).unwrap_or(holders),
+            false => holders,
+        }
+    }
 }
 
 impl fmt::Display for StateName<'_> {
@@ -93,6 +108,17 @@ mod tests {
         assert_eq!(names[5].kept(), Some(("0.weight", "step")));
         assert_eq!(names[3].to_string(), "slice/0.weight[7]");
         assert_eq!((names[0].kept(), StateName::parse("optimizer/x").kept()), (None, None));
+        assert_eq!((names[0].parameter(), names[5].parameter()), ("0.weight", "0.weight"));
         assert_eq!(StateName::parse("optimizer/a.b[x]"), StateName::of_optimizer("a.b[x]", None));
+    }
+
+    #[test]
+    fn optimizer_state_goes_to_the_owner_alone() {
+        let holders = [StageId(1), StageId(4)];
+        let (weight, state) =
+            (StateName::of_parameter("0.weight"), StateName::of_optimizer("0.weight.step", None));
+        assert_eq!(weight.receivers(&holders), holders);
+        assert_eq!(state.receivers(&holders), [StageId(1)]);
+        assert!(state.receivers(&[]).is_empty());
     }
 }

@@ -307,12 +307,10 @@ fn problem_of(line: &str) -> Option<String> {
                 .collect();
             no_file().map(|file| format!("no file {file}")).or_else(|| no_flag(&code))
         }
-        // The page shows the command as the boss prints it.
         "worker" => {
-            let printed =
-                read("bossman/src/events/console.rs").contains(&format!(" {}\"", words[0]));
-            (!printed)
-                .then(|| "not as the boss prints it".into())
+            let is_built = ["target/release/worker", "worker"].contains(&words[0]);
+            (!is_built)
+                .then(|| "not where `make build` puts it".into())
                 .or_else(|| no_flag(&read("worker/src/program/options.rs")))
         }
         "cargo" => {

@@ -53,8 +53,8 @@ fn keep_freed_memory() {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(RETAINED_BYTES)));
 }
 
-/// Binds a socket. `[::]` means IPv6 and IPv4, or IPv4 alone on a system without IPv6. A system that
-/// grants smaller buffers still works.
+/// Binds a socket. `[::]` means IPv6 and IPv4, or IPv4 alone on a system without IPv6. A system
+/// that grants smaller buffers still works.
 pub(crate) fn bind(
     address: SocketAddr,
 ) -> io::Result<(Arc<dyn AsyncUdpSocket>, Option<SmallBuffers>)> {

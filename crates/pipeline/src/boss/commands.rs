@@ -3,10 +3,11 @@
 use super::collector::state_window;
 use super::request::{Instruction, ListSnapshots, Measure, Request, SendState, Setup};
 use super::round_frames::{round, tensors};
-use super::snapshot_request::{restore_snapshot, state_senders, store_snapshot};
+use super::snapshot_request::{restore_snapshot, store_snapshot};
 use crate::effect::{BossEffect, Destination, Message, Peer};
 use crate::ids::{Slot, StageId, WorkerId};
 use crate::message::{Assignment, Command, PeerAddress, TensorHead, ToWorker};
+use crate::peer_snapshot::state_senders;
 use crate::plan::Plan;
 use std::collections::{BTreeMap, BTreeSet};
 

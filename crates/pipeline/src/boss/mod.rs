@@ -22,11 +22,12 @@ pub use request::{
     Digest, Instruction, ListSnapshots, MakeIds, Measure, MembershipChange, Prepare, ReportLinks,
     Request, RunRequest, SendState, Setup, MAX_PENDING_BATCHES,
 };
-pub use snapshot_request::{has_same_state, state_senders, SnapshotRequest};
+pub use snapshot_request::SnapshotRequest;
 
 use crate::effect::{BossEffect, Destination, Frame, Message, Micros, Peer};
 use crate::ids::{Slot, WorkerId};
 use crate::message::{Failure, LinkReport, TensorHead, ToBoss, ToWorker};
+use crate::peer_snapshot::state_senders;
 use collector::Collector;
 use links::Links;
 use members::{Follower, Preparing};

@@ -3,7 +3,8 @@
 use crate::ids::{StageId, WorkerId};
 use crate::message::Command;
 use crate::peer_snapshot::{
-    PartToMake, SendSnapshot, SnapshotId, SnapshotNote, StoreSnapshot, StoredTensor,
+    holders_of_parts, PartHolders, PartNumbers, SendSnapshot, SnapshotId, SnapshotNote,
+    StoreSnapshot, StoredTensor,
 };
 use crate::plan::Plan;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,14 +14,12 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct SnapshotRequest {
     /// The snapshot.
     pub snapshot: SnapshotId,
-    /// The note that is stored with it.
-    pub note: SnapshotNote,
+    /// The rest of the run's state, which is stored with it.
+    pub text: String,
     /// The last complete snapshot. Older ones are dropped.
     pub last_complete: Option<SnapshotId>,
     /// The stage. `None` is every stage.
     pub stage: Option<StageId>,
-    /// The number of parts that were requested before.
-    pub before: u32,
     /// The worker that also stores the parts of each worker. The default is the next worker. A
     /// neighbour with the same state makes the part itself.
     pub neighbours: BTreeMap<WorkerId, WorkerId>,
@@ -29,50 +28,8 @@ pub struct SnapshotRequest {
 impl SnapshotRequest {
     /// The holders of each part.
     pub(super) fn parts(&self, plan: &Plan) -> BTreeMap<u32, PartHolders> {
-        let members = plan.stage_placement.members();
-        let next = |worker: WorkerId| {
-            let after = members.iter().find(|other| **other > worker).or(members.first());
-            after.copied().unwrap_or(worker)
-        };
-        let holders = |owner| {
-            let other = self.neighbours.get(&owner).copied().unwrap_or_else(|| next(owner));
-            PartHolders { owner, other, sends: !has_same_state(plan, owner, other) }
-        };
-        (self.before..)
-            .zip(state_senders(plan, self.stage, true).into_iter().map(holders))
-            .collect()
+        holders_of_parts(plan, self.stage, &self.neighbours)
     }
-}
-
-/// The two workers that store a part of a snapshot.
-#[derive(Copy, Clone)]
-pub(super) struct PartHolders {
-    /// The worker whose state it is.
-    pub(super) owner: WorkerId,
-    /// The neighbour that stores it, too.
-    pub(super) other: WorkerId,
-    /// Whether the owner sends it, because the neighbour does not have the same state.
-    pub(super) sends: bool,
-}
-
-impl PartHolders {
-    /// The copy that a worker makes of this part, if any.
-    fn make(self, part: u32, worker: WorkerId) -> Option<PartToMake> {
-        let PartHolders { owner: of, other, sends } = self;
-        let makes = worker == of || (!sends && worker == other);
-        makes.then_some(PartToMake { part, of, to: sends.then_some(other) })
-    }
-}
-
-/// Whether another worker is a replica of exactly the stages that this worker reports for, so that
-/// both have the same state.
-pub fn has_same_state(plan: &Plan, speaker: WorkerId, other: WorkerId) -> bool {
-    let both =
-        |workers: &[WorkerId]| (workers.first() == Some(&speaker)) == workers.contains(&other);
-    // Replicas that shard the optimizer state have different parts of it.
-    speaker != other
-        && plan.sharding.is_none()
-        && plan.stage_placement.iter().all(|(_, workers)| both(workers))
 }
 
 /// The commands that let workers store a snapshot for each other.
@@ -81,7 +38,8 @@ pub(super) fn store_snapshot(
     plan: &Plan,
 ) -> impl Fn(WorkerId) -> Command {
     let parts = request.parts(plan);
-    let SnapshotRequest { snapshot, note, last_complete, stage, .. } = request;
+    let SnapshotRequest { snapshot, text, last_complete, stage, .. } = request;
+    let note = SnapshotNote { parts: PartNumbers::of(plan, stage).total, text };
     move |worker| {
         let comes = |holders: &PartHolders| {
             holders.sends && holders.other == worker && holders.owner != worker
@@ -118,13 +76,4 @@ pub(super) fn restore_snapshot<'a>(
             send: Box::new(SendSnapshot { snapshot, tensors: stored.collect() }),
         }
     }
-}
-
-/// The workers that send parameters: the first replica of each stage, or of this stage. If replicas
-/// shard the optimizer state and that is sent, too, every replica sends its shard.
-pub fn state_senders(plan: &Plan, only: Option<StageId>, optimizer: bool) -> BTreeSet<WorkerId> {
-    let wanted =
-        plan.stage_placement.iter().filter(|(stage, _)| only.is_none_or(|only| only == *stage));
-    let most = if optimizer && plan.sharding.is_some() { usize::MAX } else { 1 };
-    wanted.flat_map(|(_, workers)| workers.iter().take(most)).copied().collect()
 }

@@ -10,6 +10,8 @@ use crate::world::Kept;
 use crate::{user, Setting};
 use layerspec::LayerGraph;
 use pipeline::ids::WorkerId;
+use pipeline::recovery::{FailedSession, RejoinWait, Rejoined, Sufficiency};
+use std::time::Duration;
 use testkit::Random;
 
 /// More memberships than any run here has.
@@ -123,9 +125,7 @@ impl MembershipRun {
                 let stay = if last.only_core { last.core } else { here.len().max(last.core) };
                 here.resize_with(stay, Kept::default);
             }
-            let mut ways = settings.iter();
-            let way = ways.find(|way| way.workers() <= here.len()).or(settings.last());
-            let way = way.expect("a setting");
+            let way = setting_for(settings, here.len());
             // If no setting is for so few, those that are missing are lost at once.
             let missing = here.len()..way.workers();
             log.note(|| {
@@ -170,4 +170,20 @@ impl MembershipRun {
             }
         }
     }
+}
+
+/// The setting with which a run continues once no more workers come than are here. The last one if
+/// none is for so few.
+fn setting_for(settings: &[Setting], here: usize) -> &Setting {
+    let all = settings[0].workers();
+    let failed = FailedSession { workers: all, local: 0, lost: 0 };
+    let of = |workers: usize| settings.iter().find(move |way| way.workers() == workers);
+    let (since_begin, since_last) = (Duration::MAX, Duration::MAX);
+    let joined = Rejoined { workers: here, has_gap: false, since_begin, since_last };
+    let wait = RejoinWait::new(failed, all, |workers| of(workers).is_some());
+    let way = match wait.sufficiency(joined) {
+        Sufficiency::Enough(workers) => of(workers),
+        _ => settings.last(),
+    };
+    way.expect("a setting")
 }

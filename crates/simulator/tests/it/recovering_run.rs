@@ -9,7 +9,9 @@ use crate::Setting;
 use layerspec::LayerGraph;
 use pipeline::message::Failure;
 use pipeline::peer_snapshot::SnapshotId;
-use pipeline::recovery::{Cause, RecoveryPolicy, Remedy, Situation, StopReason, MAX_ATTEMPTS};
+use pipeline::recovery::{
+    Cause, RecoveryPolicy, Remedy, Situation, StateSource, StopReason, StoredSteps, MAX_ATTEMPTS,
+};
 use std::collections::BTreeMap;
 use testkit::Random;
 
@@ -103,33 +105,9 @@ impl<'a> Run<'a> {
 impl Run<'_> {
     /// Trains to the end, or until something fails, from the beginning or from the last snapshot.
     pub fn attempt(&mut self, user: &mut User<'_>, random: &mut Random) -> Result<(), Failure> {
-        let mut from = self.kept.0;
         self.memberships += 1;
         self.call(user, Call::Distribute, "a loss while stages are assigned")?;
-        let found = if self.keeps.is_some() { user.kept_copy(RUN)? } else { None };
-        if found
-            .as_ref()
-            .is_none_or(|(snapshot, _)| self.whole.is_some_and(|whole| snapshot.step < whole.step))
-        {
-            let had = self.whole.take().is_some();
-            self.count_if("a snapshot of workers that was lost with them", had);
-        }
-        if let Some((snapshot, tensors)) = found.filter(|(snapshot, _)| snapshot.step >= from) {
-            from = snapshot.step;
-            self.during(user, "a loss while workers restore a snapshot", |user| {
-                user.restore_kept(snapshot, tensors)
-            })?;
-            self.count("a run that went on from what workers keep");
-            self.whole = Some(snapshot);
-        } else if from == 0 {
-            if let Some(salt) = self.reference.salt {
-                self.call(user, Call::Load(salt), "a loss while weights are loaded")?;
-            }
-            self.call(user, Call::Optimizer(1), "a loss while the optimizer is sent")?;
-        } else {
-            user.kept.clone_from(&self.kept.1);
-            self.call(user, Call::Resume(1), "a loss while state is restored")?;
-        }
+        let from = self.restore(user)?;
         for step in from + 1..=self.reference.last() {
             let pause = random.below(3) * random.below(30);
             self.during(user, "a loss between steps", |user| user.world.linger(pause));
@@ -156,6 +134,38 @@ impl Run<'_> {
             "the state after the last step"
         );
         Ok(())
+    }
+
+    /// Gives the workers the newest state. Returns the last step in it.
+    fn restore(&mut self, user: &mut User<'_>) -> Result<u64, Failure> {
+        let found = if self.keeps.is_some() { user.kept_copy(RUN)? } else { None };
+        let peer_snapshot = found.as_ref().map(|found| found.id.step);
+        if peer_snapshot.is_none_or(|step| self.whole.is_some_and(|whole| step < whole.step)) {
+            let had = self.whole.take().is_some();
+            self.count_if("a snapshot of workers that was lost with them", had);
+        }
+        let checkpoint = (self.kept.0 > 0).then_some(self.kept.0);
+        let source = StoredSteps { peer_snapshot, checkpoint }.newest();
+        match (source, found) {
+            (StateSource::PeerSnapshot { .. }, Some(found)) => {
+                let moment = "a loss while workers restore a snapshot";
+                self.during(user, moment, |user| user.restore_kept(&found))?;
+                self.count("a run that went on from what workers keep");
+                self.whole = Some(found.id);
+            }
+            (StateSource::Checkpoint { .. }, _) => {
+                user.kept.clone_from(&self.kept.1);
+                self.call(user, Call::Resume(1), "a loss while state is restored")?;
+            }
+            (StateSource::Beginning, _) => {
+                if let Some(salt) = self.reference.salt {
+                    self.call(user, Call::Load(salt), "a loss while weights are loaded")?;
+                }
+                self.call(user, Call::Optimizer(1), "a loss while the optimizer is sent")?;
+            }
+            (other, _) => panic!("{other} is not here"),
+        }
+        Ok(source.position())
     }
 
     fn call(

@@ -7,18 +7,17 @@ use crate::world::World;
 use crate::Setting;
 use layerspec::LayerGraph;
 use pipeline::boss::{
-    state_senders, Digest, Instruction, IntoRequest, ListSnapshots, MakeIds, Measure, Request,
-    RunRequest, SendState, SnapshotRequest,
+    Digest, Instruction, IntoRequest, ListSnapshots, MakeIds, Measure, Request, RunRequest,
+    SendState, SnapshotRequest,
 };
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
-use pipeline::peer_snapshot::{PeerSnapshot, SnapshotId, SnapshotNote, StoredTensor};
+use pipeline::peer_snapshot::{neighbours, recall, CompleteSnapshot, SnapshotId};
 use pipeline::replicas::MicrobatchAssignment;
 use pipeline::samples::{DataSpec, Samples};
 use pipeline::schedule::{Action, Ending, Order, Terms};
 use pipeline::watch::{FiniteCheck, Watch};
-use pipeline::StateForm;
-use pipeline::{Plan, ScheduleKind};
+use pipeline::{ModelParameters, Plan, ScheduleKind, StateForm};
 pub use state::together;
 use std::collections::BTreeMap;
 use testkit::Random;
@@ -27,6 +26,7 @@ use testkit::Random;
 pub struct User<'g> {
     pub world: World,
     graph: &'g LayerGraph,
+    parameters: ModelParameters,
     pub plan: Plan,
     kind: ScheduleKind,
     pub microbatches: u32,
@@ -77,6 +77,7 @@ impl<'g> User<'g> {
         User {
             world,
             graph,
+            parameters: ModelParameters::of(graph),
             plan,
             kind,
             microbatches,
@@ -286,89 +287,58 @@ impl<'g> User<'g> {
         })
     }
 
-    /// Lets workers copy their state for each other. These numbers choose the neighbours. The
-    /// snapshot is complete when all requests are answered.
+    /// Lets workers copy their state for each other. The snapshot is complete when all requests are
+    /// answered.
     pub fn begin_keeping(
         &mut self,
         snapshot: SnapshotId,
         last: Option<SnapshotId>,
         random: &mut Random,
     ) -> Result<Vec<u64>, Failure> {
-        let plan = self.plan.clone();
-        let members = plan.stage_placement.members();
-        let named = random.chance(50);
-        let named: Vec<WorkerId> = members.iter().copied().filter(|_| named).collect();
-        let neighbours: BTreeMap<WorkerId, WorkerId> =
-            named.into_iter().map(|worker| (worker, *random.pick(&members))).collect();
-        let number = |stage| state_senders(&plan, stage, true).len() as u32;
-        let parts = match self.copies_by_stage() {
-            true => plan.stages.iter().map(|spec| number(Some(spec.stage))).sum(),
-            false => number(None),
-        };
-        let mut before = 0;
+        let neighbours = self.neighbours(snapshot.step, random);
         self.copy_stages(|stage| {
-            let (note, neighbours) =
-                (SnapshotNote { parts, text: format!("{}", snapshot.step) }, neighbours.clone());
+            let (text, neighbours) = (snapshot.step.to_string(), neighbours.clone());
             let keeping =
-                SnapshotRequest { snapshot, note, last_complete: last, stage, before, neighbours };
-            before += number(stage);
+                SnapshotRequest { snapshot, text, last_complete: last, stage, neighbours };
             Instruction::StoreSnapshot(Box::new(keeping)).into_request()
         })
     }
 
-    fn copies_by_stage(&self) -> bool {
-        let layout = self.plan.layout();
-        self.plan.stages.iter().any(|spec| layout.shards_parameters(spec.stage))
+    /// The neighbours that a boss chooses for workers on up to three machines, or any, or none.
+    fn neighbours(&self, step: u64, random: &mut Random) -> BTreeMap<WorkerId, WorkerId> {
+        let members = self.plan.stage_placement.members();
+        if !random.chance(50) {
+            return BTreeMap::new();
+        }
+        if step.is_multiple_of(3) {
+            return members.iter().map(|worker| (*worker, *random.pick(&members))).collect();
+        }
+        let machines: BTreeMap<WorkerId, &str> =
+            members.iter().map(|worker| (*worker, *random.pick(&["a", "b", "c"]))).collect();
+        neighbours(&self.plan, |worker| machines[&worker])
     }
 
     /// The last complete snapshot of a run at the workers.
-    pub fn kept_copy(
-        &mut self,
-        run: u64,
-    ) -> Result<Option<(SnapshotId, Vec<StoredTensor>)>, Failure> {
+    pub fn kept_copy(&mut self, run: u64) -> Result<Option<CompleteSnapshot>, Failure> {
         let request = self.world.submit(ListSnapshots { run });
         self.world.reply(request).result?;
-        let snapshots = std::mem::take(&mut self.world.snapshots);
-        let steps: BTreeMap<SnapshotId, u32> =
-            snapshots.iter().map(|(_, kept)| (kept.snapshot, kept.note.parts)).collect();
-        assert!(steps.keys().all(|snapshot| snapshot.run == run));
-        assert!(snapshots.iter().all(|(_, kept)| kept.note.text == kept.snapshot.step.to_string()));
-        for (snapshot, parts) in steps.into_iter().rev() {
-            let here: Vec<&(WorkerId, PeerSnapshot)> =
-                snapshots.iter().filter(|(_, kept)| kept.snapshot == snapshot).collect();
-            let mut names: BTreeMap<(u32, String), WorkerId> = BTreeMap::new();
-            for (worker, kept) in &here {
-                let all = kept
-                    .parts
-                    .iter()
-                    .flat_map(|(part, names)| names.iter().map(move |name| (*part, name)));
-                names.extend(all.map(|(part, name)| ((part, name.clone()), *worker)));
-            }
-            if (0..parts).all(|part| here.iter().any(|(_, kept)| kept.parts.contains_key(&part))) {
-                let recalled = names.into_iter().flat_map(|((part, name), holder)| {
-                    let stages = self.stages_of_state(&name);
-                    stages.into_iter().map(move |stage| StoredTensor {
-                        holder,
-                        part,
-                        name: name.clone(),
-                        stage,
-                    })
-                });
-                return Ok(Some((snapshot, recalled.collect())));
-            }
+        let reports = std::mem::take(&mut self.world.snapshots);
+        for (_, kept) in &reports {
+            assert_eq!(kept.snapshot.run, run);
+            assert_eq!(kept.note.text, kept.snapshot.step.to_string());
         }
-        Ok(None)
+        let complete = CompleteSnapshot::all(run, reports);
+        assert!(complete.iter().all(|found| found.is_of(&self.parameters)), "{complete:?}");
+        Ok(complete.into_iter().next())
     }
 
     /// Restores a peer snapshot.
-    pub fn restore_kept(
-        &mut self,
-        snapshot: SnapshotId,
-        tensors: Vec<StoredTensor>,
-    ) -> Result<(), Failure> {
+    pub fn restore_kept(&mut self, kept: &CompleteSnapshot) -> Result<(), Failure> {
         let request = self.world.submit(Instruction::SetOptimizer(calls::optimizer(1)));
         self.world.reply(request).result?;
-        let request = self.world.submit(Instruction::RestoreSnapshot { snapshot, tensors });
+        let tensors = recall(&self.plan, kept, &self.parameters).expect("parameters of the model");
+        let restore = Instruction::RestoreSnapshot { snapshot: kept.id, tensors };
+        let request = self.world.submit(restore);
         self.world.reply(request).result.map(drop)
     }
 
@@ -378,7 +348,7 @@ impl<'g> User<'g> {
     ) -> Result<Vec<u64>, Failure> {
         let layout = self.plan.layout();
         let stages: Vec<StageId> = self.plan.stages.iter().map(|spec| spec.stage).collect();
-        if !self.copies_by_stage() {
+        if !self.plan.copies_stage_by_stage() {
             return Ok(vec![self.world.submit(ask(None))]);
         }
         let mut asked = Vec::new();

@@ -412,19 +412,14 @@ impl BossDriver {
         match random.below(16) {
             0 | 1 => Instruction::Distribute.into_request(),
             13 => ListSnapshots { run: random.below(2) }.into_request(),
-            14 => {
-                let (snapshot, note) = (heads::snapshot_id(random), heads::note(random));
-                let (stage, before) = (None, random.below(2) as u32);
-                Instruction::StoreSnapshot(Box::new(SnapshotRequest {
-                    snapshot,
-                    note,
-                    last_complete: None,
-                    stage,
-                    before,
-                    neighbours: BTreeMap::new(),
-                }))
-                .into_request()
-            }
+            14 => Instruction::StoreSnapshot(Box::new(SnapshotRequest {
+                snapshot: heads::snapshot_id(random),
+                text: heads::note(random).text,
+                last_complete: None,
+                stage: None,
+                neighbours: BTreeMap::new(),
+            }))
+            .into_request(),
             15 => {
                 let (holder, stage) = (worker(random), stage(random));
                 let tensors =

@@ -204,10 +204,9 @@ fn keeping_boss(plan: Plan, neighbours: BTreeMap<WorkerId, WorkerId>) -> BossSes
     while boss.poll_effect().is_some() {}
     let keeping = SnapshotRequest {
         snapshot: snapshot_id(7),
-        note: note(),
+        text: "{}".into(),
         last_complete: None,
         stage: None,
-        before: 0,
         neighbours,
     };
     boss.on_request(NOW, 2, Instruction::StoreSnapshot(Box::new(keeping)).into_request());

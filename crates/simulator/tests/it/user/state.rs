@@ -25,9 +25,7 @@ impl User<'_> {
         }
         let mut tensors = Vec::new();
         for (name, value) in &self.state {
-            let (layer, parameter) = name.rsplit_once('.').expect("a layer and a parameter");
-            let layer = self.graph.layer_by_name(layer).expect("a layer of the model");
-            for stage in self.plan.holders(layer, parameter) {
+            for stage in self.stages_of_state(name) {
                 let slot = self.world.boss_slots.hold(calls::loaded(name, *value, salt));
                 tensors.push((stage, name.clone(), slot));
             }
@@ -73,14 +71,9 @@ impl User<'_> {
     }
 
     /// The stages that receive a parameter, or its optimizer state.
-    pub(super) fn stages_of_state(&self, text: &str) -> Vec<StageId> {
-        let name = StateName::parse(text);
-        let (layer, parameter) =
-            name.kept().map_or(name.name, |(param, _)| param).rsplit_once('.').expect("a name");
-        let layer = self.graph.layer_by_name(layer).expect("a layer of the model");
-        // Only the owner has the optimizer state.
-        let most = if name.optimizer { 1 } else { usize::MAX };
-        self.plan.holders(layer, parameter).into_iter().take(most).collect()
+    fn stages_of_state(&self, text: &str) -> Vec<StageId> {
+        let stages = self.parameters.receivers(&self.plan, StateName::parse(text));
+        stages.expect("a parameter of the model")
     }
 }
 

@@ -1,10 +1,4 @@
-//! Peer snapshots: copies of a run's state that workers store for each other.
-//!
-//! Between two steps each worker copies the part of the state that no worker before it has. It
-//! stores the copy and sends it to a neighbour, which stores it, too. A neighbour that is a replica
-//! of the same stages has the same state and makes the copy itself. So the state of a step survives
-//! if each worker or its neighbour survives. The next membership does not matter: a worker's
-//! process keeps its snapshots after the run that made them.
+//! Snapshots as messages name them: requests to store and to send parts, and what a worker stores.
 
 use crate::ids::{StageId, WorkerId};
 use serde::{Deserialize, Serialize};
