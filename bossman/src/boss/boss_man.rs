@@ -4,7 +4,7 @@
 use super::builder::Builder;
 use crate::data::Dataset;
 use crate::pool::Pool;
-use crate::recovery::replay::CallLog;
+use crate::recovery::call_log::CallLog;
 use crate::session::replica_check::compare_replicas;
 use crate::session::trainer::Trainer;
 use crate::workers::host::{Host, Workers};

@@ -2,7 +2,7 @@
 
 use super::boss_man::BossMan;
 use crate::checkpoint::{self, StoredState, TrainingState};
-use crate::recovery::replay::CallLog;
+use crate::recovery::call_log::CallLog;
 use crate::session::weight_transfer;
 use crate::weights::initial_weights::InitialWeights;
 use crate::{BossManError, StateDict};

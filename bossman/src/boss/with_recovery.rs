@@ -3,8 +3,8 @@
 use super::boss_man::BossMan;
 use crate::checkpoint;
 use crate::events::{Completed, Event};
+use crate::recovery::call_log::{CallContext, CallLog, Interruption};
 use crate::recovery::policy::ban;
-use crate::recovery::replay::{CallContext, CallLog, Interruption};
 use crate::session::call::TrainingCall;
 use crate::session::replica_check::{self, compare_replicas};
 use crate::session::train_step::TrainedStep;

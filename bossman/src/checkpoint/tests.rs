@@ -1,6 +1,8 @@
 //! Checkpoints in folders that are cut short, damaged or strange.
 
+mod every_operation;
 mod faulty_store;
+mod kept;
 mod read_errors;
 mod stored;
 mod writing;

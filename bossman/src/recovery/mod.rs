@@ -3,11 +3,11 @@
 //! ```text
 //! policy (which failure, how often)    recovery_source (what the user chose)
 //!   runs:           resume -> peer_snapshots, checkpoints
-//!   calls by hand:  replay
+//!   calls by hand:  call_log
 //! ```
 
+pub(crate) mod call_log;
 pub(crate) mod peer_snapshots;
 pub(crate) mod policy;
 pub(crate) mod recovery_source;
-pub(crate) mod replay;
 pub(crate) mod resume;

@@ -67,6 +67,11 @@ impl Faulty {
         seen.iter().filter(|(of, name)| *of == operation && name.contains(part)).count()
     }
 
+    /// The number of operations so far.
+    pub(super) fn operations(&self) -> usize {
+        self.faults.seen.lock().unwrap().len()
+    }
+
     /// The names of all files.
     pub(super) async fn files(&self) -> Vec<String> {
         let files = self.memory.list(None).map(|file| file.unwrap().location.to_string());

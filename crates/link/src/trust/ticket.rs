@@ -8,7 +8,11 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
+/// The version of tickets. Raise it with every change of their bytes.
+const VERSION: u32 = 1;
 const PREFIX: &str = "bossman1-";
+/// The text before the version.
+const NAME: &str = "bossman";
 const CHECK_BYTES: usize = 4;
 
 /// A secret and the fingerprint of the boss's public key. Its text can be pasted.
@@ -30,6 +34,12 @@ pub enum TicketError {
          that the boss prints"
     )]
     Prefix,
+    /// The ticket is of another version.
+    #[error(
+        "this join ticket is of version {0}, and this program reads version {VERSION}; build the \
+         same commit on both machines"
+    )]
+    Version(u32),
     /// The text is not complete, or a character is wrong.
     #[error("this join ticket is damaged; copy the whole MODEL_TICKET that the boss prints")]
     Damaged,
@@ -79,7 +89,10 @@ impl FromStr for Ticket {
 
     fn from_str(text: &str) -> Result<Self, TicketError> {
         let text = text.trim().to_lowercase();
-        let body = text.strip_prefix(PREFIX).ok_or(TicketError::Prefix)?;
+        let body = text.strip_prefix(PREFIX).ok_or_else(|| match other_version(&text) {
+            Some(version) => TicketError::Version(version),
+            None => TicketError::Prefix,
+        })?;
         let bytes = BASE32_NOPAD
             .decode(body.to_uppercase().as_bytes())
             .map_err(|_| TicketError::Damaged)?;
@@ -94,9 +107,33 @@ impl FromStr for Ticket {
     }
 }
 
+/// The version of a ticket that another program may read.
+fn other_version(text: &str) -> Option<u32> {
+    let (version, _) = text.strip_prefix(NAME)?.split_once('-')?;
+    version.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A ticket as a program of version 1 printed it.
+    const KEPT: &str = "bossman1-a4dqobyha4dqobyha4dqobyha4dqobyha4dqobyha4dqobyha4dqs\
+                        cijbeeqscijbeeqscijbeeqscijbeeqscijbeeqscijbeeqsckjiqh2i";
+
+    #[test]
+    fn tickets_of_version_1_are_read_and_others_are_refused_by_their_number() {
+        let ticket = Ticket { secret: [7; 32], boss: [9; 32] };
+        assert_eq!(KEPT.parse::<Ticket>(), Ok(ticket));
+        assert_eq!(PREFIX, format!("{NAME}{VERSION}-"));
+        for other in [0, 2, 10] {
+            let text = KEPT.replacen('1', &other.to_string(), 1);
+            assert_eq!(text.parse::<Ticket>(), Err(TicketError::Version(other)));
+        }
+        let error = TicketError::Version(2).to_string();
+        assert!(error.starts_with("this join ticket is of version 2, "), "{error}");
+        assert_eq!("bossman-x".parse::<Ticket>(), Err(TicketError::Prefix));
+    }
 
     #[test]
     fn a_mark_is_of_one_ticket_and_one_content() {

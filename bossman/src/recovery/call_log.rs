@@ -237,3 +237,137 @@ fn deep_copy(state: TrainingState) -> Result<TrainingState, BossManError> {
     let optimizer = optimizer.collect::<Result<_, TensorError>>()?;
     Ok(TrainingState { weights, optimizer, counters: state.counters })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::position::Counters;
+
+    /// A call whose arguments have this number of bytes.
+    struct Call {
+        bytes: usize,
+        changes: bool,
+    }
+
+    const SMALL: Call = Call { bytes: 8, changes: true };
+
+    impl TrainingCall for Call {
+        type Answer = ();
+
+        async fn run(&self, _: &mut Trainer) -> Result<(), BossManError> {
+            Ok(())
+        }
+
+        fn logged(&self) -> LoggedCall {
+            let call = Call { bytes: self.bytes, changes: self.changes };
+            LoggedCall { call: Box::new(call), bytes: self.bytes }
+        }
+
+        fn changes_state(&self, _: Mode) -> bool {
+            self.changes
+        }
+    }
+
+    fn context(step: u64) -> CallContext {
+        CallContext { batch: step, step, mode: Mode::Train, loss: None }
+    }
+
+    /// A log that stores a state every 3 updates, after a state with this number of updates.
+    fn log(updates: u64) -> CallLog {
+        CallLog::new(3, state(updates), 2).unwrap()
+    }
+
+    fn state(updates: u64) -> TrainingState {
+        let counters = Counters { step: updates, updates, loss_scale: None };
+        let mut weights = StateDict::default();
+        weights.insert("0.weight", &Tensor::from(updates as i64));
+        TrainingState { weights, optimizer: [].into(), counters }
+    }
+
+    fn position(updates: u64) -> Position {
+        let mut position = Position::new(None);
+        position.counters.updates = updates;
+        position
+    }
+
+    #[test]
+    fn a_log_keeps_calls_that_change_the_state() {
+        let mut log = log(0);
+        log.record(&SMALL, context(0));
+        log.record(&Call { changes: false, ..SMALL }, context(1));
+        assert_eq!((log.len(), log.bytes), (1, 8));
+        log.refresh(state(1)).unwrap();
+        assert_eq!((log.len(), log.bytes, log.updates), (0, 0, 1));
+    }
+
+    #[test]
+    fn the_call_after_the_1024th_is_too_many() {
+        let mut log = log(0);
+        for step in 0..1024 {
+            log.record(&SMALL, context(step));
+        }
+        assert!(log.can_replay());
+        assert_eq!(log.len(), 1024);
+        log.record(&SMALL, context(1024));
+        assert!(!log.can_replay() && log.len() == 0 && log.bytes == 0);
+        assert!(CallLog::advice(Some(&log)).contains("because during 1024 calls"));
+        // A state makes up for it.
+        log.refresh(state(1)).unwrap();
+        assert!(log.can_replay());
+    }
+
+    #[test]
+    fn more_than_a_gibibyte_of_arguments_is_too_much() {
+        let mut log = log(0);
+        log.record(&Call { bytes: 1 << 29, ..SMALL }, context(0));
+        log.record(&Call { bytes: 1 << 29, ..SMALL }, context(1));
+        assert!(log.can_replay());
+        log.record(&Call { bytes: 1, ..SMALL }, context(2));
+        assert!(!log.can_replay() && log.bytes == 0);
+    }
+
+    #[test]
+    fn a_call_whose_future_is_dropped_cannot_be_repeated() {
+        let mut log = log(0);
+        let before = log.begin_call(&SMALL);
+        // Dropped here.
+        assert!(!log.can_replay());
+        assert!(CallLog::advice(Some(&log)).contains("the future of a call was dropped"));
+        log.end_call(before);
+        assert!(log.can_replay());
+        // A call that ends leaves an earlier mark.
+        log.invalidate();
+        let before = log.begin_call(&SMALL);
+        log.end_call(before);
+        assert!(CallLog::advice(Some(&log)).contains("weights or an optimizer were set"));
+    }
+
+    #[test]
+    fn a_state_is_due_after_its_updates_and_while_nothing_is_in_flight() {
+        let mut log = log(10);
+        assert!(!log.is_refresh_due(&position(12)));
+        assert!(log.is_refresh_due(&position(13)));
+        let mut busy = position(13);
+        busy.in_flight.batches.insert(7);
+        assert!(!log.is_refresh_due(&busy));
+        let mut accumulating = position(13);
+        accumulating.accumulated.steps = 1;
+        assert!(!log.is_refresh_due(&accumulating));
+        // Without calls to repeat, a state is due at once.
+        log.invalidate();
+        assert!(log.is_refresh_due(&position(10)));
+        // `every: 0` is every update.
+        let each = CallLog::new(0, state(10), 2).unwrap();
+        assert!(!each.is_refresh_due(&position(10)) && each.is_refresh_due(&position(11)));
+    }
+
+    #[test]
+    fn a_stored_state_has_memory_of_its_own() {
+        let given = state(5);
+        let mut callers = given.weights.get("0.weight").unwrap().shallow_clone();
+        let log = CallLog::new(3, given, 2).unwrap();
+        callers.f_fill_(9).unwrap();
+        let stored = log.state.lock().weights.get("0.weight").unwrap().shallow_clone();
+        assert_eq!(stored.int64_value(&[]), 5);
+    }
+}
