@@ -366,7 +366,7 @@ mod tests {
         let given = state(5);
         let mut callers = given.weights.get("0.weight").unwrap().shallow_clone();
         let log = CallLog::new(3, given, 2).unwrap();
-        callers.f_fill_(9).unwrap();
+        drop(callers.f_fill_(9).unwrap());
         let stored = log.state.lock().weights.get("0.weight").unwrap().shallow_clone();
         assert_eq!(stored.int64_value(&[]), 5);
     }
