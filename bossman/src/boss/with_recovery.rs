@@ -120,6 +120,7 @@ impl BossMan {
             has_substitute: self.trainer.plan.workers() > 1 || self.host.starts_workers(),
             // The program chose what is recomputed, and where the model is cut.
             can_save_memory: false,
+            has_grown: false,
         }
     }
 

@@ -140,7 +140,12 @@ impl Recovery {
         has_substitute: bool,
         can_save_memory: bool,
     ) -> Remedy {
-        let situation = Situation::Fixed { can_restore: true, has_substitute, can_save_memory };
+        let situation = Situation::Fixed {
+            can_restore: true,
+            has_substitute,
+            can_save_memory,
+            has_grown: false,
+        };
         let remedy = error.remedy(&mut self.policy, situation);
         if remedy.begins_again() {
             self.outage = Some(Outage {

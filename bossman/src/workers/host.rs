@@ -195,7 +195,7 @@ impl Host {
         lost: usize,
         fits: impl Fn(usize) -> bool,
     ) -> Result<Workers, BossManError> {
-        let failed = FailedSession { workers: before, local: self.local, lost };
+        let failed = FailedSession { workers: before, local: self.local, lost, newcomers: 0 };
         let again = RejoinWait::new(failed, self.workers, fits);
         self.wait_for(Some(again)).await
     }

@@ -1,4 +1,5 @@
-//! The decision after a failure, for `train`, `serve` and calls by hand.
+//! The decisions after a failure, for `train`, `serve` and calls by hand, and the decision to take in
+//! workers that come late.
 //!
 //! ```text
 //! Failure -> Cause --+
@@ -7,15 +8,19 @@
 //!
 //! Rebuild: RejoinWait::sufficiency (with how many workers)
 //!              -> StoredSteps::newest (from which state)
+//!
+//! Boundary (after a step) -> Growth::decide -> a new session with more workers, as for Rebuild
 //! ```
 
 mod cause;
+mod growth;
 mod newest;
 mod policy;
 mod rejoin;
 mod report;
 
 pub use cause::Cause;
+pub use growth::{Boundary, Growth};
 pub use newest::StoredSteps;
 pub use policy::{RecoveryPolicy, Remedy, Situation, StopReason, MAX_ATTEMPTS, POOL_ATTEMPTS};
 pub use rejoin::{FailedSession, RejoinWait, Rejoined, Sufficiency};

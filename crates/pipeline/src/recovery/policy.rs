@@ -30,6 +30,9 @@ pub enum Situation {
         /// Whether the workers could need less memory for the same steps: by recomputing what they
         /// store, or with another plan.
         can_save_memory: bool,
+        /// Whether the session took in a worker that came late, and has completed no step. Without
+        /// that worker the run went on, so it does again.
+        has_grown: bool,
     },
 }
 
@@ -84,7 +87,8 @@ pub struct RecoveryPolicy {
 }
 
 impl RecoveryPolicy {
-    /// Decides what to do after a failure of this cause, which `worker` reported.
+    /// Decides what to do after a failure of this cause, which `worker` reported. If the session
+    /// has grown, `worker` is set only if it is a newcomer, because it may be banned.
     pub fn decide(
         &mut self,
         cause: Cause,
@@ -124,6 +128,12 @@ impl RecoveryPolicy {
                 None => Remedy::Stop(StopReason::WouldFailAgain),
             },
             (Cause::Lost, Situation::Fixed { can_restore, .. }) => rebuild(can_restore, None),
+            // A newcomer may lack what the others have, for example data or memory. A failure that
+            // has another cause comes again without it, and ends the run then.
+            (
+                Cause::Unfit | Cause::OutOfMemory | Cause::Other,
+                Situation::Fixed { can_restore, has_grown: true, .. },
+            ) => rebuild(can_restore, worker),
             // All workers stay, because the part of a lost one would need memory elsewhere.
             (Cause::OutOfMemory, Situation::Fixed { can_restore, can_save_memory: true, .. }) => {
                 from_state(can_restore, Remedy::SaveMemory)
@@ -133,9 +143,9 @@ impl RecoveryPolicy {
                 Situation::Fixed { can_restore, has_substitute: true, .. },
             ) => rebuild(can_restore, worker),
             // A worker that was started in place of a lost one. At first its end tells that the
-            // worker program cannot run here.
-            (Cause::LocalWorkerEnded, Situation::Fixed { can_restore, .. })
-                if self.attempts > 0 =>
+            // worker program cannot run here. For growth all local workers are started again.
+            (Cause::LocalWorkerEnded, Situation::Fixed { can_restore, has_grown, .. })
+                if has_grown || self.attempts > 0 =>
             {
                 rebuild(can_restore, None)
             }
@@ -189,7 +199,12 @@ mod tests {
     const NO_STATE: Situation = fixed(false, true, false);
 
     const fn fixed(can_restore: bool, has_substitute: bool, can_save_memory: bool) -> Situation {
-        Situation::Fixed { can_restore, has_substitute, can_save_memory }
+        Situation::Fixed { can_restore, has_substitute, can_save_memory, has_grown: false }
+    }
+
+    /// The same run, whose session took in a worker and has completed no step.
+    const fn grown(can_restore: bool, has_substitute: bool, can_save_memory: bool) -> Situation {
+        Situation::Fixed { can_restore, has_substitute, can_save_memory, has_grown: true }
     }
 
     #[test]
@@ -240,6 +255,51 @@ mod tests {
         assert_eq!(policy.decide(OutOfMemory, Some(WORKER), storing), SaveMemory);
         let last = policy.decide(OutOfMemory, Some(WORKER), storing);
         assert_eq!((last, policy.attempts()), (Stop(TooManyAttempts), MAX_ATTEMPTS));
+    }
+
+    /// A newcomer never ends a run that went on without it.
+    #[test]
+    fn a_grown_run_goes_on_without_its_newcomer() {
+        let (again, ban) = (Rebuild { ban: None }, Rebuild { ban: Some(WORKER) });
+        let stop = Stop(WouldFailAgain);
+        let table = [
+            // cause, a newcomer failed, another worker or the boss failed
+            (Lost, again, again),
+            (Unfit, ban, again),
+            (OutOfMemory, ban, again),
+            (LocalWorkerEnded, again, again),
+            (NotFinite, stop, stop),
+            (Refused, stop, stop),
+            (Other, ban, again),
+        ];
+        for (cause, newcomer, other) in table {
+            let decide =
+                |worker, situation| RecoveryPolicy::default().decide(cause, worker, situation);
+            for has_substitute in [true, false] {
+                for can_save_memory in [true, false] {
+                    let situation = grown(true, has_substitute, can_save_memory);
+                    let decided = [Some(WORKER), None].map(|worker| decide(worker, situation));
+                    assert_eq!(decided, [newcomer, other], "{cause:?}, {situation:?}");
+                    let no_state = grown(false, has_substitute, can_save_memory);
+                    let remedy = if newcomer == stop { stop } else { Stop(NoState) };
+                    assert_eq!(decide(Some(WORKER), no_state), remedy, "{cause:?}, {no_state:?}");
+                }
+            }
+        }
+    }
+
+    /// An error that comes again without the newcomer ends the run.
+    #[test]
+    fn an_error_that_is_not_the_newcomers_ends_the_run() {
+        let mut policy = RecoveryPolicy::default();
+        policy.completed(4);
+        let in_growth = grown(true, true, false);
+        assert_eq!(policy.decide(Other, None, in_growth), Rebuild { ban: None });
+        assert_eq!(policy.decide(Other, None, RUN), Stop(WouldFailAgain));
+        for _ in policy.attempts()..MAX_ATTEMPTS {
+            assert_eq!(policy.decide(Other, None, in_growth), Rebuild { ban: None });
+        }
+        assert_eq!(policy.decide(Other, None, in_growth), Stop(TooManyAttempts));
     }
 
     #[test]
