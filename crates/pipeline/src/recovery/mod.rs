@@ -1,4 +1,4 @@
-//! The decisions after a failure, for `train`, `serve` and calls by hand, and the decision to take in
+//! The decision after a failure, for `train`, `serve` and calls by hand. The decision to take in
 //! workers that come late.
 //!
 //! ```text

@@ -14,19 +14,27 @@ use pipeline::ScheduleKind;
 use std::collections::BTreeSet;
 use testkit::Random;
 
+/// The length of a run here, and its snapshots.
+#[derive(Copy, Clone)]
+pub struct Length {
+    pub steps: u64,
+    /// The steps between two peer snapshots, if workers make any.
+    pub keeps: Option<u64>,
+}
+
 /// Three stages one after the other.
-fn pipeline() -> MembershipRun {
+fn pipeline(length: Length) -> MembershipRun {
     let way = |cuts: &[&str]| Setting::plain(cuts, ScheduleKind::OneFOneB, 2);
     MembershipRun::new(
         models::model("skip"),
         vec![way(&["2", "4"]), way(&["4"]), way(&[])],
-        (2, Some(1)),
-        3,
+        (2, length.keeps),
+        length.steps,
     )
 }
 
 /// Two stages. Two workers have the first one.
-fn replicas(sharding: Option<Sharding>) -> MembershipRun {
+fn replicas(length: Length, sharding: Option<Sharding>) -> MembershipRun {
     let way = |cuts: &[&str], replicas: &[u16]| {
         let mut way =
             Setting::plain(cuts, ScheduleKind::OneFOneB, 2).with_replicas(&mut Random::new(1));
@@ -36,14 +44,20 @@ fn replicas(sharding: Option<Sharding>) -> MembershipRun {
     MembershipRun::new(
         models::model("skip"),
         vec![way(&["2"], &[2, 1]), way(&[], &[2]), way(&[], &[1])],
-        (2, Some(1)),
-        3,
+        (2, length.keeps),
+        length.steps,
     )
 }
 
-fn courses() -> Vec<MembershipRun> {
+/// Runs of three workers, each with settings for fewer.
+pub fn courses_of(length: Length) -> Vec<MembershipRun> {
     let slow = Conditions { delay: 10_000, ..Conditions::CALM };
-    vec![pipeline(), replicas(None), replicas(Some(Sharding::Parameters)).under(slow, 6)]
+    let sharded = replicas(length, Some(Sharding::Parameters)).under(slow, 6);
+    vec![pipeline(length), replicas(length, None), sharded]
+}
+
+fn courses() -> Vec<MembershipRun> {
+    courses_of(Length { steps: 3, keeps: Some(1) })
 }
 
 /// Every non-empty set of workers.

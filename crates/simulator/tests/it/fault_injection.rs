@@ -84,7 +84,8 @@ impl World {
             PlannedFault::ShortPartition(far, _) | PlannedFault::Partition(far) => {
                 far.iter().any(there)
             }
-            PlannedFault::KillBoss | PlannedFault::BreakLink => true,
+            PlannedFault::Gone => self.injected.waiting > 0,
+            PlannedFault::KillBoss | PlannedFault::BreakLink | PlannedFault::Come => true,
         };
         if !faults || self.injected.boss_killed {
             return;
@@ -114,6 +115,8 @@ impl World {
                     return;
                 }
             }
+            PlannedFault::Come => self.injected.waiting += 1,
+            PlannedFault::Gone => self.injected.waiting -= 1,
         }
         self.injected.planned.push(fault);
     }

@@ -4,13 +4,14 @@ use crate::faults::Faults;
 use crate::last_fault::{LastFault, Spent};
 use crate::network::Conditions;
 use crate::planned_faults::{InjectedFaults, PlannedFaults};
-use crate::recovering_run::{recover, Counts, Reference, Run};
+use crate::processes::Processes;
+use crate::recovering_run::{recover, CompletedSteps, Counts, End, Reference, Run};
 use crate::seeds::Log;
-use crate::world::Kept;
+use crate::world::{Kept, World};
 use crate::{user, Setting};
 use layerspec::LayerGraph;
 use pipeline::ids::WorkerId;
-use pipeline::recovery::{FailedSession, RejoinWait, Rejoined, Sufficiency};
+use pipeline::recovery::{FailedSession, Growth, RejoinWait, Rejoined, Sufficiency};
 use std::time::Duration;
 use testkit::Random;
 
@@ -28,9 +29,12 @@ pub struct MembershipRun {
     every: u64,
     keeps: Option<u64>,
     seed: u64,
+    /// Whether it takes in workers that wait.
+    grows: bool,
 }
 
 /// The result of one membership.
+#[derive(Default)]
 pub struct MembershipResult {
     pub events: u64,
     /// The simulated time.
@@ -39,6 +43,14 @@ pub struct MembershipResult {
     pub injected: InjectedFaults,
     /// The last fault of the run, as it was then.
     pub last_fault: Option<LastFault>,
+    /// Its workers. A pool, whose workers change, leaves this and what follows empty.
+    pub workers: usize,
+    /// The workers that join again at once.
+    pub survivors: usize,
+    /// Its steps, if it got its state.
+    pub completed: Option<CompletedSteps>,
+    /// The number of workers with which the run wanted to begin anew.
+    pub grows: Option<usize>,
 }
 
 impl MembershipRun {
@@ -57,6 +69,7 @@ impl MembershipRun {
             every,
             keeps,
             seed: 5,
+            grows: false,
         }
     }
 
@@ -67,6 +80,12 @@ impl MembershipRun {
     /// The same with another network.
     pub fn under(mut self, conditions: Conditions, seed: u64) -> Self {
         (self.conditions, self.seed) = (conditions, seed);
+        self
+    }
+
+    /// The same, but it takes in workers that wait.
+    pub fn growing(mut self) -> Self {
+        self.grows = true;
         self
     }
 
@@ -107,41 +126,32 @@ impl MembershipRun {
     ) -> Vec<MembershipResult> {
         let (mut random, mut counts) = (Random::new(self.seed), Counts::new());
         let mut run = Run::new(&self.reference, self.every, self.keeps, &mut counts);
-        // The snapshots of processes that the boss reaches, and of those that it does not reach
-        // yet.
-        let (mut here, mut away) = (vec![Kept::default(); settings[0].workers()], Vec::new());
+        run.growth = self.grows.then(|| Growth::new(settings[0].workers()));
+        run.sizes = settings.iter().map(Setting::workers).collect();
+        let mut processes = Processes::new(settings[0].workers());
         let mut memberships: Vec<MembershipResult> = Vec::new();
         loop {
             assert!(memberships.len() < MOST_MEMBERSHIPS, "the run does not end");
-            if here.is_empty() {
-                here.append(&mut away);
-            }
-            // A new worker replaces the last one.
-            here.resize_with(here.len().max(1), Kept::default);
+            processes.replenish();
             let mut faults = faults.get(memberships.len()).cloned().unwrap_or_default();
             if let Some(last) = last_fault.as_mut().filter(|last| last.is_over()) {
                 faults = PlannedFaults::default();
                 last.begin_membership();
-                let stay = if last.only_core { last.core } else { here.len().max(last.core) };
-                here.resize_with(stay, Kept::default);
+                let here = processes.here.len();
+                let stay = if last.only_core { last.core } else { here.max(last.core) };
+                processes.here.resize_with(stay, Kept::default);
             }
-            let way = setting_for(settings, here.len());
+            let here = processes.here.len();
+            let way = setting_for(settings, here);
             // If no setting is for so few, those that are missing are lost at once.
-            let missing = here.len()..way.workers();
+            let missing = here..way.workers();
             log.note(|| {
-                format!(
-                    "membership {}: {} of {} workers",
-                    memberships.len(),
-                    way.workers(),
-                    here.len()
-                )
+                format!("membership {}: {} of {} workers", memberships.len(), way.workers(), here)
             });
             let mut user =
                 user(&self.graph, way, random.next(), self.conditions, Faults::default(), log);
             user.world.plan_faults(faults);
-            here.resize_with(here.len().max(way.workers()), Kept::default);
-            let spare = here.split_off(way.workers());
-            user.world.bring(std::mem::replace(&mut here, spare));
+            self.join(&mut user.world, &mut processes, way.workers());
             missing.for_each(|worker| user.world.kill(WorkerId(worker as u16)));
             user.world.last_fault = last_fault.take();
             let result = run.attempt(&mut user, &mut random);
@@ -150,23 +160,52 @@ impl MembershipRun {
             run.note_kept(&mut user);
             user.stop();
             last_fault = user.world.last_fault.take();
-            // Workers that could not be reached return with their snapshots.
-            here.append(&mut away);
-            let (mut left, far) = user.world.left_here_and_away();
-            here.append(&mut left);
-            away = far;
-            let turn = here.len().min(1);
-            here.rotate_left(turn);
-            let failed = result.inspect_err(|failure| recover(&mut run, &user, failure)).is_err();
+            let survivors = match self.grows {
+                true => processes.leave_to_grow(&mut user.world),
+                false => processes.leave(&mut user.world),
+            };
+            let end = result.inspect_err(|failure| recover(&mut run, &user, failure)).ok();
             memberships.push(MembershipResult {
                 events: user.world.events,
                 time: user.world.now(),
                 frames: user.world.frames(),
                 injected: std::mem::take(&mut user.world.injected),
                 last_fault: last_fault.clone(),
+                workers: way.workers(),
+                survivors,
+                completed: run.completed,
+                grows: match end {
+                    Some(End::Grows(workers)) => Some(workers),
+                    Some(End::Done) | None => None,
+                },
             });
-            if !failed {
+            if end == Some(End::Done) {
+                self.check_growth(&memberships);
                 return memberships;
+            }
+        }
+    }
+
+    /// Lets processes join a world as its workers.
+    fn join(&self, world: &mut World, processes: &mut Processes, workers: usize) {
+        let mut joined = processes.join(workers);
+        if self.grows {
+            // A newcomer may join before the others, and spares ask for a place all the time.
+            joined.rotate_right(1);
+            world.injected.waiting = processes.here.len();
+        }
+        world.bring(joined);
+    }
+
+    /// Checks that growth repeats no step. Only survivors that are lost on the way, with the
+    /// snapshot that they store, may cost some.
+    fn check_growth(&self, memberships: &[MembershipResult]) {
+        for pair in memberships.windows(2) {
+            let [before, after] = pair else { continue };
+            let (Some(held), Some(resumed)) = (before.completed, after.completed) else { continue };
+            let is_stored = self.keeps.is_none() || before.survivors == before.workers;
+            if before.grows.is_some() && is_stored {
+                assert_eq!(resumed.from, held.until, "growth repeats steps");
             }
         }
     }
@@ -176,7 +215,7 @@ impl MembershipRun {
 /// none is for so few.
 fn setting_for(settings: &[Setting], here: usize) -> &Setting {
     let all = settings[0].workers();
-    let failed = FailedSession { workers: all, local: 0, lost: 0 };
+    let failed = FailedSession { workers: all, local: 0, lost: 0, newcomers: 0 };
     let of = |workers: usize| settings.iter().find(move |way| way.workers() == workers);
     let (since_begin, since_last) = (Duration::MAX, Duration::MAX);
     let joined = Rejoined { workers: here, has_gap: false, since_begin, since_last };

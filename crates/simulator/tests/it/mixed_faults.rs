@@ -67,6 +67,7 @@ pub fn run(seed: u64, log: Log) -> BTreeMap<&'static str, u64> {
             PlannedFault::Partition(_) => "split",
             PlannedFault::KillBoss => "the boss",
             PlannedFault::BreakLink => "a link",
+            PlannedFault::Come | PlannedFault::Gone => "another worker",
         });
         let frame_faults =
             membership.injected.frame_faults.iter().map(|frame_fault| match frame_fault {

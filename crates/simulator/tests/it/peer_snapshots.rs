@@ -52,6 +52,13 @@ impl World {
         }
     }
 
+    /// Lets workers that fell silent come again later than the others.
+    pub fn hold_back_silenced(&mut self) {
+        for worker in self.workers.iter_mut().filter(|worker| worker.silenced) {
+            worker.far = true;
+        }
+    }
+
     /// The snapshots of workers that are alive, or only silent.
     pub fn left(&mut self) -> Vec<Kept> {
         let (here, away) = self.left_here_and_away();

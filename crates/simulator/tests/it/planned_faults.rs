@@ -1,4 +1,4 @@
-//! Faults at given events of a run, and of given frames.
+//! Faults at given events of a run, and of given frames; and workers that come while a run goes on.
 
 use pipeline::ids::WorkerId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +27,10 @@ pub enum PlannedFault {
     KillBoss,
     /// A direct link that is up breaks, if there is any.
     BreakLink,
+    /// A worker comes, and asks for a place from then on.
+    Come,
+    /// A worker that asks for a place dies, if there is any.
+    Gone,
 }
 
 impl PlannedFault {
@@ -45,7 +49,13 @@ impl PlannedFault {
 
     /// Whether the run needs recovery to continue.
     pub fn needs_recovery(&self) -> bool {
-        !matches!(self, PlannedFault::Pause(..) | PlannedFault::ShortPartition(..))
+        !matches!(
+            self,
+            PlannedFault::Pause(..)
+                | PlannedFault::ShortPartition(..)
+                | PlannedFault::Come
+                | PlannedFault::Gone
+        )
     }
 }
 
@@ -73,6 +83,12 @@ impl PlannedFaults {
         PlannedFaults { events: BTreeMap::from([(event, fault)]), ..PlannedFaults::default() }
     }
 
+    /// The same, and another one at another event.
+    pub fn and(mut self, event: u64, fault: PlannedFault) -> Self {
+        self.events.entry(event).or_insert(fault);
+        self
+    }
+
     pub fn of(frame: u64, frame_fault: FrameFault) -> Self {
         PlannedFaults { frames: BTreeMap::from([(frame, frame_fault)]), ..PlannedFaults::default() }
     }
@@ -87,6 +103,8 @@ pub struct InjectedFaults {
     pub boss_killed: bool,
     /// Workers that the boss knows to be lost.
     pub given_up: BTreeSet<WorkerId>,
+    /// The workers that ask for a place.
+    pub waiting: usize,
 }
 
 impl InjectedFaults {

@@ -217,6 +217,7 @@ pub fn run(
         frames,
         injected: std::mem::take(&mut user.world.injected),
         last_fault: user.world.last_fault.take(),
+        ..MembershipResult::default()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A run that recovers from faults, like `bossman train`: with the remaining workers and the last
-//! complete snapshot of the state, at the boss or at the workers. Its results must equal those of a
-//! run without faults.
+//! complete snapshot of the state, at the boss or at the workers. It may take in workers that come
+//! late. Its results must equal those of a run without faults.
 
 use crate::calls::{Answered, Call};
 use crate::oracle::Oracle;
@@ -10,7 +10,8 @@ use layerspec::LayerGraph;
 use pipeline::message::Failure;
 use pipeline::peer_snapshot::SnapshotId;
 use pipeline::recovery::{
-    Cause, RecoveryPolicy, Remedy, Situation, StateSource, StopReason, StoredSteps, MAX_ATTEMPTS,
+    Boundary, Cause, Growth, RecoveryPolicy, Remedy, Situation, StateSource, StopReason,
+    StoredSteps, MAX_ATTEMPTS,
 };
 use std::collections::BTreeMap;
 use testkit::Random;
@@ -57,6 +58,24 @@ struct SnapshotInTransit {
     requests: Vec<u64>,
 }
 
+/// The end of a membership without a failure.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum End {
+    /// The run is done.
+    Done,
+    /// The run begins anew with this number of workers, which is larger.
+    Grows(usize),
+}
+
+/// The steps of a membership.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct CompletedSteps {
+    /// The last step in the state that it resumed from.
+    pub from: u64,
+    /// The last step that it completed.
+    pub until: u64,
+}
+
 /// A run, over all its memberships.
 pub struct Run<'a> {
     reference: &'a Reference,
@@ -73,6 +92,12 @@ pub struct Run<'a> {
     arriving: Option<(SnapshotId, Vec<u64>)>,
     /// Decides after each loss, as in `bossman train`.
     pub policy: RecoveryPolicy,
+    /// Decides after each step whether waiting workers are taken in; None if it takes in none.
+    pub growth: Option<Growth>,
+    /// The numbers of workers with which it can continue.
+    pub sizes: Vec<usize>,
+    /// The steps of this membership, once it has its state.
+    pub completed: Option<CompletedSteps>,
     pub counts: &'a mut Counts,
 }
 
@@ -97,23 +122,30 @@ impl<'a> Run<'a> {
             whole,
             arriving,
             policy: RecoveryPolicy::default(),
+            growth: None,
+            sizes: Vec::new(),
+            completed: None,
             counts,
         }
     }
 }
 
 impl Run<'_> {
-    /// Trains to the end, or until something fails, from the beginning or from the last snapshot.
-    pub fn attempt(&mut self, user: &mut User<'_>, random: &mut Random) -> Result<(), Failure> {
+    /// Trains to the end, or until something fails or the run grows, from the beginning or from the
+    /// last snapshot.
+    pub fn attempt(&mut self, user: &mut User<'_>, random: &mut Random) -> Result<End, Failure> {
         self.memberships += 1;
+        self.completed = None;
         self.call(user, Call::Distribute, "a loss while stages are assigned")?;
         let from = self.restore(user)?;
+        self.completed = Some(CompletedSteps { from, until: from });
         for step in from + 1..=self.reference.last() {
             let pause = random.below(3) * random.below(30);
             self.during(user, "a loss between steps", |user| user.world.linger(pause));
             let answered = self.call(user, Call::Train(step), "a loss in a step")?;
             assert_eq!(answered, self.reference.after(step).0, "step {step}");
             self.policy.completed(step);
+            self.completed = Some(CompletedSteps { from, until: step });
             if step.is_multiple_of(self.every) || step == self.reference.last() {
                 // One travels at a time.
                 self.record_snapshots(user);
@@ -122,6 +154,11 @@ impl Run<'_> {
             if self.keeps.is_some_and(|every| step.is_multiple_of(every)) {
                 self.note_kept(user);
                 self.begin_keeping(user, step, random);
+            }
+            if let Some(workers) = self.larger_size(user, step) {
+                if self.hold_state(user, step, random) {
+                    return Ok(End::Grows(workers));
+                }
             }
         }
         self.record_snapshots(user);
@@ -133,7 +170,40 @@ impl Run<'_> {
             self.reference.after(self.reference.last()).1,
             "the state after the last step"
         );
-        Ok(())
+        Ok(End::Done)
+    }
+
+    /// The number of workers with which the run begins anew after this step, if it takes in some.
+    fn larger_size(&mut self, user: &User<'_>, step: u64) -> Option<usize> {
+        let boundary = Boundary {
+            step,
+            steps: self.reference.last(),
+            workers: user.plan.workers(),
+            waiting: user.world.injected.waiting,
+            // No lost step is still to be repeated.
+            can_hold_state: step == self.policy.furthest(),
+        };
+        let sizes = &self.sizes;
+        self.growth.as_mut()?.decide(boundary, |workers| sizes.contains(&workers))
+    }
+
+    /// Waits for a snapshot of this step, at the workers if they make any. Begins one if this step
+    /// has none. Returns whether it is complete.
+    fn hold_state(&mut self, user: &mut User<'_>, step: u64, random: &mut Random) -> bool {
+        let Some(every) = self.keeps else {
+            self.record_snapshots(user);
+            if !step.is_multiple_of(self.every) {
+                self.begin_snapshot(user, step);
+                self.record_snapshots(user);
+            }
+            return self.kept.0 == step;
+        };
+        self.note_kept(user);
+        if !step.is_multiple_of(every) {
+            self.begin_keeping(user, step, random);
+            self.note_kept(user);
+        }
+        self.whole.is_some_and(|whole| whole.step == step)
     }
 
     /// Gives the workers the newest state. Returns the last step in it.
@@ -273,8 +343,13 @@ impl Run<'_> {
 /// Decides how the run continues after the end of a membership.
 pub fn recover(run: &mut Run<'_>, user: &User<'_>, failure: &Failure) {
     check(user, failure);
-    let situation =
-        Situation::Fixed { can_restore: true, has_substitute: true, can_save_memory: false };
+    let situation = Situation::Fixed {
+        can_restore: true,
+        has_substitute: true,
+        can_save_memory: false,
+        // All causes here are losses, after which a newcomer makes no difference.
+        has_grown: false,
+    };
     match run.policy.decide(Cause::of(failure), failure.worker, situation) {
         Remedy::Rebuild { ban: None } => {}
         Remedy::Stop(StopReason::TooManyAttempts) => {

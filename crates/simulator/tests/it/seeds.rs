@@ -48,7 +48,13 @@ pub fn each_seed(count: u64, mut scenario: impl FnMut(u64, Log)) {
 
 /// The numbers from 1 to `last`, in order. `BOSSMAN_SIM_SEEDS=100` takes every tenth.
 pub fn each_number(last: u64) -> impl Iterator<Item = u64> {
-    (1..=last).step_by((1000 / seeds().clamp(1, 1000)) as usize)
+    each_nth_number(last, 1)
+}
+
+/// Every `stride`-th number from 1 to `last`, in order. `BOSSMAN_SIM_SEEDS=2000` takes twice as
+/// many.
+pub fn each_nth_number(last: u64, stride: u64) -> impl Iterator<Item = u64> {
+    (1..=last).step_by((1000 * stride / seeds().max(1)).max(1) as usize)
 }
 
 fn seeds() -> u64 {
