@@ -4,7 +4,9 @@ use crate::session::trainer::Trainer;
 use crate::settings::conflicts;
 use crate::settings::guards::Guards;
 use crate::settings::user_settings::Settings;
+use crate::tuning::collective;
 use crate::tuning::known_times::KnownTimes;
+use crate::tuning::replica_devices::{self, device_kind};
 use crate::tuning::worker_memory;
 use crate::workers::host::{Host, Workers};
 #[cfg(doc)]
@@ -12,6 +14,7 @@ use crate::BossMan;
 use crate::{BossManError, Model};
 use layerspec::{Precision, Recompute};
 use link::WorkerInfo;
+use pipeline::ids::WorkerId;
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
 use pipeline::room::CutMemory;
@@ -313,6 +316,23 @@ impl Builder {
         let parallel = &self.settings.parallel;
         let memory = worker_memory::for_cuts(&infos, parallel.shortages);
         parallel.plan(self.model.graph(), workers.len(), &memory)
+    }
+
+    /// Checks that a session can start on these workers, before any worker leaves another session
+    /// for it. In that session they may have other numbers.
+    ///
+    /// # Errors
+    /// As for [`Builder::build`].
+    pub(crate) fn check_on(&self, workers: &[WorkerInfo]) -> Result<(), BossManError> {
+        self.check(workers.len())?;
+        let plan = self.plan_on(workers)?;
+        let own: Vec<_> = workers.iter().map(|info| info.memory_bytes).collect();
+        plan.check_memory(&own)?;
+        let device_of = |worker: WorkerId| workers.get(usize::from(worker.0)).map(device_kind);
+        if let Some(unlike) = replica_devices::unlike(plan.stage_placement.iter(), device_of) {
+            unlike.judge(self.settings.determinism)?;
+        }
+        collective::decide(&self.settings.parallel, &plan, workers).map(drop)
     }
 
     /// Starts a session, also after a loss of workers.

@@ -10,6 +10,7 @@ use crate::session::replica_check::{self, compare_replicas};
 use crate::session::train_step::TrainedStep;
 use crate::session::trainer::Trainer;
 use crate::workers::host::Host;
+use crate::workers::last_session::{KeptPlaces, LastSession};
 use crate::BossManError;
 use pipeline::recovery::{
     Cause, RecoveryCost, RecoveryPolicy, Remedy, Repeated, ResumeReport, Situation, StateSource,
@@ -201,8 +202,15 @@ impl BossMan {
             return Err(BossManError::Usage("no state is stored".into()));
         };
         let fits = |workers| self.builder.check(workers).is_ok();
-        let before = self.trainer.plan.workers();
-        let workers = self.host.clone().wait_for_rejoin(before, 1, fits).await?;
+        let before = LastSession {
+            workers: self.trainer.plan.workers(),
+            lost: 1,
+            newcomers: 0,
+            // The boss has the state.
+            kept: KeptPlaces::None,
+            known: Vec::new(),
+        };
+        let workers = self.host.clone().wait_for_rejoin(before, fits).await?;
         let rejoined = Instant::now();
         let (mut trainer, host) = self.builder.start(workers)?;
         // If this session fails, one of its workers may be at fault.

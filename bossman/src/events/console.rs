@@ -135,6 +135,16 @@ impl Console {
                 };
                 Line::Warning(format!("warning: workers were lost after {count} {unit}: {error}"))
             }
+            Event::Growing { after, workers, waiting, initial_workers } => {
+                self.end_steps();
+                let taken_in = match waiting {
+                    1 => "1 waiting worker is taken in".into(),
+                    count => format!("{count} waiting workers are taken in"),
+                };
+                Line::Progress(format!(
+                    "step {after}: {taken_in}; {workers} of {initial_workers} so far"
+                ))
+            }
             Event::Resuming(report) => Line::Warning(report.to_string()),
             // Calls by hand have no display of steps, and standard output is their program's.
             Event::Recovered(cost) if self.steps.is_none() => Line::Warning(cost.to_string()),
@@ -270,7 +280,7 @@ fn waiting(
             let lines = invitation.into_iter().flat_map(Invitation::lines);
             lines.map(|line| Line::Progress(printable(&line, MAX_LINE))).collect()
         }
-        WaitReason::Rejoin => Vec::new(),
+        WaitReason::Rejoin | WaitReason::Grow => Vec::new(),
         WaitReason::TooFewRemain => vec![Line::Progress(format!(
             "recovery: {} of {workers} workers remain, which is too few; waiting for more",
             workers.saturating_sub(missing)

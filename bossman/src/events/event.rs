@@ -167,7 +167,18 @@ pub enum Event {
         /// The error.
         error: String,
     },
-    /// The run resumes after a loss.
+    /// The run holds its state after a step, and begins a session with more workers.
+    Growing {
+        /// The steps that are done.
+        after: u64,
+        /// The workers so far.
+        workers: usize,
+        /// The waiting workers that it takes in.
+        waiting: usize,
+        /// The workers at first.
+        initial_workers: usize,
+    },
+    /// The run resumes after a loss, or with more workers.
     Resuming(ResumeReport),
     /// The work that a loss had cost is repeated.
     Recovered(RecoveryCost),
@@ -217,6 +228,8 @@ pub enum WaitReason {
     Start,
     /// Workers were lost, and the others join again.
     Rejoin,
+    /// The run takes in workers that wait, and all join again.
+    Grow,
     /// Workers were lost, and too few remain.
     TooFewRemain,
 }

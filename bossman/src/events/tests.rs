@@ -131,6 +131,9 @@ fn run(ticket: Ticket) -> Vec<Event> {
         Notice::Evicted { worker: WorkerId(1), why: "it is slow".into() }.into(),
         Notice::Members { step: 4, workers: 2 }.into(),
         step(4, 0.125),
+        Event::Growing { after: 4, workers: 1, waiting: 1, initial_workers: 3 },
+        Event::Growing { after: 4, workers: 1, waiting: 2, initial_workers: 3 },
+        waiting(3, WaitReason::Grow, None),
         Event::Interrupted {
             step: Some(4),
             weights: Some("w.safetensors".into()),

@@ -121,7 +121,9 @@ impl History {
                 self.joined.clear();
                 self.end = End::Open;
             }
-            Event::Waiting { reason: WaitReason::Rejoin, .. } => self.joined.clear(),
+            Event::Waiting { reason: WaitReason::Rejoin | WaitReason::Grow, .. } => {
+                self.joined.clear();
+            }
             Event::Joined { worker, device, processor, threads, missing, .. } => {
                 let joined = SessionWorker { worker, device, processor, threads };
                 match (missing, self.sessions.last_mut()) {
@@ -263,6 +265,31 @@ mod tests {
         history.follow(Event::Inputs(Inputs::default()));
         let weights = history.inputs.and_then(|inputs| inputs.initial_weights);
         assert_eq!(weights.as_deref(), Some("abc"));
+    }
+
+    /// A run takes in a worker after step 2. No step is repeated, and nobody was lost.
+    #[test]
+    fn growth_begins_a_session_and_takes_nothing_back() {
+        let history = history(&[
+            waiting("start"),
+            joined(0, Some(0)),
+            started(0),
+            step(1),
+            step(2),
+            digest(2, "two"),
+            json!({"event": "growing", "after": 2, "workers": 1, "waiting": 1,
+                   "initial_workers": 2}),
+            waiting("grow"),
+            joined(0, Some(1)),
+            joined(1, Some(0)),
+            started(2),
+            step(3),
+        ]);
+        let workers: Vec<_> =
+            history.sessions.iter().map(|session| (session.from, session.workers.len())).collect();
+        assert_eq!(workers, [(0, 1), (2, 2)]);
+        assert!(history.changes.is_empty(), "{:?}", history.changes);
+        assert_eq!(history.digests, BTreeMap::from([(2, "two".to_string())]));
     }
 
     #[test]

@@ -82,7 +82,9 @@ impl PeerSnapshots {
     /// Reports errors, and training continues.
     pub(crate) async fn after_step(&mut self, boss: &mut BossMan, step: u64, run: &RunRecord) {
         self.overdue |= self.due.is_due(step);
-        self.poll_pending(boss.trainer.plan.stage_placement.members().len() > 1).await;
+        if self.pending.as_ref().is_some_and(|(_, arriving)| arriving.is_finished()) {
+            self.wait_for_pending(is_shared(boss)).await;
+        }
         if !self.overdue || self.pending.is_some() || !boss.trainer.position.is_between_updates() {
             return;
         }
@@ -95,17 +97,32 @@ impl PeerSnapshots {
         }
     }
 
+    /// Lets workers make a snapshot of this step, which the next session resumes from, unless there
+    /// is one. Waits until it has arrived. Returns whether it is complete.
+    pub(crate) async fn finish(&mut self, boss: &mut BossMan, step: u64, run: &RunRecord) -> bool {
+        let shared = is_shared(boss);
+        self.wait_for_pending(shared).await;
+        if !self.is_last(step) {
+            self.overdue = true;
+            self.after_step(boss, step, run).await;
+            self.wait_for_pending(shared).await;
+        }
+        self.is_last(step)
+    }
+
+    /// Whether the last complete snapshot is of this step.
+    fn is_last(&self, step: u64) -> bool {
+        self.last.is_some_and(|last| last.step == step)
+    }
+
     fn report(&self, step: u64, outcome: SnapshotOutcome) {
         self.events.report(&Event::PeerSnapshot { step, outcome });
     }
 
-    /// Checks whether the pending snapshot has arrived.
-    async fn poll_pending(&mut self, shared: bool) {
-        let Some((snapshot, arriving)) =
-            self.pending.take_if(|(_, arriving)| arriving.is_finished())
-        else {
-            return;
-        };
+    /// Waits until the pending snapshot has arrived, if there is one. It protects the run from a
+    /// loss if it is shared.
+    async fn wait_for_pending(&mut self, shared: bool) {
+        let Some((snapshot, arriving)) = self.pending.take() else { return };
         let problem = match arriving.await {
             Ok(Ok(())) => {
                 self.last = Some(snapshot);
@@ -118,6 +135,11 @@ impl PeerSnapshots {
         self.overdue = true;
         self.report(snapshot.step, SnapshotOutcome::Failed { why: problem });
     }
+}
+
+/// Whether several workers share the state.
+fn is_shared(boss: &BossMan) -> bool {
+    boss.trainer.plan.stage_placement.members().len() > 1
 }
 
 /// Lets workers copy their state between two steps, store it, and send it to a neighbour, which

@@ -35,6 +35,16 @@ struct Outage {
     from: u64,
 }
 
+/// The facts about a session that failed.
+pub(crate) struct FailedSessionFacts {
+    /// Whether the run may continue without the worker that failed.
+    pub(crate) has_substitute: bool,
+    /// Whether the workers could need less memory for the same steps.
+    pub(crate) can_save_memory: bool,
+    /// The workers that the session took in, if it has completed no step.
+    pub(crate) newcomers: Vec<WorkerId>,
+}
+
 /// The error of a run without recovery, which may have checkpoints.
 pub(crate) fn with_resume_advice(error: BossManError, checkpoints: bool) -> BossManError {
     let advice = match checkpoints {
@@ -100,7 +110,17 @@ impl BossManError {
 
     /// Decides what to do after this error.
     pub(crate) fn remedy(&self, policy: &mut RecoveryPolicy, situation: Situation) -> Remedy {
-        let remedy = policy.decide(self.cause(), self.worker(), situation);
+        self.remedy_with(self.worker(), policy, situation)
+    }
+
+    /// Decides what to do after this error, for which `worker` is at fault, if it is known.
+    fn remedy_with(
+        &self,
+        worker: Option<WorkerId>,
+        policy: &mut RecoveryPolicy,
+        situation: Situation,
+    ) -> Remedy {
+        let remedy = policy.decide(self.cause(), worker, situation);
         log_remedy(self, remedy);
         remedy
     }
@@ -131,22 +151,20 @@ impl BossManError {
 
 impl Recovery {
     /// Records a failure at this time of a run that has a state to resume from, and decides what to
-    /// do. `has_substitute` tells whether the run may continue without the worker that failed,
-    /// `can_save_memory` whether the workers could need less memory for the same steps.
+    /// do.
     pub(crate) fn decide(
         &mut self,
         error: &BossManError,
         at: Instant,
-        has_substitute: bool,
-        can_save_memory: bool,
+        facts: &FailedSessionFacts,
     ) -> Remedy {
-        let situation = Situation::Fixed {
-            can_restore: true,
-            has_substitute,
-            can_save_memory,
-            has_grown: false,
-        };
-        let remedy = error.remedy(&mut self.policy, situation);
+        let FailedSessionFacts { has_substitute, can_save_memory, ref newcomers } = *facts;
+        let has_grown = !newcomers.is_empty();
+        let situation =
+            Situation::Fixed { can_restore: true, has_substitute, can_save_memory, has_grown };
+        // The others worked before, so only a newcomer is at fault.
+        let worker = error.worker().filter(|worker| !has_grown || newcomers.contains(worker));
+        let remedy = error.remedy_with(worker, &mut self.policy, situation);
         if remedy.begins_again() {
             self.outage = Some(Outage {
                 since: self.outage.as_ref().map_or(at, |outage| outage.since),
@@ -158,6 +176,19 @@ impl Recovery {
             });
         }
         remedy
+    }
+
+    /// Records that a session ends at this time, after the last completed step, so that the next one
+    /// has more workers. No worker is lost, and no step is repeated.
+    pub(crate) fn begin_growth(&mut self, at: Instant) {
+        self.outage = Some(Outage {
+            since: at,
+            lost: 0,
+            rejoined_after: Duration::ZERO,
+            restored_after: Duration::ZERO,
+            done: self.policy.furthest(),
+            from: 0,
+        });
     }
 
     /// The last completed step.
@@ -227,6 +258,10 @@ mod tests {
         BossManError::Worker(Failure { kind, ..Failure::new("lost (it was tired)") })
     }
 
+    fn facts(has_substitute: bool, can_save_memory: bool) -> FailedSessionFacts {
+        FailedSessionFacts { has_substitute, can_save_memory, newcomers: Vec::new() }
+    }
+
     fn resumes(recovery: &mut Recovery, step: u64) {
         let source = StateSource::Checkpoint { step };
         recovery.resumes(&ResumeReport { workers: 1, initial_workers: 2, source });
@@ -237,7 +272,8 @@ mod tests {
         let now = Instant::now();
         let mut recovery = Recovery::default();
         let may_retry = |recovery: &mut Recovery, error: &BossManError, others| {
-            matches!(recovery.decide(error, now, others, false), Remedy::Rebuild { .. })
+            let remedy = recovery.decide(error, now, &facts(others, false));
+            matches!(remedy, Remedy::Rebuild { .. })
         };
         let ended = BossManError::LocalWorkers("it ended".into());
         for other in [&lost(false), &BossManError::Usage("no".into()), &ended] {
@@ -275,11 +311,44 @@ mod tests {
         let now = Instant::now();
         let mut recovery = Recovery::default();
         assert!(recovery.step_done(4).is_none());
-        assert_eq!(recovery.decide(&out_of_memory(), now, false, true), Remedy::SaveMemory);
+        let remedy = recovery.decide(&out_of_memory(), now, &facts(false, true));
+        assert_eq!(remedy, Remedy::SaveMemory);
         assert!(recovery.is_recovering());
         assert_eq!(recovery.lost(), 0);
-        assert_eq!(recovery.decide(&lost(true), now, false, false), Remedy::Rebuild { ban: None });
+        let remedy = recovery.decide(&lost(true), now, &facts(false, false));
+        assert_eq!(remedy, Remedy::Rebuild { ban: None });
         assert_eq!(recovery.lost(), 1);
+    }
+
+    #[test]
+    fn growth_is_a_recovery_that_loses_nothing() {
+        let mut recovery = Recovery::default();
+        assert!(recovery.step_done(4).is_none());
+        recovery.begin_growth(Instant::now());
+        assert_eq!((recovery.is_recovering(), recovery.lost()), (true, 0));
+        recovery.workers_rejoined();
+        resumes(&mut recovery, 4);
+        assert_eq!(recovery.state_restored().unwrap().repeated, Repeated::Steps(0));
+        assert!(!recovery.is_recovering());
+    }
+
+    /// The same error of another worker, or later, would end the run.
+    #[test]
+    fn a_newcomer_that_fails_costs_its_place_only() {
+        let now = Instant::now();
+        let by = |worker| {
+            let failure = Failure::new("it has no such file").on(WorkerId(worker));
+            BossManError::Worker(failure)
+        };
+        let grown = FailedSessionFacts { newcomers: vec![WorkerId(1)], ..facts(true, false) };
+        let decide = |error: &BossManError, facts: &FailedSessionFacts| {
+            let mut recovery = Recovery::default();
+            recovery.begin_growth(now);
+            recovery.decide(error, now, facts)
+        };
+        assert_eq!(decide(&by(1), &grown), Remedy::Rebuild { ban: Some(WorkerId(1)) });
+        assert_eq!(decide(&by(0), &grown), Remedy::Rebuild { ban: None });
+        assert!(!decide(&by(1), &facts(true, false)).begins_again());
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub(super) struct Attempt<'a> {
     next: Option<Batch>,
     /// The steps before this session.
     pub(super) done: u64,
+    /// Whether the state after them is only with the workers.
+    is_from_peers: bool,
     pub(super) epochs: Epochs<'a>,
     checkpoints: Option<CheckpointWriter>,
     peer_snapshots: Option<PeerSnapshots>,
@@ -88,6 +90,7 @@ impl<'a> Attempt<'a> {
             batches: batches.prefetch()?,
             next: None,
             done,
+            is_from_peers: resumed.as_ref().and_then(ResumeState::peer_state).is_some(),
             epochs: Epochs::new(file, data.validation.clone(), options.save.as_deref(), best),
             checkpoints,
             digests: options.run_folder.as_ref().map(|_| Digests::new(events.clone())),
@@ -186,6 +189,24 @@ impl<'a> Attempt<'a> {
         }
     }
 
+    /// Stores the state after this step, which the next session resumes from. The workers' memory
+    /// is preferred, because then nothing travels through the boss. Returns whether it is stored.
+    pub(super) async fn hold_state(&mut self, step: u64) -> bool {
+        let record = self.record();
+        let is_held = match (&mut self.peer_snapshots, &mut self.checkpoints) {
+            (Some(snapshots), _) => snapshots.finish(&mut self.boss, step, &record).await,
+            (None, Some(writer)) => {
+                let end = StepEnd { step, is_last: true, record };
+                writer.finish(&mut self.boss, end).await
+            }
+            (None, None) => false,
+        };
+        if let Some(digests) = self.digests.as_mut().filter(|_| is_held) {
+            digests.end(&mut self.boss, step).await;
+        }
+        is_held
+    }
+
     /// All steps are done: waits for the last checkpoint and the last digest. Returns the time of
     /// the session.
     pub(super) async fn end(&mut self) -> Duration {
@@ -207,7 +228,7 @@ impl<'a> Attempt<'a> {
     /// alone. Returns the file of the weights, if they were saved.
     pub(super) async fn interrupt(&mut self, step: u64) -> Option<PathBuf> {
         // No step was done in this session, so there is nothing new.
-        if step == self.done {
+        if step == self.done && !self.is_from_peers {
             return None;
         }
         let events = self.observers.events.clone();
@@ -229,7 +250,8 @@ impl<'a> Attempt<'a> {
         self.prepared.options.save.clone().filter(|_| is_saved)
     }
 
-    /// A step failed. A checkpoint in progress is completed, because the run resumes from it.
+    /// A step failed, or the run goes on with more workers. A checkpoint in progress is completed,
+    /// because the run resumes from it.
     pub(super) async fn abandon(&mut self) -> Duration {
         let time = self.started.elapsed();
         if let Some(writer) = self.checkpoints.take() {

@@ -77,15 +77,16 @@ impl CheckpointWriter {
         })
     }
 
-    /// Makes a checkpoint of this step, which ended the run early, unless there is one or gradients
-    /// are half accumulated.
-    pub(crate) async fn finish(&mut self, boss: &mut BossMan, end: StepEnd) {
+    /// Makes a checkpoint of this step, which ended the run or the session early, unless there is
+    /// one or gradients are half accumulated. Returns whether it is written.
+    pub(crate) async fn finish(&mut self, boss: &mut BossMan, end: StepEnd) -> bool {
         let step = end.step;
         self.wait_for_pending().await;
         if self.written != Some(step) {
             self.after_step(boss, StepEnd { is_last: true, ..end }).await;
             self.wait_for_pending().await;
         }
+        self.written == Some(step)
     }
 
     /// Makes a checkpoint after a step if one is due. Reports errors, and training continues.

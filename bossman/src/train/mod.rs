@@ -4,6 +4,7 @@
 //! run (Attempts) -> placed                the run's folder
 //!  |             -> prepared (Prepared)   what needs no workers
 //!  |             -> memory_saving         after a run was out of memory
+//!  |             -> growth                takes in workers that come late
 //!  +-> attempt (Attempt) -> epochs -> validation -> validation_result (a value)
 //!       +-> checkpoint_writer, digests   receipt_writer (at the end)
 //!       +-> Event -> metrics, trace, and the observers of the caller
@@ -13,6 +14,7 @@ mod attempt;
 pub(crate) mod checkpoint_writer;
 mod digests;
 pub(crate) mod epochs;
+mod growth;
 mod memory_saving;
 pub mod metrics;
 mod outcome;

@@ -3,10 +3,11 @@
 
 use crate::checkpoint::RunRecord;
 use crate::events::{Completed, Event, Events};
-use crate::recovery::policy::{self, Recovery};
+use crate::recovery::policy::{self, FailedSessionFacts, Recovery};
 use crate::recovery::resume::{self, ResumeState};
 use crate::run_file::RunFile;
 use crate::train::attempt::{Attempt, Observers};
+use crate::train::growth::RunGrowth;
 use crate::train::memory_saving::{MeansLeft, MemorySaving};
 use crate::train::metrics::Metrics;
 use crate::train::outcome::{Interruption, Outcome};
@@ -18,7 +19,7 @@ use crate::train::trace::TraceRecorder;
 use crate::workers::host::Workers;
 use crate::{BossMan, BossManError, RecoverySource, StepReport};
 use parking_lot::Mutex;
-use pipeline::recovery::{Cause, RecoveryCost, Remedy, ResumeReport, StateSource};
+use pipeline::recovery::{Boundary, Cause, RecoveryCost, Remedy, ResumeReport, StateSource};
 use runtime::Handle;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -69,7 +70,7 @@ pub async fn run_with(
     outcome
 }
 
-/// Trains to the end, also after losses of workers.
+/// Trains to the end, also after losses of workers, and with workers that come late.
 async fn attempt_until_done(
     attempts: &mut Attempts,
     prepared: &Prepared<'_>,
@@ -78,10 +79,11 @@ async fn attempt_until_done(
     let mut unfinished = Unfinished(Some(attempts.observers.events.clone()));
     loop {
         let error = match attempts.attempt(prepared, on_step).await {
-            Ok(outcome) => {
+            Ok(AttemptEnd::Done(outcome)) => {
                 unfinished.0 = None;
-                return Ok(outcome);
+                return Ok(*outcome);
             }
+            Ok(AttemptEnd::Grows) => continue,
             Err(error) => error,
         };
         if let Err(error) = attempts.recover(prepared, error) {
@@ -111,6 +113,16 @@ enum Training {
     Stopped {
         step: u64,
     },
+    /// It goes on in a session with more workers.
+    Grows,
+}
+
+/// How an attempt without a failure ended.
+enum AttemptEnd {
+    /// The run is over.
+    Done(Box<Outcome>),
+    /// The run goes on in a session with more workers.
+    Grows,
 }
 
 /// The state of a run that outlives its attempts.
@@ -120,6 +132,7 @@ struct Attempts {
     /// The state to resume from, once it is found.
     state: Option<ResumeState>,
     recovery: Recovery,
+    growth: RunGrowth,
     /// How sessions save memory. Once workers were out of it, by more means.
     saving: MemorySaving,
     /// The number of workers in the last session.
@@ -142,6 +155,7 @@ impl Attempts {
             record: start.record,
             state: start.state,
             recovery: Recovery::default(),
+            growth: RunGrowth::new(prepared.workers),
             saving: MemorySaving::of(prepared.file.recompute),
             workers: prepared.workers,
             port: None,
@@ -151,13 +165,13 @@ impl Attempts {
         })
     }
 
-    /// Trains to the end or to the first failure, from the beginning or from the state to resume
-    /// from.
+    /// Trains to the end, to the first failure or until workers are taken in, from the beginning or
+    /// from the state to resume from.
     async fn attempt(
         &mut self,
         prepared: &Prepared<'_>,
         on_step: &mut impl FnMut(&StepReport),
-    ) -> Result<Outcome, BossManError> {
+    ) -> Result<AttemptEnd, BossManError> {
         // Before the first step there is nothing to save.
         let started = tokio::select! {
             started = self.start(prepared) => Some(started?),
@@ -166,7 +180,8 @@ impl Attempts {
         let Some(mut attempt) = started else {
             let resumes_after = self.state.as_ref().map_or(0, |state| state.counters().step);
             let done = self.recovery.furthest().max(resumes_after);
-            return Ok(self.interrupted(prepared, done, None).await);
+            let outcome = self.interrupted(prepared, done, None).await;
+            return Ok(AttemptEnd::Done(Box::new(outcome)));
         };
         let cost = self.recovery.state_restored();
         self.report_cost(cost);
@@ -177,24 +192,37 @@ impl Attempts {
         self.time += match trained {
             Ok(Training::Done) => attempt.end().await,
             Ok(Training::Stopped { .. }) => attempt.time(),
-            Err(_) => attempt.abandon().await,
+            Ok(Training::Grows) | Err(_) => attempt.abandon().await,
         };
-        if let Training::Stopped { step } = trained? {
-            let weights = attempt.interrupt(step).await;
-            let outcome = self.interrupted(prepared, step, weights).await;
-            return Ok(Outcome { best: attempt.epochs.best, ..outcome });
+        match trained? {
+            Training::Done => self.finish(prepared, attempt).await,
+            Training::Stopped { step } => {
+                let weights = attempt.interrupt(step).await;
+                let outcome = self.interrupted(prepared, step, weights).await;
+                let outcome = Outcome { best: attempt.epochs.best, ..outcome };
+                Ok(AttemptEnd::Done(Box::new(outcome)))
+            }
+            Training::Grows => Ok(AttemptEnd::Grows),
         }
+    }
+
+    /// All steps are done: tests the model, and ends the session.
+    async fn finish(
+        &self,
+        prepared: &Prepared<'_>,
+        mut attempt: Attempt<'_>,
+    ) -> Result<AttemptEnd, BossManError> {
         self.report_end(prepared.steps, None)?;
         let test = attempt.test().await?;
         attempt.boss.shutdown().await;
-        Ok(Outcome {
+        Ok(AttemptEnd::Done(Box::new(Outcome {
             steps: prepared.steps,
             time: self.time,
             best: attempt.epochs.best,
             test,
             weights: prepared.options.save.clone(),
             interrupted: None,
-        })
+        })))
     }
 
     /// The outcome of a run that the user ended after this step. Its workers wait for the next
@@ -231,7 +259,12 @@ impl Attempts {
         let workers = self.wait_for_workers(prepared).await?;
         let builder = prepared.builder(self.record.microbatches, self.saving);
         let mut boss = builder.build(workers)?;
-        self.handle = Some(boss.trainer.handle.clone());
+        let handle = boss.trainer.handle.clone();
+        self.growth.session_begins(handle.workers());
+        if may_grow(prepared) {
+            handle.offer_places(prepared.workers.saturating_sub(self.workers));
+        }
+        self.handle = Some(handle);
         // The default depends on the number of workers of the first session. A batch has no more
         // microbatches than samples.
         let most = u32::try_from(prepared.file.batch_size).unwrap_or(u32::MAX);
@@ -255,10 +288,58 @@ impl Attempts {
             let report = attempt.train_step().await?;
             let cost = self.recovery.step_done(step);
             self.report_cost(cost);
+            self.growth.step_done(attempt.boss.trainer.handle.workers());
             on_step(&report);
             attempt.after_step(&report).await?;
+            let Some(workers) = self.grown_number(attempt, prepared, step) else { continue };
+            // Without the state of this step the session goes on.
+            if attempt.hold_state(step).await {
+                self.begin_growth(prepared, step, workers);
+                return Ok(Training::Grows);
+            }
         }
         Ok(Training::Done)
+    }
+
+    /// Decides after a step whether waiting workers are taken in, and returns the number of workers
+    /// with them.
+    fn grown_number(
+        &mut self,
+        attempt: &Attempt<'_>,
+        prepared: &Prepared<'_>,
+        step: u64,
+    ) -> Option<usize> {
+        if !may_grow(prepared) {
+            return None;
+        }
+        let trainer = &attempt.boss.trainer;
+        let waiting = trainer.handle.waiting();
+        let at = Boundary {
+            step,
+            steps: prepared.steps,
+            workers: self.workers,
+            waiting: waiting.len(),
+            can_hold_state: trainer.position.is_between_updates()
+                && !self.recovery.is_recovering()
+                && !prepared.options.stop.is_set(),
+        };
+        let builder = || prepared.builder(self.record.microbatches, self.saving);
+        self.growth.decide(at, &waiting, builder, &self.observers.events)
+    }
+
+    /// The state of this step is stored: the next session has this number of workers.
+    fn begin_growth(&mut self, prepared: &Prepared<'_>, step: u64, workers: usize) {
+        let newcomers = workers.saturating_sub(self.workers);
+        self.growth.begin(newcomers);
+        self.recovery.begin_growth(Instant::now());
+        self.observers.events.report(&Event::Growing {
+            after: step,
+            workers: self.workers,
+            waiting: newcomers,
+            initial_workers: prepared.workers,
+        });
+        // While there is a handle, the session keeps its connections and the port.
+        self.handle = None;
     }
 
     /// Decides what to do after a failure.
@@ -290,7 +371,13 @@ impl Attempts {
         }
         let at = failed_at.unwrap_or_else(Instant::now);
         let has_substitute = self.workers > 1 || prepared.options.fleet.local > 0;
-        let remedy = self.recovery.decide(&error, at, has_substitute, saving.is_some());
+        let facts = FailedSessionFacts {
+            has_substitute,
+            can_save_memory: saving.is_some(),
+            newcomers: self.growth.newcomers().to_vec(),
+        };
+        let remedy = self.recovery.decide(&error, at, &facts);
+        self.growth.failed();
         if !remedy.begins_again() {
             return Err(with_advice(error));
         }
@@ -313,7 +400,8 @@ impl Attempts {
         Ok(())
     }
 
-    /// Waits for workers. After a loss, waits for the remaining ones.
+    /// Waits for workers. After a loss, waits for the remaining ones, and during a growth for those
+    /// that are taken in, too.
     async fn wait_for_workers(&mut self, prepared: &Prepared<'_>) -> Result<Workers, BossManError> {
         let TrainOptions { fleet, pool, .. } = prepared.options;
         let weights = prepared.weights.as_ref();
@@ -329,8 +417,10 @@ impl Attempts {
         let host = if fleet.local == prepared.workers { host } else { host.port(port) };
         let builder = prepared.builder(self.record.microbatches, self.saving);
         let fits = |workers| builder.check(workers).is_ok();
-        let workers = host.wait_for_rejoin(self.workers, self.recovery.lost(), fits).await?;
+        let last = self.growth.last_session(self.workers, self.recovery.lost());
+        let workers = host.wait_for_rejoin(last, fits).await?;
         self.recovery.workers_rejoined();
+        self.growth.workers_rejoined(workers.newcomers(self.growth.known()));
         (self.port, self.workers) = (Some(workers.port()), workers.count);
         Ok(workers)
     }
@@ -344,9 +434,14 @@ impl Attempts {
         if !self.recovery.is_recovering() && self.state.is_none() {
             return Ok(());
         }
+        // A worker that comes late may hold snapshots of steps that the run has taken back.
+        let steps = match self.growth.is_under_way() {
+            true => self.recovery.furthest(),
+            false => prepared.steps,
+        };
         let search = resume::Search {
             run: &self.record,
-            steps: prepared.steps,
+            steps,
             checkpoints: prepared.checkpoints.as_ref().map(|(checkpoints, _)| checkpoints),
             metrics: prepared.options.metrics.as_deref(),
             events: &self.observers.events,
@@ -382,6 +477,12 @@ impl Attempts {
         let error = error.map(ToString::to_string);
         self.observers.events.emit(&Event::Ended { steps, time: self.time, error })
     }
+}
+
+/// Whether late workers are taken in: a run that ends with a loss never has fewer, and a pool takes
+/// them in without a new session.
+fn may_grow(prepared: &Prepared<'_>) -> bool {
+    !prepared.options.pool && prepared.file.redundancy != RecoverySource::None
 }
 
 /// The observers of a run: those of the caller, metrics and trace.

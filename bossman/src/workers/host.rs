@@ -1,10 +1,13 @@
 //! Waits for workers, at first and after a loss.
 
 use crate::events::{Event, Events, Invitation, WaitReason};
+use crate::workers::join_wait::JoinWait;
+use crate::workers::last_session::{KeptPlaces, LastSession};
 use crate::workers::local_processes::{worker_command, LocalWorkers, WorkerFlags};
 use crate::BossManError;
-use link::{Identity, LinkError, Listener, ListenerEvent, Ticket, Transport};
-use pipeline::recovery::{FailedSession, RejoinWait, Rejoined, Sufficiency};
+use link::{Identity, LinkError, Listener, Ticket, Transport, WorkerInfo};
+use pipeline::ids::WorkerId;
+use pipeline::recovery::{FailedSession, RejoinWait};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -50,6 +53,16 @@ impl Workers {
     /// The UDP port on which they joined.
     pub(crate) fn port(&self) -> u16 {
         self.listener.address().port()
+    }
+
+    /// Those that are neither local nor among the `known` ones.
+    pub(crate) fn newcomers(&self, known: &[WorkerInfo]) -> Vec<WorkerId> {
+        let is_known = |info: &WorkerInfo| {
+            known.iter().any(|one| one.is_same_process(info))
+                || self.local.as_ref().is_some_and(|local| local.contains(info))
+        };
+        let joined = (0..).map(WorkerId).zip(self.listener.joined().take(self.count));
+        joined.filter(|(_, info)| !is_known(info)).map(|(worker, _)| worker).collect()
     }
 }
 
@@ -185,19 +198,25 @@ impl Host {
         self.wait_for(None).await
     }
 
-    /// Waits again after a loss. Starts local workers afresh. Waits for the remaining other
-    /// workers, and briefly for spares. Of the `before` workers of the last session `lost` may not
-    /// come again. Fewer may suffice: `fits` tells whether the run can continue with a number of
-    /// workers.
+    /// Waits again after a session that failed or ended for more workers. Starts local workers
+    /// afresh. Waits for the remaining other workers and the newcomers, and briefly for spares.
+    /// Fewer may suffice: `fits` tells whether the run can continue with a number of workers.
     pub(crate) async fn wait_for_rejoin(
         self,
-        before: usize,
-        lost: usize,
+        before: LastSession,
         fits: impl Fn(usize) -> bool,
     ) -> Result<Workers, BossManError> {
-        let failed = FailedSession { workers: before, local: self.local, lost, newcomers: 0 };
-        let again = RejoinWait::new(failed, self.workers, fits);
-        self.wait_for(Some(again)).await
+        let LastSession { workers, lost, newcomers, kept, known } = before;
+        let failed = FailedSession { workers, local: self.local, lost, newcomers };
+        let wait = RejoinWait::new(failed, self.workers, fits);
+        let remaining = workers.saturating_sub(self.local).saturating_sub(lost);
+        let kept = match kept {
+            KeptPlaces::None => 0,
+            KeptPlaces::Remaining => self.local + remaining,
+            KeptPlaces::All => self.workers,
+        };
+        let reason = if newcomers > 0 { WaitReason::Grow } else { WaitReason::Rejoin };
+        self.wait_for(Some(Again { wait, reason, kept, known })).await
     }
 
     /// Whether the boss starts workers itself.
@@ -205,7 +224,7 @@ impl Host {
         self.local > 0
     }
 
-    async fn wait_for(self, again: Option<RejoinWait>) -> Result<Workers, BossManError> {
+    async fn wait_for(self, again: Option<Again>) -> Result<Workers, BossManError> {
         if self.workers == 0 || self.workers > usize::from(u16::MAX) || self.local > self.workers {
             let message =
                 format!("{} workers with {} local ones make no run", self.workers, self.local);
@@ -220,7 +239,7 @@ impl Host {
         let listener = self.listener(&identity, address).await?.transport(self.transport);
         let port = listener.address().port();
         let local = self.start_local(port, identity.ticket())?;
-        let reason = if again.is_some() { WaitReason::Rejoin } else { WaitReason::Start };
+        let reason = again.as_ref().map_or(WaitReason::Start, |again| again.reason);
         let invitation = (!only_local).then(|| Invitation {
             missing: self.workers - self.local,
             address: link::own_address(),
@@ -231,8 +250,13 @@ impl Host {
             data: self.data.clone(),
             weights: self.weights.clone(),
         });
-        self.report_wait(self.workers, reason, Duration::ZERO, invitation);
-        let mut wait = JoinWait::new(&self, listener, local, again);
+        let (workers, missing, waited_s) = (self.workers, self.workers, 0);
+        self.events.report(&Event::Waiting { missing, workers, reason, waited_s, invitation });
+        let (listener, again) = match again {
+            Some(again) => (again.reserve(listener, local.as_ref()), Some(again.wait)),
+            None => (listener, None),
+        };
+        let mut wait = JoinWait::new(listener, local, again, self.events.clone());
         let count = wait.run().await?;
         let JoinWait { listener, local, .. } = wait;
         // Only local workers learn a new port. Others return to the port that they know.
@@ -260,17 +284,6 @@ impl Host {
         };
         let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
         LocalWorkers::start(self.local, &flags, address, ticket).map(Some)
-    }
-
-    fn report_wait(
-        &self,
-        missing: usize,
-        reason: WaitReason,
-        waited: Duration,
-        invitation: Option<Invitation>,
-    ) {
-        let (workers, waited_s) = (self.workers, waited.as_secs());
-        self.events.report(&Event::Waiting { missing, workers, reason, waited_s, invitation });
     }
 
     /// Listens as soon as the port is free.
@@ -314,130 +327,21 @@ impl Host {
     }
 }
 
-/// A wait in progress.
-struct JoinWait<'a> {
-    host: &'a Host,
-    listener: Listener,
-    local: Option<LocalWorkers>,
-    /// Set after a loss.
-    again: Option<RejoinWait>,
-    began: Instant,
-    last_joined: Instant,
-    /// The local workers that have joined.
-    local_joined: usize,
-    /// Whether the user was told that too few workers remain.
-    asked_for_more: bool,
+/// A wait for workers that were there before.
+struct Again {
+    wait: RejoinWait,
+    reason: WaitReason,
+    /// The places that are kept for the local workers and the known ones.
+    kept: usize,
+    known: Vec<WorkerInfo>,
 }
 
-impl<'a> JoinWait<'a> {
-    fn new(
-        host: &'a Host,
-        listener: Listener,
-        local: Option<LocalWorkers>,
-        again: Option<RejoinWait>,
-    ) -> Self {
-        let now = Instant::now();
-        JoinWait {
-            host,
-            listener,
-            local,
-            again,
-            began: now,
-            last_joined: now,
-            local_joined: 0,
-            asked_for_more: false,
-        }
-    }
-
-    /// Waits, and returns the number of workers.
-    async fn run(&mut self) -> Result<usize, BossManError> {
-        while self.listener.missing() > 0 {
-            let next_check = match self.sufficiency() {
-                Some(Sufficiency::Enough(workers)) => return Ok(workers),
-                Some(Sufficiency::OpenFor(time)) => Some(Instant::now() + time),
-                Some(Sufficiency::TooFew) => {
-                    self.ask_for_more();
-                    None
-                }
-                Some(Sufficiency::Gap) | None => None,
-            };
-            let event = tokio::select! {
-                event = self.listener.next() => event,
-                () = wait_until(next_check) => continue,
-                how = wait_for_exit(&mut self.local) => {
-                    let message = format!("a local worker never joined; {how}");
-                    return Err(BossManError::LocalWorkers(message));
-                }
-            };
-            self.on_event(event);
-        }
-        Ok(self.host.workers)
-    }
-
-    /// Whether the run can continue after a loss. `None` at first, and until all local workers have
-    /// joined: one that does not join ends, which [`JoinWait::run`] notices.
-    fn sufficiency(&self) -> Option<Sufficiency> {
-        let again = self.again.as_ref().filter(|_| self.local_joined == self.host.local)?;
-        Some(again.sufficiency(Rejoined {
-            workers: self.host.workers - self.listener.missing(),
-            has_gap: !self.listener.is_contiguous(),
-            since_begin: self.began.elapsed(),
-            since_last: self.last_joined.elapsed(),
-        }))
-    }
-
-    /// Tells the user once that too few workers remain.
-    fn ask_for_more(&mut self) {
-        if !std::mem::replace(&mut self.asked_for_more, true) {
-            let (missing, waited) = (self.listener.missing(), self.began.elapsed());
-            self.host.report_wait(missing, WaitReason::TooFewRemain, waited, None);
-        }
-    }
-
-    fn on_event(&mut self, event: ListenerEvent) {
-        match &event {
-            ListenerEvent::Joined { info, .. } => {
-                self.last_joined = Instant::now();
-                let is_local = self.local.as_ref().is_some_and(|local| local.contains(info));
-                self.local_joined += usize::from(is_local);
-            }
-            ListenerEvent::Left { .. } if self.again.is_some() => self.listener.ask_to_rejoin(),
-            ListenerEvent::Left { .. } | ListenerEvent::Rejected { .. } => {}
-        }
-        self.host.events.report(&described(event, self.listener.missing()));
-    }
-}
-
-async fn wait_until(time: Option<Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time).await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn wait_for_exit(local: &mut Option<LocalWorkers>) -> String {
-    match local {
-        Some(local) => local.wait_for_exit().await,
-        None => std::future::pending().await,
-    }
-}
-
-fn described(event: ListenerEvent, missing: usize) -> Event {
-    match event {
-        ListenerEvent::Joined { worker, info, address } => Event::Joined {
-            worker,
-            address: address.ip(),
-            host: info.host,
-            device: info.device,
-            processor: info.processor,
-            threads: info.threads,
-            missing: Some(missing),
-        },
-        ListenerEvent::Left { worker, reason } => {
-            Event::Left { worker, why: reason, while_waiting: true }
-        }
-        ListenerEvent::Rejected { address, reason } => {
-            Event::TurnedAway { address: address.ip(), why: reason }
-        }
+impl Again {
+    fn reserve(&self, listener: Listener, local: Option<&LocalWorkers>) -> Listener {
+        let (known, is_local) = (self.known.clone(), local.map(LocalWorkers::recognizer));
+        listener.reserve(self.kept, move |info| {
+            known.iter().any(|one| one.is_same_process(info))
+                || is_local.as_ref().is_some_and(|is_local| is_local(info))
+        })
     }
 }

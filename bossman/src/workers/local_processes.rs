@@ -119,9 +119,20 @@ impl LocalWorkers {
         Ok(LocalWorkers { processes, pids, exits })
     }
 
+    /// The number of workers.
+    pub(crate) fn count(&self) -> usize {
+        self.pids.len()
+    }
+
     /// Whether a worker that joined is one of these.
     pub(crate) fn contains(&self, worker: &WorkerInfo) -> bool {
         self.pids.contains(&worker.process) && worker.host == host_name()
+    }
+
+    /// A function that does the same as [`LocalWorkers::contains`], for another owner.
+    pub(crate) fn recognizer(&self) -> impl Fn(&WorkerInfo) -> bool + Send + Sync + use<> {
+        let (pids, host) = (self.pids.clone(), host_name());
+        move |worker| pids.contains(&worker.process) && worker.host == host
     }
 
     /// Ends with the first worker that ends, and how it did. Cancel safe.

@@ -6,6 +6,7 @@ use crate::handle_input::{Input, ReplySender};
 use crate::log_fields::{log_message, log_received, log_request, log_sent, REQUESTS};
 use crate::membership_event::MembershipEvent;
 use crate::state_event::{FetchId, StateEvent, StateHead, StatePart};
+use crate::waiting_workers::WaitingWorkers;
 use link::admission::acceptor::{Accept, Acceptor, Caller};
 use link::admission::handshake::Handshake;
 use link::admission::listener::{Admission, Admitted};
@@ -22,7 +23,7 @@ use pipeline::message::{Failure, ToBoss};
 use quinn::VarInt;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info};
 
@@ -52,6 +53,7 @@ pub fn start(
     let (inputs, requests) = mpsc::unbounded_channel();
     let slots = Slots::default();
     let status = Arc::new(Mutex::new("{}".to_string()));
+    let waiting = WaitingWorkers::default();
     let workers = members.iter().map(|m| m.info.clone()).collect();
     let driver = Driver {
         session: BossSession::new(setup),
@@ -65,9 +67,10 @@ pub fn start(
         admission,
         pool: None,
         status: status.clone(),
+        waiting: waiting.clone(),
     };
     tokio::spawn(driver.run(listening, acceptor, events, requests));
-    Ok(Handle { inputs, slots, workers, status })
+    Ok(Handle { inputs, slots, workers, status, waiting })
 }
 
 struct Driver {
@@ -84,6 +87,8 @@ struct Driver {
     /// The receiver of membership events, if the run is a pool.
     pool: Option<mpsc::UnboundedSender<MembershipEvent>>,
     status: Arc<Mutex<String>>,
+    /// The callers that got no place.
+    waiting: WaitingWorkers,
 }
 
 impl Driver {
@@ -160,7 +165,14 @@ impl Driver {
         };
         let places = self.connections.len();
         match &self.pool {
-            None => caller.refuse_full(places),
+            None => {
+                self.waiting.note(info, Instant::now());
+                match self.waiting.has_free_place() {
+                    true => caller
+                        .refuse_until_later("the run takes this worker in after a step".into()),
+                    false => caller.refuse_full(places),
+                }
+            }
             Some(_) if places >= MAX_WORKERS => {
                 caller.refuse(format!(
                     "{places} workers have joined this run, which is the most that can"

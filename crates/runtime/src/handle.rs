@@ -4,6 +4,7 @@ use crate::handle_input::Input;
 use crate::membership_event::MembershipEvent;
 use crate::state_event::FetchId;
 use crate::state_stream::StateStream;
+use crate::waiting_workers::WaitingWorkers;
 use link::quic::close_codes::{EVICTED, PROTOCOL_VIOLATION};
 use link::{Slots, WorkerInfo};
 use parking_lot::Mutex;
@@ -13,6 +14,7 @@ use pipeline::message::{Failure, Progress};
 use quinn::VarInt;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::{mpsc, oneshot};
 
 /// The user's end of a running boss. Dropping the last clone closes all connections.
@@ -23,6 +25,7 @@ pub struct Handle {
     pub slots: Slots,
     pub(crate) workers: Vec<WorkerInfo>,
     pub(crate) status: Arc<Mutex<String>>,
+    pub(crate) waiting: WaitingWorkers,
 }
 
 impl Handle {
@@ -110,5 +113,17 @@ impl Handle {
     /// The workers' descriptions of themselves, by number.
     pub fn workers(&self) -> &[WorkerInfo] {
         &self.workers
+    }
+
+    /// The descriptions of the workers that ask for a place now and get none, because the workers
+    /// of the run are fixed.
+    pub fn waiting(&self) -> Vec<WorkerInfo> {
+        self.waiting.here(Instant::now())
+    }
+
+    /// Sets the number of places that a later session of the run can fill. Workers that ask are
+    /// then told that they are taken in later.
+    pub fn offer_places(&self, free: usize) {
+        self.waiting.offer(free);
     }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! boss:    handle -> boss_driver -> BossSession
 //!             ^----- state_stream (state, part by part: state_event)
+//!             ^----- waiting_workers (callers without a place)
 //!                        | frames over link
 //! worker:  serve -> stage_driver -> StageSession
 //!                        +-> peer_connections (to the boss and to other workers)
@@ -39,6 +40,7 @@ mod state_stream;
 mod task_tensor;
 #[doc(hidden)]
 pub mod testing;
+mod waiting_workers;
 mod watchdog;
 
 pub use boss_driver::start;

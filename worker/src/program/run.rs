@@ -206,7 +206,8 @@ impl BossWait {
     /// The boss has been lost for longer than `--orphan-timeout`.
     async fn before_retry(&mut self, options: &Options, lost: Transient) -> Result<()> {
         let Transient { reason, had_joined, refused } = lost;
-        if had_joined {
+        // A boss that refuses answers, so one broken call after many refusals costs little.
+        if had_joined || refused {
             self.wait = MIN_WAIT;
         }
         // A boss without a free place counts as a boss.

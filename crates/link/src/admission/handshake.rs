@@ -70,6 +70,13 @@ pub struct WorkerInfo {
     pub nccl: Nccl,
 }
 
+impl WorkerInfo {
+    /// Whether both describe the same process.
+    pub fn is_same_process(&self, other: &WorkerInfo) -> bool {
+        self.process == other.process && self.host == other.host
+    }
+}
+
 /// A worker with one CPU thread, on a machine without a name, that others may connect to.
 impl Default for WorkerInfo {
     fn default() -> Self {

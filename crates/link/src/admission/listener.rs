@@ -30,7 +30,14 @@ pub struct Listener {
     sender: mpsc::Sender<ConnectionEvent<ToBoss>>,
     events: mpsc::Receiver<ConnectionEvent<ToBoss>>,
     places: Vec<Option<JoinedWorker>>,
+    reservation: Option<Reservation>,
     transport: Transport,
+}
+
+/// Places that are kept for certain workers.
+struct Reservation {
+    places: usize,
+    whose: Box<dyn Fn(&WorkerInfo) -> bool + Send + Sync>,
 }
 
 /// An event at a boss that waits for workers.
@@ -88,6 +95,7 @@ impl Listener {
             sender,
             events,
             places: (0..workers).map(|_| None).collect(),
+            reservation: None,
             transport: Transport::default(),
         })
     }
@@ -95,6 +103,21 @@ impl Listener {
     /// Sets the transport of all connections of the run, also between workers.
     pub fn transport(self, transport: Transport) -> Self {
         Listener { transport, ..self }
+    }
+
+    /// Keeps this number of places for the workers that `whose` names. Others get a place while
+    /// enough are left for those that have not joined.
+    pub fn reserve(
+        self,
+        places: usize,
+        whose: impl Fn(&WorkerInfo) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Listener { reservation: Some(Reservation { places, whose: Box::new(whose) }), ..self }
+    }
+
+    /// Gives the places that are kept to whoever asks.
+    pub fn lift_reservation(&mut self) {
+        self.reservation = None;
     }
 
     /// The address that it listens on.
@@ -181,11 +204,23 @@ impl Listener {
             caller.refuse_full(self.places.len());
             return None;
         };
+        if self.is_kept_from(&info) {
+            caller.refuse_until_later("the free places are kept for the run's workers".into());
+            return None;
+        }
         let worker = WorkerId(place as u16);
         let member = self.admission().admit(caller, worker, info.clone())?;
         let address = member.address;
         self.places[place] = Some(member);
         Some(ListenerEvent::Joined { worker, info, address })
+    }
+
+    /// Whether all free places are kept for other workers.
+    fn is_kept_from(&self, info: &WorkerInfo) -> bool {
+        self.reservation.as_ref().is_some_and(|Reservation { places, whose }| {
+            let here = self.joined().filter(|joined| whose(joined)).count();
+            !whose(info) && self.missing() <= places.saturating_sub(here)
+        })
     }
 
     fn admission(&self) -> Admission {

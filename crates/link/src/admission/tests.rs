@@ -2,7 +2,9 @@
 
 use crate::quic::close_codes::DONE;
 use crate::testing::dial;
-use crate::{join, worker_endpoint, Identity, JoinedRun, Listener, ListenerEvent, WorkerInfo};
+use crate::{
+    join, worker_endpoint, Identity, JoinedRun, LinkError, Listener, ListenerEvent, WorkerInfo,
+};
 use std::future::Future;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -94,4 +96,41 @@ async fn the_boss_says_nothing_of_a_worker_that_keeps_another_connection() {
     // The first event is that the worker joined.
     let (joined, _) = boss.joined_by(&[address]).await;
     assert_eq!(joined.worker.0, 0);
+}
+
+#[tokio::test]
+async fn places_are_kept_for_workers_that_come_again() {
+    let process = |process| WorkerInfo { process, ..WorkerInfo::default() };
+    let Boss { listener, identity, _keys } = Boss::with_places(3);
+    // Two of three places are kept for the workers 1 to 9.
+    let mut listener = listener.reserve(2, |info| info.process < 10);
+    let boss: [SocketAddr; 1] = [(Ipv4Addr::LOCALHOST, listener.address().port()).into()];
+    let endpoint = worker_endpoint(identity.ticket(), &boss).unwrap();
+    let mut members = Vec::new();
+    // A stranger may have the third place, and a second one none.
+    for (number, is_admitted) in [(10, true), (11, false), (1, true), (12, false)] {
+        let joining = join(&endpoint, &boss, identity.ticket(), process(number));
+        // A refusal is no event.
+        let listening = async {
+            let mut joining = std::pin::pin!(joining);
+            loop {
+                tokio::select! {
+                    joined = &mut joining => return joined,
+                    _ = listener.next() => {}
+                }
+            }
+        };
+        match soon(listening).await {
+            Ok(joined) if is_admitted => members.push(joined),
+            Err(LinkError::Refused { reason, retry: true }) if !is_admitted => {
+                assert!(reason.contains("are kept"), "{reason}");
+            }
+            other => panic!("{number}: {:?}", other.map(|joined| joined.worker)),
+        }
+    }
+    assert_eq!(members.iter().map(|joined| joined.worker.0).collect::<Vec<_>>(), [0, 1]);
+    listener.lift_reservation();
+    let joining = join(&endpoint, &boss, identity.ticket(), process(12));
+    let (joined, _) = soon(async { tokio::join!(joining, listener.next()) }).await;
+    assert_eq!((joined.unwrap().worker.0, listener.missing()), (2, 0));
 }
