@@ -11,16 +11,26 @@ use tests::programs::{send_signal, BossAddress, Ended, TestFolder};
 use tests::stateful_model::MODEL;
 
 /// The time limit of a run; far longer than any run here takes.
-const PATIENCE: Duration = Duration::from_secs(180);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 const STEPS: u64 = 200;
 /// The number of updates of one or two stages before something goes wrong. By then, the checkpoint
 /// of step 10 has long been written.
 const LATER: u32 = 50;
 
-struct Run(TestFolder);
+/// A run in a folder of its own.
+pub(crate) struct Run(pub(crate) TestFolder);
+
+/// The metrics without times, and the weights.
+pub(crate) type Outputs = (Vec<String>, Vec<u8>);
 
 impl Run {
     fn new(more: &str) -> Self {
+        Run::with_steps(STEPS, more)
+    }
+
+    /// Writes a run of this number of steps, with further keys.
+    pub(crate) fn with_steps(steps: u64, more: &str) -> Self {
+        let schedule = steps.max(500);
         let place = TestFolder::new();
         std::fs::write(place.file("model.yaml"), MODEL).unwrap();
         let digits =
@@ -29,8 +39,8 @@ impl Run {
         let text = format!(
             "model: model.yaml\ndata: {{train: digits.csv.gz, validation: {{split: 0.2}}}}\nloss: \
              CrossEntropyLoss\noptimizer: {{AdamW: {{lr: 0.01}}}}\nlr_schedule: {{cosine: \
-             {{total_steps: 500, warmup: 5}}}}\nclip_grad_norm: 1.0\nbatch_size: \
-             100\nmicrobatches: 5\nseed: 3\nsteps: {STEPS}\n{more}\n"
+             {{total_steps: {schedule}, warmup: 5}}}}\nclip_grad_norm: 1.0\nbatch_size: \
+             100\nmicrobatches: 5\nseed: 3\nsteps: {steps}\n{more}\n"
         );
         std::fs::write(place.file("run.yaml"), text).unwrap();
         Run(place)
@@ -42,13 +52,13 @@ impl Run {
     }
 
     /// Returns the results of a run that lost no worker.
-    async fn quiet(more: &str) -> (Vec<String>, Vec<u8>) {
+    async fn quiet(more: &str) -> Outputs {
         let run = Run::new(more);
         run.local(1).end_within(PATIENCE).await.expect_success();
         run.outputs()
     }
 
-    fn local(&self, workers: usize) -> tests::programs::Process {
+    pub(crate) fn local(&self, workers: usize) -> tests::programs::Process {
         let (run, workers, more) = (self.0.file("run.yaml"), workers.to_string(), self.arguments());
         let mut all = vec!["train", run.to_str().unwrap(), "--local", &workers, "--threads", "1"];
         all.extend(more.iter().map(String::as_str));
@@ -56,14 +66,14 @@ impl Run {
     }
 
     /// Starts a boss that waits for this number of workers.
-    async fn boss(&self, workers: usize) -> (tests::programs::Process, BossAddress) {
+    pub(crate) async fn boss(&self, workers: usize) -> (tests::programs::Process, BossAddress) {
         let more = self.arguments();
         let more: Vec<&str> = more.iter().map(String::as_str).collect();
         self.0.boss(&self.0.file("run.yaml"), workers, &more).await
     }
 
     /// Returns the metrics without times, and the weights.
-    fn outputs(&self) -> (Vec<String>, Vec<u8>) {
+    pub(crate) fn outputs(&self) -> Outputs {
         let metrics = std::fs::read_to_string(self.0.file("metrics.jsonl")).unwrap();
         let line = |line: &str| {
             let all: serde_json::Map<String, serde_json::Value> =
@@ -76,12 +86,12 @@ impl Run {
 }
 
 #[track_caller]
-fn assert_same(found: &(Vec<String>, Vec<u8>), quiet: &(Vec<String>, Vec<u8>)) {
+pub(crate) fn assert_same(found: &Outputs, quiet: &Outputs) {
     let differs = found.0.iter().zip(&quiet.0).find(|(found, quiet)| found != quiet);
     assert!(found == quiet, "{differs:?}; {} and {} lines", found.0.len(), quiet.0.len());
 }
 
-fn said<'a>(ended: &'a Ended, text: &str) -> Vec<&'a String> {
+pub(crate) fn said<'a>(ended: &'a Ended, text: &str) -> Vec<&'a String> {
     ended.output.iter().chain(&ended.errors).filter(|line| line.contains(text)).collect()
 }
 
