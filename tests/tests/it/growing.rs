@@ -67,7 +67,7 @@ impl Shrunk {
 /// The numbers of lines about the loss of a worker, about a growth, and about resuming with these
 /// workers.
 fn course(ended: &Ended, resuming: &str) -> [usize; 3] {
-    let count = |text| said(ended, text).len();
+    let count = |text: &str| said(ended, text).len();
     [
         count("workers were lost"),
         count(": 1 waiting worker is taken in; 1 of 2 so far"),
