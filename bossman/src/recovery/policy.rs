@@ -41,8 +41,9 @@ pub(crate) struct FailedSessionFacts {
     pub(crate) has_substitute: bool,
     /// Whether the workers could need less memory for the same steps.
     pub(crate) can_save_memory: bool,
-    /// The workers that the session took in, if it has completed no step.
-    pub(crate) newcomers: Vec<WorkerId>,
+    /// The workers that have joined it as newcomers, if it was to take in some and has completed no
+    /// step.
+    pub(crate) newcomers: Option<Vec<WorkerId>>,
 }
 
 /// The error of a run without recovery, which may have checkpoints.
@@ -159,11 +160,13 @@ impl Recovery {
         facts: &FailedSessionFacts,
     ) -> Remedy {
         let FailedSessionFacts { has_substitute, can_save_memory, ref newcomers } = *facts;
-        let has_grown = !newcomers.is_empty();
+        let has_grown = newcomers.is_some();
         let situation =
             Situation::Fixed { can_restore: true, has_substitute, can_save_memory, has_grown };
         // The others worked before, so only a newcomer is at fault.
-        let worker = error.worker().filter(|worker| !has_grown || newcomers.contains(worker));
+        let may_be_banned =
+            |worker: &WorkerId| newcomers.as_ref().is_none_or(|all| all.contains(worker));
+        let worker = error.worker().filter(may_be_banned);
         let remedy = error.remedy_with(worker, &mut self.policy, situation);
         if remedy.begins_again() {
             self.outage = Some(Outage {
@@ -259,7 +262,7 @@ mod tests {
     }
 
     fn facts(has_substitute: bool, can_save_memory: bool) -> FailedSessionFacts {
-        FailedSessionFacts { has_substitute, can_save_memory, newcomers: Vec::new() }
+        FailedSessionFacts { has_substitute, can_save_memory, newcomers: None }
     }
 
     fn resumes(recovery: &mut Recovery, step: u64) {
@@ -340,7 +343,8 @@ mod tests {
             let failure = Failure::new("it has no such file").on(WorkerId(worker));
             BossManError::Worker(failure)
         };
-        let grown = FailedSessionFacts { newcomers: vec![WorkerId(1)], ..facts(true, false) };
+        let newcomers = Some(vec![WorkerId(1)]);
+        let grown = FailedSessionFacts { newcomers, ..facts(true, false) };
         let decide = |error: &BossManError, facts: &FailedSessionFacts| {
             let mut recovery = Recovery::default();
             recovery.begin_growth(now);

@@ -129,16 +129,19 @@ impl RunGrowth {
     /// A session begins with these workers.
     pub(super) fn session_begins(&mut self, workers: &[WorkerInfo]) {
         self.refused.clear();
-        if self.newcomers().is_empty() {
+        // Until a step is done, newcomers have no state, and may not be fit.
+        if self.newcomers().is_none() {
             self.known = workers.to_vec();
         }
     }
 
-    /// The workers that the session took in, if it has completed no step.
-    pub(super) fn newcomers(&self) -> &[WorkerId] {
+    /// The workers that the session has taken in, if it was to take in some and has completed no
+    /// step. `None` also if nobody came.
+    pub(super) fn newcomers(&self) -> Option<&[WorkerId]> {
         match &self.phase {
-            Phase::TookIn(newcomers) => newcomers,
-            Phase::Settled | Phase::Awaits(_) | Phase::Failed => &[],
+            Phase::Awaits(_) => Some(&[]),
+            Phase::TookIn(newcomers) => Some(&newcomers[..]).filter(|all| !all.is_empty()),
+            Phase::Settled | Phase::Failed => None,
         }
     }
 
@@ -183,10 +186,11 @@ mod tests {
         growth.workers_rejoined(vec![WorkerId(0)]);
         let all = [worker(2), worker(1)];
         growth.session_begins(&all);
-        assert_eq!((growth.newcomers(), growth.known()), (&[WorkerId(0)][..], &[worker(1)][..]));
+        assert_eq!(growth.newcomers(), Some(&[WorkerId(0)][..]));
+        assert_eq!(growth.known(), [worker(1)]);
         assert!(growth.is_under_way());
         growth.step_done(&all);
-        assert_eq!((growth.newcomers(), growth.known()), (&[][..], &all[..]));
+        assert_eq!((growth.newcomers(), growth.known()), (None, &all[..]));
         assert!(!growth.is_under_way());
     }
 
@@ -215,7 +219,7 @@ mod tests {
         growth.begin(1);
         growth.workers_rejoined(Vec::new());
         growth.session_begins(&[worker(1)]);
-        assert!(growth.is_under_way() && growth.newcomers().is_empty());
+        assert!(growth.is_under_way() && growth.newcomers().is_none());
         growth.failed();
         assert!(!growth.is_under_way());
     }

@@ -19,6 +19,7 @@ use crate::train::trace::TraceRecorder;
 use crate::workers::host::Workers;
 use crate::{BossMan, BossManError, RecoverySource, StepReport};
 use parking_lot::Mutex;
+use pipeline::ids::WorkerId;
 use pipeline::recovery::{Boundary, Cause, RecoveryCost, Remedy, ResumeReport, StateSource};
 use runtime::Handle;
 use std::path::PathBuf;
@@ -374,7 +375,7 @@ impl Attempts {
         let facts = FailedSessionFacts {
             has_substitute,
             can_save_memory: saving.is_some(),
-            newcomers: self.growth.newcomers().to_vec(),
+            newcomers: self.growth.newcomers().map(<[WorkerId]>::to_vec),
         };
         let remedy = self.recovery.decide(&error, at, &facts);
         self.growth.failed();
