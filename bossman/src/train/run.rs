@@ -293,8 +293,9 @@ impl Attempts {
             on_step(&report);
             attempt.after_step(&report).await?;
             let Some(workers) = self.grown_number(attempt, prepared, step) else { continue };
-            // Without the state of this step the session goes on.
-            if attempt.hold_state(step).await {
+            // Without the state of this step the session goes on. If the user ends the run, its
+            // workers are still needed for what it saves.
+            if attempt.hold_state(step).await && !prepared.options.stop.is_set() {
                 self.begin_growth(prepared, step, workers);
                 return Ok(Training::Grows);
             }
