@@ -181,8 +181,8 @@ impl Recovery {
         remedy
     }
 
-    /// Records that a session ends at this time, after the last completed step, so that the next one
-    /// has more workers. No worker is lost, and no step is repeated.
+    /// Records that a session ends at this time, after the last completed step, so that the next
+    /// one has more workers. No worker is lost, and no step is repeated.
     pub(crate) fn begin_growth(&mut self, at: Instant) {
         self.outage = Some(Outage {
             since: at,
