@@ -5,8 +5,8 @@ use crate::recovery::{assert_same, said, Outputs, Run, PATIENCE};
 use tests::programs::{Ended, Process};
 use tokio::sync::OnceCell;
 
-/// Enough that a worker which waits is taken in before the last step.
-const STEPS: u64 = 2000;
+/// A worker that waits asks each second, which is a sixth of the time of these steps.
+const STEPS: u64 = 600;
 
 const CHECKPOINTS: &str = "checkpoint: {dir: c, every: 10, keep: 2}";
 
