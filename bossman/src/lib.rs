@@ -30,7 +30,7 @@
 //!
 //! ```text
 //! cli -> run_file -> check -> train (epochs, metrics) -> checkpoint, recovery, pool
-//!     -> import -> run_file, weights
+//!     -> import -> run_file, weights            status <- events (for `bossman status`)
 //!                      |                          inference, weights
 //!                      v
 //!                    session (the BossMan object) -> data, tuning (measure and choose)
@@ -57,6 +57,7 @@ pub mod runs;
 pub mod self_check;
 mod session;
 mod settings;
+mod status;
 pub mod train;
 mod tuning;
 pub mod verify;
@@ -90,12 +91,12 @@ pub use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
 pub use pipeline::{
     Cuts, Determinism, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind, StateDigest,
 };
-pub use pool::{Status, WorkerStatus};
 pub use recovery::recovery_source::RecoverySource;
 pub use session::evaluate::Evaluation;
 pub use session::position::BatchId;
 pub use session::step_report::StepReport;
 pub use settings::guards::{Guards, NonFinite};
+pub use status::{MemberStatus, Phase, Status, Wait, WorkerStatus};
 pub use train::epochs::best_path;
 pub use train::validation::validate;
 pub use train::validation_result::ValidationResult;

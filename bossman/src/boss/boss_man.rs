@@ -93,7 +93,7 @@ impl BossMan {
             let message = "a pool mends itself: leave enable_recovery() out";
             return Err(BossManError::Usage(message.into()));
         }
-        self.pool = Some(Pool::open(&mut self.trainer).await?);
+        self.pool = Some(Pool::open(&mut self.trainer, self.host.status()).await?);
         Ok(())
     }
 

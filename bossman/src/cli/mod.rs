@@ -1,7 +1,7 @@
 //! The command line: its commands and flags, and the code that carries them out.
 //!
 //! ```text
-//! Command -> inspect (check, plan)   runs (train, serve, status, eval, predict)
+//! Command -> inspect (check, plan)   runs (train, serve, eval, predict)   status
 //!         -> text (generate, translate)   export   import   checkpoint   data
 //!         -> run_folders (runs, log)   verify   new_project (new)   self_check
 //! fleet: the flags for workers, run_argument: a run file or a run's folder; both are shared
@@ -18,6 +18,7 @@ mod run_argument;
 mod run_folders;
 mod runs;
 mod self_check;
+mod status;
 mod text;
 mod verify;
 
@@ -63,8 +64,8 @@ enum Command {
     Log(run_folders::Log),
     /// Compare a run's folder with its receipt, and repeat parts of the run.
     Verify(verify::Verify),
-    /// Print the status of a pool, worker by worker.
-    Status(runs::Status),
+    /// Print how a run does: for whom it waits, its step, its workers.
+    Status(status::Status),
     /// Test trained weights on a part of a run's data.
     Eval(runs::Eval),
     /// Write a model's outputs for data to a file.

@@ -1,4 +1,4 @@
-//! `bossman train`, `eval` and `predict`: a run's data through its model.
+//! `bossman train`, `serve`, `eval` and `predict`: a run's data through its model.
 
 use super::fleet::{until_interrupted, until_stopped, Fleet, Interrupted};
 use super::run_argument::{self, Reads, Trust};
@@ -78,36 +78,6 @@ pub(crate) struct Serve {
 impl Serve {
     pub(crate) fn run(self) -> Result<()> {
         self.train.train(true)
-    }
-}
-
-#[derive(clap::Args)]
-#[command(after_help = "Example: MODEL_HOST=192.168.1.20 MODEL_TICKET=.. bossman status")]
-pub(crate) struct Status {
-    /// Name or address of the boss's machine.
-    #[arg(long, env = "MODEL_HOST", default_value = "127.0.0.1", value_name = "HOST")]
-    host: String,
-    /// UDP port of the boss.
-    #[arg(long, env = "MODEL_PORT", default_value_t = 1024, value_name = "PORT")]
-    port: u16,
-    /// Join ticket of the boss [default: this user's own]. The environment variable is safer than
-    /// the flag.
-    #[arg(long, env = "MODEL_TICKET", hide_env_values = true, value_name = "TICKET")]
-    ticket: Option<String>,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-}
-
-impl Status {
-    pub(crate) fn run(self) -> Result<()> {
-        let ask = bossman::Status::ask(&self.host, self.port, self.ticket.as_deref());
-        let status = until_interrupted("nothing was asked", ask)?;
-        match self.json {
-            true => output::print_line(&serde_json::to_string(&status)?)?,
-            false => output::print(&status.to_string())?,
-        };
-        Ok(())
     }
 }
 

@@ -156,9 +156,10 @@ impl Console {
                 return Vec::new();
             }
             Event::Inputs(_) => return Vec::new(),
-            Event::Planned { .. } | Event::WeightsSaved { .. } | Event::Tested { .. } => {
-                return Vec::new();
-            }
+            Event::Listening { .. }
+            | Event::Planned { .. }
+            | Event::WeightsSaved { .. }
+            | Event::Tested { .. } => return Vec::new(),
         };
         vec![line]
     }

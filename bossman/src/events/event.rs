@@ -26,6 +26,11 @@ pub enum Event {
         /// Its path.
         path: PathBuf,
     },
+    /// The boss listens for workers, and for questions about the run.
+    Listening {
+        /// Its UDP port.
+        port: u16,
+    },
     /// The boss waits for workers.
     Waiting {
         /// The workers that have not joined.

@@ -89,6 +89,7 @@ fn run(ticket: Ticket) -> Vec<Event> {
     let why = || "the disk is full".to_string();
     vec![
         Event::Folder { path: "runs/digits".into() },
+        Event::Listening { port: 1024 },
         waiting(2, WaitReason::Start, Some(invitation)),
         joined(Some(0)),
         Event::Left { worker: WorkerId(1), why: "it ended".into(), while_waiting: true },

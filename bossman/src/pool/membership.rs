@@ -208,6 +208,6 @@ impl Pool {
             };
             trainer.handle.send_progress(worker, progress);
         }
-        trainer.handle.set_status(self.status(trainer, loss).json());
+        self.board.set_pool(self.status(trainer, loss));
     }
 }

@@ -19,6 +19,7 @@ mod status;
 use crate::events::Events;
 use crate::session::trainer::Trainer;
 use crate::settings::conflicts::{self, PoolFacts};
+use crate::status::StatusBoard;
 use crate::BossManError;
 use link::WorkerInfo;
 use pipeline::boss::Measure;
@@ -26,17 +27,12 @@ use pipeline::ids::WorkerId;
 use pipeline::membership::{Membership, Process};
 use pipeline::message::Failure;
 use runtime::MembershipEvent;
-pub use status::{Status, WorkerStatus};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// The interval at which workers receive the progress of the run.
 const STATUS_INTERVAL: Duration = Duration::from_secs(5);
-
-/// The most characters of a worker's text in a status. So the status of a hundred workers fits into
-/// a handshake.
-const MAX_TEXT: usize = 200;
 
 /// A run that workers join and leave.
 pub(crate) struct Pool {
@@ -52,17 +48,21 @@ pub(crate) struct Pool {
     started: Instant,
     samples: u64,
     notices: Events,
+    /// The status of the run, for callers that ask.
+    board: StatusBoard,
 }
 
-/// A worker, and the time of its last sign of life.
+/// A worker, the time at which it joined, and that of its last sign of life.
 struct Seen {
     info: WorkerInfo,
+    joined: Instant,
     last: Instant,
 }
 
 impl Seen {
     fn new(info: WorkerInfo) -> Self {
-        Seen { info, last: Instant::now() }
+        let now = Instant::now();
+        Seen { info, joined: now, last: now }
     }
 
     fn process(&self) -> Process {
@@ -71,11 +71,14 @@ impl Seen {
 }
 
 impl Pool {
-    /// Lets workers join and leave this session.
+    /// Lets workers join and leave this session. `board` shows them to callers that ask.
     ///
     /// # Errors
     /// The run has no replicas, or has state that would be lost with a worker that leaves.
-    pub(crate) async fn open(trainer: &mut Trainer) -> Result<Self, BossManError> {
+    pub(crate) async fn open(
+        trainer: &mut Trainer,
+        board: StatusBoard,
+    ) -> Result<Self, BossManError> {
         let mut facts = trainer.settings.facts();
         facts.pool = PoolFacts::of(&trainer.plan);
         conflicts::check(&facts)?;
@@ -102,9 +105,10 @@ impl Pool {
             started: Instant::now(),
             samples: 0,
             notices: trainer.events.clone(),
+            board,
         };
         pool.refresh_links(trainer).await;
-        trainer.handle.set_status(pool.status(trainer, f32::NAN).json());
+        pool.board.set_pool(pool.status(trainer, f32::NAN));
         Ok(pool)
     }
 }

@@ -1,5 +1,6 @@
 //! The folder of a run.
 
+use super::live_boss::remove_port;
 use super::lock::{is_held, FolderLock};
 use super::name::RunName;
 use super::paths::{lead_to, mend_latest, replace_link, resolve_latest};
@@ -78,6 +79,8 @@ impl RunFolder {
 
     fn lock(path: PathBuf, is_new: bool) -> Result<Self, BossManError> {
         let _lock = FolderLock::take(&path)?;
+        // It may be that of a process that was killed.
+        remove_port(&path);
         Ok(RunFolder { path, _lock, is_new })
     }
 
@@ -149,6 +152,13 @@ impl RunFolder {
     /// The link cannot be made.
     pub(crate) fn make_latest(&self) -> Result<(), BossManError> {
         lead_to(&self.path)
+    }
+}
+
+/// The address of the boss goes before the lock does.
+impl Drop for RunFolder {
+    fn drop(&mut self) {
+        remove_port(&self.path);
     }
 }
 

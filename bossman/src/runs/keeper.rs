@@ -1,5 +1,7 @@
-//! Keeps a run's folder up to date: `run.yaml`, `model.yaml`, and the link to the newest run.
+//! Keeps a run's folder up to date: `run.yaml`, `model.yaml`, the address of the boss, and the link
+//! to the newest run.
 
+use super::live_boss::write_port;
 use super::owner::mark_as_own;
 use super::RunFolder;
 use crate::events::{Event, Observer, PlannedStage};
@@ -76,6 +78,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), BossManError> {
 impl Observer for FolderKeeper {
     fn on_event(&mut self, event: &Event) -> Result<(), BossManError> {
         match event {
+            Event::Listening { port } => write_port(self.folder.path(), *port)?,
             Event::Waiting { .. } => self.workers.clear(),
             Event::Joined { worker, threads, missing: Some(_), .. } => {
                 self.workers.push((worker.0, *threads));

@@ -4,6 +4,7 @@
 //! RunFolder (name, lock, paths) -> FolderKeeper (run.yaml, latest), EventLog, TextLog: observers
 //!      ^
 //!      +-- RunSummary (for `bossman runs`) <- EventReader (events.jsonl, for `bossman log`)
+//!      +-- LiveBoss (for `bossman status`: the lock, and the port that FolderKeeper writes)
 //! ```
 //!
 //! A folder holds `run.yaml` (the run as carried out), `model.yaml`, `weights.safetensors`,
@@ -14,6 +15,7 @@
 mod event_log;
 mod folder;
 mod keeper;
+mod live_boss;
 mod lock;
 mod name;
 mod owner;
@@ -25,6 +27,8 @@ mod text_log;
 pub(crate) use event_log::EventLog;
 pub use folder::{RunFolder, RunFolderSettings};
 pub(crate) use keeper::FolderKeeper;
+pub use live_boss::resolve_newest;
+pub(crate) use live_boss::LiveBoss;
 pub use lock::is_held;
 pub use name::RunName;
 pub use owner::{check_stays_inside, is_own, Reads};

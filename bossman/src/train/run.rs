@@ -6,6 +6,7 @@ use crate::events::{Completed, Event, Events};
 use crate::recovery::policy::{self, FailedSessionFacts, Recovery};
 use crate::recovery::resume::{self, ResumeState};
 use crate::run_file::RunFile;
+use crate::status::StatusBoard;
 use crate::train::attempt::{Attempt, Observers};
 use crate::train::growth::RunGrowth;
 use crate::train::memory_saving::{MeansLeft, MemorySaving};
@@ -130,6 +131,8 @@ enum AttemptEnd {
 struct Attempts {
     record: RunRecord,
     observers: Observers,
+    /// The status for callers that ask. It is among the observers.
+    status: StatusBoard,
     /// The state to resume from, once it is found.
     state: Option<ResumeState>,
     recovery: Recovery,
@@ -151,8 +154,11 @@ impl Attempts {
     /// # Errors
     /// A file of an observer cannot be written.
     fn new(prepared: &Prepared<'_>, start: Start) -> Result<Self, BossManError> {
+        let status = StatusBoard::default();
+        let Observers { events, metrics } = observers(prepared.options, start.state.as_ref())?;
         Ok(Attempts {
-            observers: observers(prepared.options, start.state.as_ref())?,
+            observers: Observers { events: events.with(status.clone()), metrics },
+            status,
             record: start.record,
             state: start.state,
             recovery: Recovery::default(),
@@ -408,7 +414,7 @@ impl Attempts {
         let TrainOptions { fleet, pool, .. } = prepared.options;
         let weights = prepared.weights.as_ref();
         let host = fleet.host_with_files(prepared.workers, prepared.file, weights);
-        let host = host.events(self.observers.events.clone());
+        let host = host.observed_by(self.observers.events.clone(), self.status.clone());
         let host = if *pool { host.open_to_joins() } else { host };
         let Some(port) = self.port else {
             let workers = host.wait().await?;

@@ -1,6 +1,7 @@
 //! Waits for workers, at first and after a loss.
 
 use crate::events::{Event, Events, Invitation, WaitReason};
+use crate::status::StatusBoard;
 use crate::workers::join_wait::JoinWait;
 use crate::workers::last_session::{KeptPlaces, LastSession};
 use crate::workers::local_processes::{worker_command, LocalWorkers, WorkerFlags};
@@ -34,6 +35,8 @@ pub struct Host {
     data: Option<PathBuf>,
     weights: Option<PathBuf>,
     events: Events,
+    /// The status of the run, which is among the observers.
+    status: StatusBoard,
     open_to_joins: bool,
     config_dir: Option<PathBuf>,
 }
@@ -69,6 +72,7 @@ impl Workers {
 impl Host {
     /// Waits for `workers` workers.
     pub fn new(workers: usize) -> Self {
+        let status = StatusBoard::default();
         Host {
             workers,
             local: 0,
@@ -80,7 +84,8 @@ impl Host {
             allow_torchscript: false,
             data: None,
             weights: None,
-            events: Events::default(),
+            events: Events::default().with(status.clone()),
+            status,
             open_to_joins: false,
             config_dir: None,
         }
@@ -172,8 +177,20 @@ impl Host {
     /// output.
     #[must_use]
     pub fn events(mut self, events: Events) -> Self {
-        self.events = events;
+        self.events = events.with(self.status.clone());
         self
+    }
+
+    /// Sets the observers of the wait and of the run, and this status, which is among them. All
+    /// sessions of the run share it.
+    pub(crate) fn observed_by(mut self, events: Events, status: StatusBoard) -> Self {
+        (self.events, self.status) = (events, status);
+        self
+    }
+
+    /// The status that callers with the ticket are told.
+    pub(crate) fn status(&self) -> StatusBoard {
+        self.status.clone()
     }
 
     /// Lets workers join after the run has begun ([`crate::BossMan::open_pool`]). The boss then
@@ -237,7 +254,9 @@ impl Host {
         let only_local = self.local == self.workers && !self.open_to_joins;
         let address = self.address(only_local)?;
         let listener = self.listener(&identity, address).await?.transport(self.transport);
+        let listener = listener.status(self.status.text());
         let port = listener.address().port();
+        self.events.report(&Event::Listening { port });
         let local = self.start_local(port, identity.ticket())?;
         let reason = again.as_ref().map_or(WaitReason::Start, |again| again.reason);
         let invitation = (!only_local).then(|| Invitation {

@@ -29,6 +29,7 @@ pub use admission::addresses::{host_and_port, resolve};
 pub use admission::handshake::WorkerInfo;
 pub use admission::join::{join, query_status, JoinedRun};
 pub use admission::listener::{Listener, ListenerEvent};
+pub use admission::StatusText;
 pub use error::{IdentityError, LinkError};
 pub use memory::payload::{Payload, Slots};
 pub use memory::pool::{set_pool_size, PoolSize};

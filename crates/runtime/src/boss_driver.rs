@@ -14,15 +14,13 @@ use link::connection::outgoing::{self, Channel};
 use link::connection::{Connection, ConnectionEvent};
 use link::quic::close_codes::{DONE, PROTOCOL_VIOLATION};
 use link::quic::listening_endpoint::ListeningEndpoint;
-use link::{LinkError, Listener, Payload, Slots};
-use parking_lot::Mutex;
+use link::{LinkError, Listener, Payload, Slots, StatusText};
 use pipeline::boss::{Answer, BossSession, Instruction, IntoRequest, Request, SendState, Setup};
 use pipeline::effect::{BossEffect, Destination, Frame, Message, Peer};
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, ToBoss};
 use quinn::VarInt;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info};
@@ -43,7 +41,7 @@ pub fn start(
     setup: Setup,
     mut notice: impl FnMut(String) + Send + 'static,
 ) -> Result<Handle, LinkError> {
-    let Admitted { members, listening, acceptor, admission, events } =
+    let Admitted { members, listening, acceptor, admission, events, status } =
         listener.finish(setup.plan.workers())?;
     if let Some(small) = &listening.small_buffers {
         notice(small.to_string());
@@ -52,7 +50,6 @@ pub fn start(
     let setup = Setup { addresses, ..setup };
     let (inputs, requests) = mpsc::unbounded_channel();
     let slots = Slots::default();
-    let status = Arc::new(Mutex::new("{}".to_string()));
     let waiting = WaitingWorkers::default();
     let workers = members.iter().map(|m| m.info.clone()).collect();
     let driver = Driver {
@@ -66,11 +63,11 @@ pub fn start(
         notice: Box::new(notice),
         admission,
         pool: None,
-        status: status.clone(),
+        status,
         waiting: waiting.clone(),
     };
     tokio::spawn(driver.run(listening, acceptor, events, requests));
-    Ok(Handle { inputs, slots, workers, status, waiting })
+    Ok(Handle { inputs, slots, workers, waiting })
 }
 
 struct Driver {
@@ -86,7 +83,7 @@ struct Driver {
     admission: Admission,
     /// The receiver of membership events, if the run is a pool.
     pool: Option<mpsc::UnboundedSender<MembershipEvent>>,
-    status: Arc<Mutex<String>>,
+    status: StatusText,
     /// The callers that got no place.
     waiting: WaitingWorkers,
 }
@@ -156,10 +153,7 @@ impl Driver {
     /// Admits a worker if the run is a pool, and answers other callers.
     fn on_caller(&mut self, caller: Caller) {
         let info = match &caller.handshake {
-            Handshake::Status => {
-                let status = self.status.lock().clone();
-                return caller.send_status(status);
-            }
+            Handshake::Status => return caller.send_status(&self.status),
             Handshake::Peer { .. } => return caller.refuse("this is a boss, not a worker".into()),
             Handshake::Join(info) => info.clone(),
         };

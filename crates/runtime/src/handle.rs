@@ -7,13 +7,11 @@ use crate::state_stream::StateStream;
 use crate::waiting_workers::WaitingWorkers;
 use link::quic::close_codes::{EVICTED, PROTOCOL_VIOLATION};
 use link::{Slots, WorkerInfo};
-use parking_lot::Mutex;
 use pipeline::boss::{IntoRequest, SendState};
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, Progress};
 use quinn::VarInt;
 use std::future::Future;
-use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{mpsc, oneshot};
 
@@ -24,7 +22,6 @@ pub struct Handle {
     /// The tensors of requests and answers.
     pub slots: Slots,
     pub(crate) workers: Vec<WorkerInfo>,
-    pub(crate) status: Arc<Mutex<String>>,
     pub(crate) waiting: WaitingWorkers,
 }
 
@@ -95,11 +92,6 @@ impl Handle {
     /// Closes all connections, as dropping the last clone of the handle does.
     pub fn disconnect_all(&self) {
         self.inputs.send(Input::DisconnectAll).ok();
-    }
-
-    /// Sets the JSON status shown to ticket holders.
-    pub fn set_status(&self, status: String) {
-        *self.status.lock() = status;
     }
 
     /// Ends the run. Returns when every worker has closed its connection, or after two seconds.

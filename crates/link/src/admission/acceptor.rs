@@ -2,6 +2,7 @@
 //! silent caller delays nobody.
 
 use crate::admission::handshake::{self, Handshake, HandshakeReply};
+use crate::admission::status_text::StatusText;
 use crate::connection::EstablishedConnection;
 use crate::quic::close_codes::DONE;
 use crate::quic::endpoint::AcceptPolicy;
@@ -57,8 +58,8 @@ impl Caller {
     }
 
     /// Answers a caller that asked for the status of the run.
-    pub fn send_status(self, status: String) {
-        self.reply_and_close(HandshakeReply::Status(status));
+    pub fn send_status(self, status: &StatusText) {
+        self.reply_and_close(HandshakeReply::Status(status.text()));
     }
 
     /// Refuses a caller that must not call again. The connection ends once the caller has read the

@@ -4,6 +4,7 @@
 use crate::admission::acceptor::{Accept, Acceptor, Caller};
 use crate::admission::handshake::{self, Handshake, HandshakeReply, WorkerInfo};
 use crate::admission::join::EVENTS;
+use crate::admission::status_text::StatusText;
 use crate::connection::outgoing::Channel;
 use crate::connection::{Connection, ConnectionEvent, SilenceLimit};
 use crate::error::LinkError;
@@ -32,6 +33,7 @@ pub struct Listener {
     places: Vec<Option<JoinedWorker>>,
     reservation: Option<Reservation>,
     transport: Transport,
+    status: StatusText,
 }
 
 /// Places that are kept for certain workers.
@@ -97,12 +99,18 @@ impl Listener {
             places: (0..workers).map(|_| None).collect(),
             reservation: None,
             transport: Transport::default(),
+            status: StatusText::default(),
         })
     }
 
     /// Sets the transport of all connections of the run, also between workers.
     pub fn transport(self, transport: Transport) -> Self {
         Listener { transport, ..self }
+    }
+
+    /// Sets the status that callers with the ticket are told, before the run and during it.
+    pub fn status(self, status: StatusText) -> Self {
+        Listener { status, ..self }
     }
 
     /// Keeps this number of places for the workers that `whose` names. Others get a place while
@@ -189,10 +197,7 @@ impl Listener {
         let info = match caller.handshake.clone() {
             Handshake::Join(info) => info,
             Handshake::Status => {
-                let missing = self.missing();
-                caller.refuse_until_later(format!(
-                    "the run has not begun; {missing} workers are missing"
-                ));
+                caller.send_status(&self.status);
                 return None;
             }
             Handshake::Peer { .. } => {
@@ -242,7 +247,7 @@ impl Listener {
     /// Fewer workers have joined.
     pub fn finish(self, workers: usize) -> Result<Admitted, LinkError> {
         let admission = self.admission();
-        let Listener { mut listening, acceptor, events, places, .. } = self;
+        let Listener { mut listening, acceptor, events, places, status, .. } = self;
         let mut members: Vec<JoinedWorker> = places.into_iter().flatten().collect();
         for spare in members.drain(workers.min(members.len())..) {
             spare
@@ -257,7 +262,7 @@ impl Listener {
         let Some(listening) = listening.0.take() else {
             return Err(LinkError::tls("the endpoint is closed"));
         };
-        Ok(Admitted { members, listening, acceptor, admission, events })
+        Ok(Admitted { members, listening, acceptor, admission, events, status })
     }
 }
 
@@ -273,6 +278,8 @@ pub struct Admitted {
     pub admission: Admission,
     /// The events of the members' connections.
     pub events: mpsc::Receiver<ConnectionEvent<ToBoss>>,
+    /// The status for callers that ask.
+    pub status: StatusText,
 }
 
 /// A worker that has a place.

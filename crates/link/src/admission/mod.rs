@@ -2,7 +2,7 @@
 //! workers.
 //!
 //! ```text
-//! boss:    listener -> acceptor -> handshake
+//! boss:    listener -> acceptor -> handshake      status_text: for callers that ask for it
 //! worker:  join -> dial    ^
 //!            +-------------+      addresses: those of the boss's name
 //! ```
@@ -13,6 +13,9 @@ mod dial;
 pub mod handshake;
 pub mod join;
 pub mod listener;
+mod status_text;
+
+pub use status_text::StatusText;
 
 #[cfg(test)]
 mod tests;

@@ -3,10 +3,12 @@
 use crate::quic::close_codes::DONE;
 use crate::testing::dial;
 use crate::{
-    join, worker_endpoint, Identity, JoinedRun, LinkError, Listener, ListenerEvent, WorkerInfo,
+    join, query_status, worker_endpoint, Identity, JoinedRun, LinkError, Listener, ListenerEvent,
+    StatusText, WorkerInfo,
 };
 use std::future::Future;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -133,4 +135,26 @@ async fn places_are_kept_for_workers_that_come_again() {
     let joining = join(&endpoint, &boss, identity.ticket(), process(12));
     let (joined, _) = soon(async { tokio::join!(joining, listener.next()) }).await;
     assert_eq!((joined.unwrap().worker.0, listener.missing()), (2, 0));
+}
+
+/// A boss that waits is no reason to wait for its answer.
+#[tokio::test]
+async fn a_boss_that_waits_tells_its_status_as_of_now() {
+    let Boss { listener, identity, _keys } = Boss::with_places(1);
+    let asked = AtomicU32::new(0);
+    let text = move || format!("asked {} times", asked.fetch_add(1, Ordering::Relaxed));
+    let mut listener = listener.status(StatusText::new(text));
+    let boss: [SocketAddr; 1] = [(Ipv4Addr::LOCALHOST, listener.address().port()).into()];
+    let endpoint = worker_endpoint(identity.ticket(), &boss).unwrap();
+    for times in 0..2 {
+        // A question is no event.
+        let told = soon(async {
+            tokio::select! {
+                told = query_status(&endpoint, &boss, identity.ticket()) => told.unwrap(),
+                event = listener.next() => panic!("{event:?}"),
+            }
+        });
+        assert_eq!(told.await, format!("asked {times} times"));
+    }
+    assert_eq!(listener.missing(), 1);
 }
