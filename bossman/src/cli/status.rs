@@ -41,9 +41,10 @@ impl Status {
         let status = match &self.run {
             Some(run) => {
                 let folder = resolve_newest(run)?;
-                output::warn(&format!("run folder {}", folder.display()));
                 let ask = bossman::Status::of_run(&folder, self.ticket.as_deref());
-                until_interrupted(interrupted, ask)?
+                let status = until_interrupted(interrupted, ask)?;
+                output::warn(&format!("run folder {}", folder.display()));
+                status
             }
             None => {
                 let host = self.host.or_else(|| environment("MODEL_HOST"));

@@ -1,7 +1,7 @@
 //! The status of a run, kept up to date by its events.
 
 use super::value::{Phase, Status, Wait, WorkerStatus, MAX_TEXT, MAX_WORKERS};
-use crate::events::{Completed, Event, Observer, WaitReason};
+use crate::events::{Completed, Event, Events, Observer, WaitReason};
 use crate::output::printable;
 use crate::{BossManError, StepReport};
 use link::StatusText;
@@ -30,6 +30,12 @@ impl StatusBoard {
             let status = board.lock().status(Instant::now());
             status.json()
         })
+    }
+
+    /// Events that the board sees before these observers do. So a caller is told no less than a
+    /// reader of the console has read.
+    pub(crate) fn before(&self, events: Events) -> Events {
+        Events::unobserved().with(self.clone()).with(events)
     }
 
     /// Sets the status of a pool, which knows more of its workers than events tell.

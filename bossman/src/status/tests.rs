@@ -226,7 +226,7 @@ fn member(worker: u16, text: &str) -> WorkerStatus {
 #[test]
 fn a_pool_has_a_table() {
     let board = StatusBoard::default();
-    let (text, events) = (board.text(), Events::unobserved().with(board.clone()));
+    let (text, events) = (board.text(), board.before(Events::unobserved()));
     events.report(&started(0));
     let pool = Status {
         phase: Phase::Training,

@@ -157,7 +157,7 @@ impl Attempts {
         let status = StatusBoard::default();
         let Observers { events, metrics } = observers(prepared.options, start.state.as_ref())?;
         Ok(Attempts {
-            observers: Observers { events: events.with(status.clone()), metrics },
+            observers: Observers { events: status.before(events), metrics },
             status,
             record: start.record,
             state: start.state,

@@ -84,7 +84,7 @@ impl Host {
             allow_torchscript: false,
             data: None,
             weights: None,
-            events: Events::default().with(status.clone()),
+            events: status.before(Events::default()),
             status,
             open_to_joins: false,
             config_dir: None,
@@ -177,7 +177,7 @@ impl Host {
     /// output.
     #[must_use]
     pub fn events(mut self, events: Events) -> Self {
-        self.events = events.with(self.status.clone());
+        self.events = self.status.before(events);
         self
     }
 

@@ -112,6 +112,24 @@ fn data_sets_are_listed_and_unknown_ones_refused() {
 }
 
 #[test]
+fn status_takes_a_folder_or_an_address() {
+    for flag in ["--host", "--port"] {
+        let (_, errors) = said(bossman(&["status", "runs/latest", flag, "7"], &[]), 2);
+        assert!(errors.contains("cannot be used with"), "{errors}");
+    }
+    // A shell may have the address of another boss.
+    let address = [("MODEL_HOST", "elsewhere"), ("MODEL_PORT", "7")];
+    let (_, errors) = said(bossman(&["status", "no-such-run"], &address), 1);
+    assert_eq!(errors, "bossman: no-such-run: there is no such folder\n");
+    let folder = example("digits");
+    let (_, errors) = said(bossman(&["status", &folder], &[]), 1);
+    assert!(errors.contains("digits: is no run's folder"), "{errors}");
+    let (_, errors) = said(bossman(&["status"], &[("MODEL_PORT", "x")]), 1);
+    let expected = "bossman: MODEL_PORT=x: expected a number from 0 to 65535";
+    assert!(errors.starts_with(expected), "{errors}");
+}
+
+#[test]
 fn bad_flags_are_exit_code_2() {
     assert!(said(bossman(&["train"], &[]), 2).1.contains("<RUN>"));
     assert!(said(bossman(&["trian", "run.yaml"], &[]), 2).1.contains("train"));

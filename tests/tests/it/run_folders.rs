@@ -381,3 +381,63 @@ async fn runs_are_listed_followed_and_pruned() {
     let none = run.command(&["runs", "--runs-dir", "nowhere"]).await.error_line();
     assert!(none.contains("nowhere: there is no such folder"), "{none}");
 }
+
+/// The lines that `status` prints about a folder.
+async fn status(run: &Run, folder: &Path) -> Vec<String> {
+    let said = run.command(&["status", folder.to_str().unwrap()]).await.expect_success();
+    assert!(said.errors[0].starts_with("run folder "), "{:?}", said.errors);
+    said.output
+}
+
+/// A boss answers by its folder while it waits and trains. Afterwards the folder tells how it
+/// ended.
+#[tokio::test]
+async fn a_folder_tells_how_its_run_does() {
+    let run = Run::new(1_000_000_000, "microbatches: 4");
+    let latest = run.runs("latest");
+    let (mut boss, at) = run.place.boss(&run.file, 2, &[]).await;
+    let said = status(&run, &latest).await;
+    assert!(said[0].starts_with("waiting for 2 of 2 workers, for ") && said.len() == 1, "{said:?}");
+    let first = run.place.worker(&at.port, &[]);
+    boss.line("worker 0 joined").await;
+    let said = status(&run, &latest).await;
+    assert!(said[0].starts_with("waiting for 1 of 2 workers, for "), "{said:?}");
+    assert!(said[1].starts_with("workers: 0 on ") && said.len() == 2, "{said:?}");
+    let second = run.place.worker(&at.port, &[]);
+    boss.line("step 1/").await;
+    let said = status(&run, &run.runs(&derived(&run))).await;
+    assert!(said[0].starts_with("training: step ") && said[0].ends_with(", 2 of 2 workers"));
+    assert!(said[0].contains(" of 1000000000, loss "), "{said:?}");
+    let json = ["status", latest.to_str().unwrap(), "--json"];
+    let said = run.command(&json).await.expect_success().output;
+    let json: serde_json::Value = serde_json::from_str(&said[0]).unwrap();
+    assert_eq!((&json["phase"], &json["wait"]), (&"training".into(), &serde_json::Value::Null));
+    assert_eq!(json["workers"].as_array().unwrap().len(), 2);
+    boss.signal("INT");
+    assert_eq!(boss.end().await.status.code(), Some(130));
+    drop((first, second));
+    let said = status(&run, &latest).await;
+    assert!(said[0].starts_with("the run was interrupted: step "), "{said:?}");
+}
+
+/// Its port is any free one, which nobody knows but the folder.
+#[tokio::test]
+async fn a_folder_tells_how_a_run_of_this_machine_alone_does() {
+    let run = Run::new(1_000_000_000, "microbatches: 4");
+    let all = ["train", run.file.to_str().unwrap(), "--local", "2", "--threads", "1"];
+    let mut boss = run.place.start("bossman", &all);
+    boss.line("step 1/").await;
+    let latest = run.runs("latest");
+    let said = status(&run, &latest).await;
+    assert!(said[0].starts_with("training: step ") && said[0].ends_with(", 2 of 2 workers"));
+    boss.signal("KILL");
+    boss.end().await;
+    assert!(latest.join("address").is_file());
+    let said = status(&run, &latest).await;
+    assert!(said[0].starts_with("the run's process ended without a word: step "), "{said:?}");
+
+    let run = Run::new(6, "microbatches: 4");
+    run.trained(&[]).await;
+    let said = status(&run, &run.runs("latest")).await;
+    assert!(said[0].starts_with("the run has ended: step 6 of 6, loss "), "{said:?}");
+}

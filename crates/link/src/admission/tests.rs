@@ -137,7 +137,7 @@ async fn places_are_kept_for_workers_that_come_again() {
     assert_eq!((joined.unwrap().worker.0, listener.missing()), (2, 0));
 }
 
-/// A boss that waits is no reason to wait for its answer.
+/// A question takes no place, and is no event.
 #[tokio::test]
 async fn a_boss_that_waits_tells_its_status_as_of_now() {
     let Boss { listener, identity, _keys } = Boss::with_places(1);
@@ -147,7 +147,6 @@ async fn a_boss_that_waits_tells_its_status_as_of_now() {
     let boss: [SocketAddr; 1] = [(Ipv4Addr::LOCALHOST, listener.address().port()).into()];
     let endpoint = worker_endpoint(identity.ticket(), &boss).unwrap();
     for times in 0..2 {
-        // A question is no event.
         let told = soon(async {
             tokio::select! {
                 told = query_status(&endpoint, &boss, identity.ticket()) => told.unwrap(),
