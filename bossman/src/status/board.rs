@@ -38,6 +38,12 @@ impl StatusBoard {
         Events::unobserved().with(self.clone()).with(events)
     }
 
+    /// The wait for workers has ended. After a loss it may end with fewer than all, of which no
+    /// event tells.
+    pub(crate) fn wait_ended(&self) {
+        self.0.lock().wait_ended();
+    }
+
     /// Sets the status of a pool, which knows more of its workers than events tell.
     pub(crate) fn set_pool(&self, pool: Status) {
         self.0.lock().pool = Some(pool);
@@ -186,6 +192,13 @@ impl Board {
             initial_workers: self.initial_workers,
             more: self.workers.len() - workers.len(),
             workers,
+        }
+    }
+
+    /// The workers that have joined suffice.
+    pub(super) fn wait_ended(&mut self) {
+        if self.phase == Phase::Waiting {
+            self.enter(Phase::Ready);
         }
     }
 

@@ -179,6 +179,21 @@ fn calls_by_hand_are_ready_again_after_a_loss() {
 }
 
 #[test]
+fn a_wait_may_end_with_fewer_workers() {
+    let (mut board, now) = (Board::default(), Instant::now());
+    board.follow(&waiting(3, WaitReason::Rejoin, 0), now);
+    board.follow(&joined(0, Some(2)), now);
+    board.wait_ended();
+    let status = board.status(now);
+    assert_eq!((status.phase, status.wait), (Phase::Ready, None));
+    assert!(status.to_string().starts_with("ready: 1 of 3 workers\n"));
+    // Only a wait can end.
+    board.follow(&started(0), now);
+    board.wait_ended();
+    assert_eq!(board.status(now).phase, Phase::Training);
+}
+
+#[test]
 fn a_run_fails_with_its_error() {
     let error = "no memory\u{1b}".repeat(100);
     let (mut board, now) = (Board::default(), Instant::now());

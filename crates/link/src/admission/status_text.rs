@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-/// Makes the text of a run's status when a caller asks for it. Clones share the source. A text of
-/// more than 60 KiB is no answer, because a handshake is bounded.
+/// Makes the text of a run's status when a caller asks for it. Clones share the source. A caller
+/// reads no answer of more than 64 KiB, as it reads no longer handshake.
 #[derive(Clone)]
 pub struct StatusText(Arc<dyn Fn() -> String + Send + Sync>);
 
