@@ -82,6 +82,11 @@ impl CheckpointWriter {
     pub(crate) async fn finish(&mut self, boss: &mut BossMan, end: StepEnd) -> bool {
         let step = end.step;
         self.wait_for_pending().await;
+        // A new one would replace it, and a fault at that moment would cost both. An earlier
+        // session may have written it, if this one resumed from a peer snapshot of the same step.
+        if self.checkpoints.newest_known() == Some(step) {
+            return true;
+        }
         if self.written != Some(step) {
             self.after_step(boss, StepEnd { is_last: true, ..end }).await;
             self.wait_for_pending().await;
