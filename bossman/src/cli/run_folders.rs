@@ -175,7 +175,7 @@ impl Shown {
 
     /// Prints the lines of an event. Returns whether they still have a reader.
     fn show(&mut self, line: &str) -> Result<bool> {
-        let Ok(logged) = serde_json::from_str::<bossman::runs::LoggedEvent>(line) else {
+        let Some(logged) = bossman::runs::LoggedEvent::parse(line) else {
             return Ok(true);
         };
         let (begin, first) = *self.begin.get_or_insert((Instant::now(), logged.time));

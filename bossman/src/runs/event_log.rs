@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The version of the format.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 /// From this size on only every `THINNED`th step is written.
 const MAX_BYTES: u64 = 1 << 30;
 const THINNED: u64 = 100;
@@ -111,6 +111,7 @@ mod tests {
         Event::Step { report, timelines: None }
     }
 
+    /// EVENT-1, EVENT-2.
     #[test]
     fn a_torn_line_costs_itself_alone() {
         let folder = tempfile::tempdir().unwrap();
@@ -127,6 +128,7 @@ mod tests {
         assert!(last["time"].as_f64().unwrap() > 1e9);
     }
 
+    /// EVENT-5.
     #[test]
     fn a_very_long_log_keeps_all_but_steps() {
         let folder = tempfile::tempdir().unwrap();
@@ -138,6 +140,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 3);
     }
 
+    /// EVENT-4.
     #[test]
     #[cfg(target_os = "linux")]
     fn a_full_disk_costs_one_warning() {

@@ -1,5 +1,6 @@
 //! Reads `events.jsonl`, also while it grows.
 
+use super::event_log::VERSION;
 use crate::events::Event;
 use crate::BossManError;
 use serde::Deserialize;
@@ -23,9 +24,18 @@ pub struct EventReader {
 pub struct LoggedEvent {
     /// Seconds since 1970, UTC.
     pub time: f64,
+    version: u32,
     /// The event.
     #[serde(flatten)]
     pub event: Event,
+}
+
+impl LoggedEvent {
+    /// Parses a line. Returns `None` if it is torn, no event, or of a later version.
+    pub fn parse(line: &str) -> Option<Self> {
+        let logged: LoggedEvent = serde_json::from_str(line).ok()?;
+        (logged.version <= VERSION).then_some(logged)
+    }
 }
 
 impl EventReader {
@@ -75,7 +85,7 @@ impl EventReader {
     /// The file cannot be read.
     pub fn next_event(&mut self) -> Result<Option<LoggedEvent>, BossManError> {
         while let Some(line) = self.next_line()? {
-            if let Ok(event) = serde_json::from_str(&line) {
+            if let Some(event) = LoggedEvent::parse(&line) {
                 return Ok(Some(event));
             }
         }
@@ -92,12 +102,15 @@ mod tests {
         format!("{{\"time\":1.5,\"version\":1,\"event\":\"warning\",\"message\":\"{text}\"}}\n")
     }
 
+    /// EVENT-2, EVENT-5, EVENT-6.
     #[test]
     fn torn_foreign_and_long_lines_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("events.jsonl");
         let long = "x".repeat(3 << 20);
-        let text = format!("{}{{\"time\":1.0,\"ev\n{long}\n\u{0}\n{}", warning("a"), warning("b"));
+        let later = warning("later").replace("\"version\":1", "\"version\":2");
+        let torn = "{\"time\":1.0,\"ev";
+        let text = [warning("a"), later, format!("{torn}\n{long}\n\u{0}\n"), warning("b")].concat();
         std::fs::write(&path, text).unwrap();
         let mut reader = EventReader::open(folder.path()).unwrap().unwrap();
         let mut seen = Vec::new();
@@ -109,6 +122,7 @@ mod tests {
         assert!(EventReader::open(&folder.path().join("none")).unwrap().is_none());
     }
 
+    /// EVENT-7.
     #[test]
     fn a_growing_file_is_followed() {
         let folder = tempfile::tempdir().unwrap();
