@@ -141,6 +141,7 @@ mod tests {
         }
     }
 
+    /// CKPT-9.
     #[test]
     fn a_file_that_is_touched_is_read_and_one_that_changes_is_not() {
         let place = tempfile::tempdir().unwrap();

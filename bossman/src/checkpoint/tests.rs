@@ -72,6 +72,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
+/// CKPT-2.
 #[tokio::test]
 async fn what_is_written_is_read() {
     let (folder, checkpoints) = two().await;
@@ -124,6 +125,7 @@ async fn its_weights_are_exported_from_their_files() {
 }
 
 /// The last whole checkpoint is used if writing stops at any byte, or if a disk changes any byte.
+/// CKPT-2.
 #[tokio::test]
 async fn the_one_before_is_used_where_one_is_cut_short_or_damaged() {
     let (folder, checkpoints) = two().await;
@@ -149,6 +151,7 @@ async fn the_one_before_is_used_where_one_is_cut_short_or_damaged() {
     }
 }
 
+/// CKPT-7.
 #[tokio::test]
 async fn errors_name_the_file() {
     let (folder, checkpoints) = two().await;
@@ -219,6 +222,7 @@ async fn errors_name_the_file() {
     assert!(here(none).ends_with("none: there is no such folder"));
 }
 
+/// CKPT-6.
 #[tokio::test]
 async fn what_is_deleted_is_gone_and_nothing_else() {
     let (folder, checkpoints) = two().await;
@@ -234,7 +238,7 @@ async fn what_is_deleted_is_gone_and_nothing_else() {
     assert_eq!(files(folder.path()), [folder.path().join("c/notes.txt")]);
 }
 
-/// A damaged checkpoint is deleted once the run has written a newer one. Other files stay.
+/// A damaged checkpoint is deleted once the run has written a newer one. Other files stay. CKPT-6.
 #[tokio::test]
 async fn a_damaged_checkpoint_does_not_outlive_good_ones() {
     let (folder, checkpoints) = two().await;
@@ -258,7 +262,7 @@ async fn a_damaged_checkpoint_does_not_outlive_good_ones() {
     assert!(checkpoints.prune(&policy, 4).await.unwrap().is_empty());
 }
 
-/// A full disk, or a folder that nothing can be written to, leaves what was there.
+/// A full disk, or a folder that nothing can be written to, leaves what was there. CKPT-1.
 #[tokio::test]
 #[cfg(target_os = "linux")]
 async fn what_cannot_be_written_leaves_what_was_there() {
@@ -288,7 +292,7 @@ const PIECES: [&str; 14] = [
     "\"a\":1,",
 ];
 
-/// A manifest with any content is read or refused, also if its own SHA-256 is correct.
+/// A manifest with any content is read or refused, also if its own SHA-256 is correct. CKPT-7.
 #[test]
 fn a_manifest_of_any_content_is_read_or_refused() {
     let file = |name: &str| manifest::FileEntry {

@@ -172,7 +172,7 @@ fn a_console_shows_ten_callers_that_it_turns_away() {
     assert_eq!(shown, 10);
 }
 
-/// As JSON each event can be read back, and the ticket is in none.
+/// As JSON each event can be read back, and the ticket is in none. EVENT-3, EVENT-6, JOIN-1.
 #[test]
 fn events_are_values() {
     let secret = ticket();

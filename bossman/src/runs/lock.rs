@@ -118,6 +118,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    /// EVENT-8.
     #[test]
     fn the_holder_is_named() {
         let place = tempfile::tempdir().unwrap();

@@ -91,6 +91,7 @@ async fn assert_arrives<M: Send + 'static>(wire: &mut TestConnection<M>, sent: &
     }
 }
 
+/// FRAME-7.
 #[tokio::test]
 async fn both_carriers_bring_the_same_bytes() {
     soon(async {
@@ -115,6 +116,27 @@ async fn both_carriers_bring_the_same_bytes() {
             }
             assert_arrives(&mut pair.worker, &sent).await;
             assert_arrives(&mut pair.boss, &sent).await;
+        }
+    })
+    .await;
+}
+
+/// FRAME-6.
+#[tokio::test]
+async fn small_frames_arrive_in_the_order_given() {
+    soon(async {
+        for transport in [Transport::Quic, Transport::Auto] {
+            let mut pair = Pair::new(transport, None).await;
+            let sent = tensor(8 << 10, 7);
+            // More than a stream takes unread, so that some wait.
+            for number in 0..6_000 {
+                pair.worker.send(&head(number), std::slice::from_ref(&sent)).unwrap();
+            }
+            for number in 0..6_000 {
+                let (found, tensors) = pair.boss.receive().await.unwrap();
+                assert_eq!(found, head(number));
+                assert!(tensors[0].bytes == sent.bytes, "frame {number}");
+            }
         }
     })
     .await;

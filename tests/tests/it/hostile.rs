@@ -169,6 +169,7 @@ async fn sent_away(mut line: RawConnection, bytes: &[u8]) -> String {
     within_limit(line.closed()).await
 }
 
+/// FRAME-1, FRAME-4, FRAME-8, FRAME-9.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_boss_is_attacked_by_workers_that_joined() {
     let test = async {
@@ -230,6 +231,7 @@ async fn a_boss_is_attacked_by_workers_that_joined() {
     tokio::time::timeout(LIMIT, test).await.unwrap();
 }
 
+/// FRAME-1, FRAME-4, FRAME-8, FRAME-9, JOIN-7.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_worker_is_attacked_by_others_that_joined() {
     let test = async {
@@ -304,6 +306,7 @@ async fn a_worker_is_attacked_by_others_that_joined() {
 }
 
 /// A peer that reads nothing cannot make others keep its data for as long as it stays alive.
+/// FRAME-9.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_peer_that_reads_nothing_is_disconnected() {
     let test = async {

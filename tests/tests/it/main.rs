@@ -19,6 +19,7 @@ mod guards;
 mod guide;
 mod hostile;
 mod huggingface;
+mod labels;
 mod law_1;
 mod law_1_steps;
 mod leaving;

@@ -62,6 +62,7 @@ async fn still_well(place: &TestFolder, mut boss: Process, worker: Process, at: 
     drop((worker, second));
 }
 
+/// JOIN-2, JOIN-5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn ten_thousand_callers_without_a_ticket_are_turned_away_while_training_goes_on() {
     let test = async {
@@ -82,6 +83,7 @@ async fn ten_thousand_callers_without_a_ticket_are_turned_away_while_training_go
     tokio::time::timeout(LIMIT, test).await.unwrap();
 }
 
+/// JOIN-5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn joiners_that_leave_at_once_by_the_hundred_do_not_end_a_pool() {
     let test = async {

@@ -141,6 +141,7 @@ async fn a_copied_folder_gives_the_same_bits_elsewhere() {
     assert!(found[0].contains("samples: accuracy"), "{found:?}");
 }
 
+/// EVENT-1, EVENT-2.
 #[tokio::test]
 async fn a_run_goes_on_in_its_folder_and_a_new_one_never_enters_it() {
     let run = Run::new(6, MORE);
@@ -213,6 +214,7 @@ async fn a_mistake_leaves_no_folder() {
 }
 
 /// While a run lasts, its folder is locked, and no file of it holds the ticket.
+/// EVENT-3, EVENT-8, JOIN-1.
 #[tokio::test]
 async fn one_process_trains_in_a_folder_and_the_ticket_is_not_in_it() {
     let run = Run::new(1_000_000_000, "microbatches: 4\ncheckpoint: {every: 1}");

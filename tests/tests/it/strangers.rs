@@ -26,6 +26,7 @@ fn words_of_version(version: u32) -> Vec<u8> {
     [b"BOSSMAN\n".as_slice(), &version.to_le_bytes(), &[0xff; 40]].concat()
 }
 
+/// JOIN-4.
 #[tokio::test]
 async fn a_worker_of_another_version_is_told_both_versions() {
     let place = TestFolder::new();
@@ -45,6 +46,7 @@ async fn a_worker_of_another_version_is_told_both_versions() {
     boss.line(&line).await;
 }
 
+/// JOIN-4.
 #[tokio::test]
 async fn a_boss_of_another_version_is_named_with_both_versions() {
     let place = TestFolder::new();
@@ -62,6 +64,7 @@ async fn a_boss_of_another_version_is_named_with_both_versions() {
     assert!(line.starts_with(&expected), "{line}");
 }
 
+/// JOIN-2.
 #[tokio::test]
 async fn strangers_do_not_disturb_a_run() {
     let place = TestFolder::new();
@@ -184,6 +187,7 @@ fn state_frame(tensors: Vec<TensorMeta>) -> Envelope<ToBoss> {
     Envelope::Tensors(TensorEnvelope { route: None, head, tensors })
 }
 
+/// FRAME-1, FRAME-8, JOIN-6.
 #[tokio::test]
 async fn a_frame_with_too_long_a_head_costs_its_sender_the_place_and_nobody_else() {
     let (mut listener, _identity, quic, mut control, _endpoint, _keys) = lobby_with_rogue(1).await;
@@ -198,6 +202,7 @@ async fn a_frame_with_too_long_a_head_costs_its_sender_the_place_and_nobody_else
     assert_eq!(listener.missing(), 1);
 }
 
+/// FRAME-8.
 #[tokio::test]
 async fn a_head_that_is_no_head_ends_its_sender() {
     let rogue = Rogue::in_a_run().await;
@@ -209,6 +214,7 @@ async fn a_head_that_is_no_head_ends_its_sender() {
     );
 }
 
+/// FRAME-1, FRAME-8.
 #[tokio::test]
 async fn a_tensor_larger_than_any_is_refused_before_memory_is_taken() {
     let rogue = Rogue::in_a_run().await;
@@ -224,6 +230,7 @@ async fn a_tensor_larger_than_any_is_refused_before_memory_is_taken() {
     assert!(failure.contains("at most 17179869184 bytes are allowed"), "{failure}");
 }
 
+/// FRAME-7, FRAME-8.
 #[tokio::test]
 async fn a_tensor_that_ends_early_ends_its_sender() {
     let rogue = Rogue::in_a_run().await;
@@ -233,6 +240,7 @@ async fn a_tensor_that_ends_early_ends_its_sender() {
     assert!(failure.contains("it broke the protocol: "), "{failure}");
 }
 
+/// FRAME-4, FRAME-8.
 #[tokio::test]
 async fn a_worker_that_gives_orders_is_sent_away() {
     let mut rogue = Rogue::in_a_run().await;
@@ -245,6 +253,7 @@ async fn a_worker_that_gives_orders_is_sent_away() {
     );
 }
 
+/// JOIN-5.
 #[tokio::test]
 async fn a_caller_that_says_nothing_holds_nobody_up() {
     let (mut listener, identity, _quic, _control, endpoint, _keys) = lobby_with_rogue(2).await;
@@ -259,6 +268,7 @@ async fn a_caller_that_says_nothing_holds_nobody_up() {
     drop(silent);
 }
 
+/// JOIN-1, JOIN-8.
 #[cfg(unix)]
 #[test]
 fn keys_are_readable_by_their_owner_alone() {

@@ -4,10 +4,12 @@
 //! ones. At operation N the store refuses, or stays away. Then the run's process dies, and another
 //! resumes. What must hold:
 //!
-//! - **newest**: it resumes from the last checkpoint that was reported as written, or a newer one.
-//! - **whole**: it gets the state of that step to the bit, never a mixture.
-//! - **again**: the store works again, and so do writing and deleting.
-//! - **no silent step back**: while reading fails, it gets an error, never an older checkpoint.
+//! - **newest** (CKPT-1): it resumes from the last checkpoint that was reported as written, or a
+//!   newer one.
+//! - **whole** (CKPT-2): it gets the state of that step to the bit, never a mixture.
+//! - **again** (CKPT-5): the store works again, and so do writing and deleting.
+//! - **no silent step back** (CKPT-4): while reading fails, it gets an error, never an older
+//!   checkpoint.
 
 use super::faulty_store::Faulty;
 use super::{assert_is, run, state};
@@ -63,6 +65,7 @@ async fn train_on(checkpoints: &Checkpoints) -> u64 {
     newest
 }
 
+/// CKPT-1, CKPT-2, CKPT-3, CKPT-5.
 #[tokio::test]
 async fn a_write_that_fails_at_any_operation_costs_at_most_its_own_checkpoint() {
     let quiet = with_first().await;
@@ -93,6 +96,7 @@ async fn a_write_that_fails_at_any_operation_costs_at_most_its_own_checkpoint() 
     }
 }
 
+/// CKPT-2, CKPT-4.
 #[tokio::test]
 async fn a_read_that_fails_at_any_operation_is_an_error_and_no_step_back() {
     let store = with_first().await;

@@ -13,6 +13,7 @@ fn kept(version: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/kept/checkpoint-{version}"))
 }
 
+/// CKPT-8.
 #[tokio::test]
 async fn checkpoints_of_every_version_are_read() {
     for version in 1..=VERSION {
@@ -33,6 +34,7 @@ async fn checkpoints_of_every_version_are_read() {
 }
 
 /// The bytes of files are part of the format, too: a checkpoint of today has those that were kept.
+/// CKPT-8.
 #[tokio::test]
 async fn a_checkpoint_of_today_has_the_files_that_were_kept() {
     let place = tempfile::tempdir().unwrap();

@@ -60,6 +60,7 @@ async fn names(checkpoints: &Checkpoints) -> Vec<String> {
     checkpoints.list().await.unwrap().into_iter().map(|listed| listed.name).collect()
 }
 
+/// CKPT-4, CKPT-6.
 #[tokio::test]
 async fn what_cannot_be_read_is_an_error_that_names_it_and_no_damage() {
     let (store, checkpoints) = with(&[1, 2]).await;
@@ -106,6 +107,7 @@ async fn an_older_one_that_cannot_be_read_is_in_nobodys_way() {
     );
 }
 
+/// CKPT-4.
 #[tokio::test]
 async fn a_folder_that_cannot_be_listed_is_not_empty() {
     let (store, checkpoints) = with(&[1, 2]).await;
@@ -126,6 +128,7 @@ async fn a_folder_that_cannot_be_listed_is_not_empty() {
     assert_eq!(names(&checkpoints).await, ["step-00000001", "step-00000002"]);
 }
 
+/// CKPT-4.
 #[tokio::test]
 async fn reading_is_tried_again() {
     const WAITS: &[Duration] = &[Duration::ZERO; 2];
@@ -174,6 +177,7 @@ async fn prune_deletes_only_what_is_proven() {
     }
 }
 
+/// CKPT-6.
 #[tokio::test]
 async fn prune_deletes_what_this_run_found_damaged_or_unfinished() {
     let (store, checkpoints) = with(&[1, 2, 3, 4, 5]).await;
@@ -197,7 +201,7 @@ async fn prune_deletes_what_this_run_found_damaged_or_unfinished() {
     assert_eq!(names(&checkpoints).await, ["step-00000002", "step-00000003"]);
 }
 
-/// An older program must not destroy what a newer one wrote.
+/// An older program must not destroy what a newer one wrote. CKPT-6, CKPT-8.
 #[tokio::test]
 async fn a_manifest_of_another_version_is_not_damaged() {
     let (store, checkpoints) = with(&[1, 2]).await;
@@ -213,7 +217,7 @@ async fn a_manifest_of_another_version_is_not_damaged() {
     assert_eq!(checkpoints.prune(&policy(1), 3).await.unwrap(), ["step-00000001"]);
 }
 
-/// A run goes on from the checkpoints of an older program.
+/// A run goes on from the checkpoints of an older program. CKPT-8.
 #[tokio::test]
 async fn a_manifest_of_version_1_is_read() {
     let (store, checkpoints) = with(&[1, 2]).await;
@@ -226,6 +230,7 @@ async fn a_manifest_of_version_1_is_read() {
 }
 
 /// A missing file that the manifest names is damage, unless the whole checkpoint disappears.
+/// CKPT-4.
 #[tokio::test]
 async fn a_missing_file_is_damage_while_its_manifest_is_there() {
     let missing = || Error::NotFound { path: "x".into(), source: "no such key".into() };
@@ -248,6 +253,7 @@ async fn a_missing_file_is_damage_while_its_manifest_is_there() {
     );
 }
 
+/// CKPT-5.
 #[tokio::test]
 async fn a_write_that_fails_leaves_no_files() {
     let (store, checkpoints) = with(&[1, 2]).await;
@@ -286,7 +292,7 @@ async fn a_write_that_fails_leaves_no_files() {
     assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 3);
 }
 
-/// A write that takes too long is aborted, wherever it stands.
+/// A write that takes too long is aborted, wherever it stands. CKPT-1, CKPT-5.
 #[tokio::test]
 async fn an_aborted_write_is_cleared_and_a_complete_one_stays() {
     let (store, checkpoints) = with(&[1]).await;
@@ -299,6 +305,7 @@ async fn an_aborted_write_is_cleared_and_a_complete_one_stays() {
     assert_is(&checkpoints.resume(None).await.unwrap().load().unwrap(), 2);
 }
 
+/// CKPT-5.
 #[tokio::test]
 async fn an_upload_in_parts_that_fails_is_aborted() {
     let (store, checkpoints) = with(&[1]).await;
@@ -331,7 +338,7 @@ async fn an_upload_in_parts_that_fails_is_aborted() {
     assert!(found.weights.get("0.weight").unwrap().equal(large().weights.get("0.weight").unwrap()));
 }
 
-/// On this machine, too, only what the system does not find is missing.
+/// On this machine, too, only what the system does not find is missing. CKPT-4, CKPT-6.
 #[tokio::test]
 #[cfg(unix)]
 async fn a_disk_that_cannot_be_read_proves_nothing() {

@@ -70,6 +70,7 @@ async fn what_is_read_in_chunks_is_the_state() {
     assert_eq!(state.load().unwrap().digest().unwrap(), digest);
 }
 
+/// CKPT-9.
 #[tokio::test]
 async fn a_file_that_changes_after_it_was_compared_is_an_error() {
     let folder = tempfile::tempdir().unwrap();

@@ -168,6 +168,7 @@ fn arrivals() -> Vec<(Vec<Piece>, Vec<Piece>)> {
     all
 }
 
+/// CKPT-2.
 #[tokio::test]
 async fn files_are_the_same_however_their_tensors_arrive() {
     let (_place, folder, checkpoints) = folder();
@@ -186,6 +187,7 @@ async fn files_are_the_same_however_their_tensors_arrive() {
     }
 }
 
+/// CKPT-2, CKPT-5.
 #[tokio::test]
 async fn an_object_store_gets_whole_files() {
     let (_place, _, local) = folder();
@@ -220,6 +222,7 @@ async fn an_object_store_gets_whole_files() {
 }
 
 /// A piece goes to its place at once. What is left of a writer that was dropped is deleted later.
+/// CKPT-3.
 #[tokio::test]
 async fn an_unfinished_checkpoint_is_none_and_is_replaced() {
     let (_place, folder, checkpoints) = folder();
@@ -247,6 +250,7 @@ async fn an_unfinished_checkpoint_is_none_and_is_replaced() {
     assert_files(&folder.join(STEP));
 }
 
+/// CKPT-5.
 #[tokio::test]
 async fn a_disk_that_refuses_a_file_keeps_no_other() {
     let (_place, folder, checkpoints) = folder();
@@ -281,6 +285,7 @@ fn payload(dtype: DType, shape: &[u64]) -> Payload {
     Payload { meta, bytes }
 }
 
+/// CKPT-10.
 #[tokio::test]
 async fn a_strange_piece_is_an_error_that_names_it() {
     use DType::{Bool, Float32, Float64};
@@ -320,6 +325,7 @@ async fn a_strange_piece_is_an_error_that_names_it() {
     }
 }
 
+/// CKPT-10.
 #[tokio::test]
 async fn what_a_worker_announces_is_of_the_model() {
     use DType::{Float32, Float64};
@@ -358,6 +364,7 @@ async fn what_a_worker_announces_is_of_the_model() {
     assert_files(&folder.join(STEP));
 }
 
+/// CKPT-10.
 #[tokio::test]
 async fn what_is_missing_is_named() {
     let (_place, folder, checkpoints) = folder();

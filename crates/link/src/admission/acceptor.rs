@@ -246,6 +246,7 @@ impl Drop for AddressPermit {
 mod tests {
     use super::*;
 
+    /// JOIN-5.
     #[test]
     fn a_crowd_of_one_address_leaves_places_for_others() {
         let (all, crowd, other) = (

@@ -186,3 +186,17 @@ fn broken(reason: String) -> LinkError {
 fn lost(reason: &str) -> LinkError {
     LinkError::Lost { peer: "the other end".into(), reason: reason.to_string() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page of joining shows these bytes. JOIN-4.
+    #[test]
+    fn a_handshake_has_the_bytes_of_its_page() {
+        let version = PROTOCOL_VERSION.to_le_bytes();
+        let expected =
+            [MAGIC.as_slice(), version.as_slice(), b"\x07\0\0\0", b"\xa6Status"].concat();
+        assert_eq!(encode(&Handshake::Status).unwrap(), expected);
+    }
+}

@@ -4,7 +4,7 @@ use crate::quic::close_codes::DONE;
 use crate::testing::dial;
 use crate::{
     join, query_status, worker_endpoint, Identity, JoinedRun, LinkError, Listener, ListenerEvent,
-    StatusText, WorkerInfo,
+    StatusText, Ticket, WorkerInfo,
 };
 use std::future::Future;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -100,6 +100,7 @@ async fn the_boss_says_nothing_of_a_worker_that_keeps_another_connection() {
     assert_eq!(joined.worker.0, 0);
 }
 
+/// JOIN-6.
 #[tokio::test]
 async fn places_are_kept_for_workers_that_come_again() {
     let process = |process| WorkerInfo { process, ..WorkerInfo::default() };
@@ -156,4 +157,22 @@ async fn a_boss_that_waits_tells_its_status_as_of_now() {
         assert_eq!(told.await, format!("asked {times} times"));
     }
     assert_eq!(listener.missing(), 1);
+}
+
+/// A ticket with another secret, and one that names another boss. JOIN-2.
+#[tokio::test]
+async fn each_end_refuses_the_other_without_its_ticket() {
+    let boss = Boss::with_places(1);
+    let (address, ticket) = (boss.ipv4(), boss.identity.ticket());
+    let other_boss = Ticket { boss: [0; 32], ..ticket.clone() };
+    let other_secret = Ticket { secret: [0; 32], ..ticket.clone() };
+    for (ticket, names_another_boss) in [(other_boss, true), (other_secret, false)] {
+        let endpoint = worker_endpoint(&ticket, &[address]).unwrap();
+        let joining = join(&endpoint, &[address], &ticket, WorkerInfo::default());
+        match soon(joining).await.map(|joined| joined.worker) {
+            Err(LinkError::WrongBoss { .. }) if names_another_boss => {}
+            Err(LinkError::TicketRefused { .. }) if !names_another_boss => {}
+            other => panic!("{other:?}"),
+        }
+    }
 }

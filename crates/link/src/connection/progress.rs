@@ -75,6 +75,7 @@ impl StallDetector {
 mod tests {
     use super::*;
 
+    /// FRAME-9.
     #[test]
     fn a_stalled_peer_is_detected_and_a_slow_one_is_not() {
         let (progress, mut detector) = (SendProgress::default(), StallDetector::default());

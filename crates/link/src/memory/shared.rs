@@ -168,6 +168,7 @@ mod tests {
     use super::*;
     use layerspec::DType;
 
+    /// FRAME-10.
     #[test]
     fn memory_is_used_only_once_both_ends_have_proven_that_they_read_it() {
         let (caller, callee) = (SharedMemory::default(), SharedMemory::default());

@@ -152,3 +152,34 @@ fn restrict_permissions(path: &Path) -> std::io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// JOIN-8.
+    #[test]
+    fn processes_that_start_at_once_have_one_identity() {
+        for _ in 0..20 {
+            let home = tempfile::tempdir().unwrap();
+            let folder = home.path().join("bossman");
+            let start = || Identity::load_or_create_in(&folder).unwrap().ticket().to_string();
+            let tickets: Vec<String> = std::thread::scope(|scope| {
+                let starts: Vec<_> = (0..4).map(|_| scope.spawn(start)).collect();
+                starts.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            assert!(tickets.iter().all(|ticket| *ticket == tickets[0]));
+            assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 2, "a draft is left");
+        }
+    }
+
+    /// JOIN-8.
+    #[test]
+    fn a_ticket_of_another_key_is_an_error() {
+        let home = tempfile::tempdir().unwrap();
+        Identity::load_or_create_in(home.path()).unwrap();
+        std::fs::remove_file(home.path().join(KEY_FILE)).unwrap();
+        let refused = Identity::load_or_create_in(home.path()).err().unwrap().to_string();
+        assert!(refused.contains("it was made for another key than boss.key"), "{refused}");
+    }
+}

@@ -121,6 +121,7 @@ mod tests {
     const KEPT: &str = "bossman1-a4dqobyha4dqobyha4dqobyha4dqobyha4dqobyha4dqobyha4dqs\
                         cijbeeqscijbeeqscijbeeqscijbeeqscijbeeqscijbeeqsckjiqh2i";
 
+    /// JOIN-4.
     #[test]
     fn tickets_of_version_1_are_read_and_others_are_refused_by_their_number() {
         let ticket = Ticket { secret: [7; 32], boss: [9; 32] };
@@ -146,6 +147,7 @@ mod tests {
         assert!(!ticket.has_marked(b"run", b"") && !ticket.has_marked(b"run", b"zz"));
     }
 
+    /// JOIN-1, JOIN-3.
     #[test]
     fn survives_being_pasted() {
         let ticket = Ticket { secret: [7; 32], boss: [9; 32] };
@@ -155,6 +157,7 @@ mod tests {
         assert!(!format!("{ticket:?}").contains("07"));
     }
 
+    /// JOIN-3.
     #[test]
     fn a_wrong_character_is_noticed() {
         let text = Ticket { secret: [7; 32], boss: [9; 32] }.to_string();
@@ -169,6 +172,7 @@ mod tests {
         assert_eq!(PREFIX.parse::<Ticket>(), Err(TicketError::Damaged));
     }
 
+    /// JOIN-3.
     #[test]
     fn a_text_of_any_content_is_a_ticket_or_refused() {
         let whole = Ticket { secret: [7; 32], boss: [9; 32] }.to_string();

@@ -20,6 +20,7 @@ fn kilobytes(path: &Path) -> u64 {
     4 + std::fs::read_dir(path).unwrap().map(|entry| kilobytes(&entry.unwrap().path())).sum::<u64>()
 }
 
+/// CKPT-5.
 #[tokio::test]
 async fn a_disk_that_is_full_costs_checkpoints_and_no_steps() {
     // A private disk needs a private namespace, which not every system allows.

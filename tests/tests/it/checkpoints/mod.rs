@@ -167,7 +167,7 @@ async fn gradients_of_several_steps_belong_to_one_update() {
     assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
 }
 
-/// Kills the boss at any moment, also while it writes.
+/// Kills the boss at any moment, also while it writes. CKPT-1, CKPT-2.
 #[tokio::test]
 async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
     // Enough steps that no run ends before it is killed.
@@ -207,6 +207,7 @@ async fn a_boss_that_is_killed_again_and_again_leaves_no_trace_in_the_result() {
     assert_eq!(left.len(), 2, "{left:?}");
 }
 
+/// CKPT-2.
 #[tokio::test]
 async fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
     let quiet = at_once("1", "").await.outputs();
@@ -246,7 +247,7 @@ async fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
 }
 
 /// A failed read is no damage: nothing falls back, nothing is deleted, and the run resumes from the
-/// newest when the disk heals.
+/// newest when the disk heals. CKPT-4, CKPT-6.
 #[tokio::test]
 #[cfg(unix)]
 async fn a_checkpoint_that_cannot_be_read_is_neither_skipped_nor_deleted() {

@@ -9,6 +9,7 @@ use serde::Serialize;
 use testkit::inputs;
 use testkit::Random;
 
+/// FRAME-2, FRAME-5.
 #[test]
 fn fuzz_frame_decoder() {
     let kept = inputs::kept("frame");

@@ -45,6 +45,7 @@ fn refused(envelope: &Envelope) -> FrameError {
     error
 }
 
+/// FRAME-3.
 #[test]
 fn a_truncated_head() {
     let mut random = Random::new(2);
@@ -63,6 +64,7 @@ fn a_truncated_head() {
     }
 }
 
+/// FRAME-1.
 #[test]
 fn a_head_that_claims_to_be_too_long() {
     assert_eq!(
@@ -76,6 +78,7 @@ fn a_head_that_claims_to_be_too_long() {
     assert!(head_len(*b"GET ").is_err());
 }
 
+/// FRAME-1, FRAME-2.
 #[test]
 fn a_head_too_long_to_be_sent() {
     let name = "x".repeat(MAX_HEAD_BYTES);
@@ -84,6 +87,7 @@ fn a_head_too_long_to_be_sent() {
     assert!(matches!(error, FrameError::HeadTooLong(_)), "{error}");
 }
 
+/// FRAME-1, FRAME-2.
 #[test]
 fn the_wrong_number_of_tensors() {
     let value = |count: usize| {
@@ -100,6 +104,7 @@ fn the_wrong_number_of_tensors() {
     ));
 }
 
+/// FRAME-1, FRAME-2.
 #[test]
 fn tensors_that_cannot_be_real() {
     let unreal: [&[u64]; 6] = [
@@ -125,6 +130,7 @@ fn tensors_that_cannot_be_real() {
     ));
 }
 
+/// FRAME-1.
 #[test]
 fn lists_that_claim_more_than_they_have() {
     let good = unchecked(&gradients(vec![floats(&[7])]));
@@ -153,6 +159,7 @@ fn lists_that_claim_more_than_they_have() {
     }
 }
 
+/// FRAME-5.
 #[test]
 fn deep_nesting() {
     for marker in [0x91, 0x81, 0xc7] {
@@ -165,6 +172,7 @@ fn deep_nesting() {
     }
 }
 
+/// FRAME-3, FRAME-5.
 #[test]
 fn what_is_no_frame_at_all() {
     for bytes in [&b""[..], b"\xc0", b"\x93", b"\x93\xc0\xc0\x90", b"hello", &[0xff; 100]] {

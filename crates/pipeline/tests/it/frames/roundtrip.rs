@@ -18,6 +18,7 @@ fn there_and_back<M: Serialize + DeserializeOwned + PartialEq + Debug>(
     head.to_vec()
 }
 
+/// FRAME-2, FRAME-4.
 #[test]
 fn every_kind_of_head_goes_there_and_back() {
     let mut random = Random::new(1);
@@ -53,6 +54,7 @@ fn every_kind_of_head_goes_there_and_back() {
     }
 }
 
+/// FRAME-3.
 #[test]
 fn every_bit_of_a_number_goes_there_and_back() {
     for bits in [0, 1, 0x7fc0_1234, 0xff80_0000, 0x8000_0000, 0x3eaa_aaab] {
@@ -74,4 +76,11 @@ fn every_bit_of_a_number_goes_there_and_back() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// The page of frames shows these bytes. FRAME-3.
+#[test]
+fn a_message_has_the_bytes_of_its_page() {
+    let bytes = encode(&Envelope::Message(ToWorker::Stop)).expect("within bounds");
+    assert_eq!(bytes, b"\x0e\0\0\0\x81\xa7Message\xa4Stop");
 }
