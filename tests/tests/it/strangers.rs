@@ -268,6 +268,22 @@ async fn a_caller_that_says_nothing_holds_nobody_up() {
     drop(silent);
 }
 
+/// JOIN-5.
+#[tokio::test]
+async fn a_handshake_that_claims_to_be_long_is_refused() {
+    let (mut listener, identity, _quic, _control, endpoint, _keys) = lobby_with_rogue(2).await;
+    let quic = dial(&endpoint, listener.address(), identity.ticket()).await.unwrap();
+    let (mut send, mut recv) = quic.open_bi().await.unwrap();
+    let start = &words_of_version(PROTOCOL_VERSION)[..12];
+    send.write_all(&[start, &u32::MAX.to_le_bytes()].concat()).await.unwrap();
+    recv.read_to_end(1 << 16).await.unwrap();
+    quic.close(0u32.into(), b"");
+    let event = within(listener.next()).await;
+    let ListenerEvent::Rejected { reason, .. } = event else { panic!("{event:?}") };
+    assert!(reason.contains("a handshake of 4294967295 bytes; at most 65536"), "{reason}");
+    assert_eq!(listener.missing(), 1);
+}
+
 /// JOIN-1, JOIN-8.
 #[cfg(unix)]
 #[test]
