@@ -167,8 +167,9 @@ async fn each_end_refuses_the_other_without_its_ticket() {
     let other_boss = Ticket { boss: [0; 32], ..ticket.clone() };
     let other_secret = Ticket { secret: [0; 32], ..ticket.clone() };
     for (ticket, names_another_boss) in [(other_boss, true), (other_secret, false)] {
-        let endpoint = worker_endpoint(&ticket, &[address]).unwrap();
-        let joining = join(&endpoint, &[address], &ticket, WorkerInfo::default());
+        let addresses = [address];
+        let endpoint = worker_endpoint(&ticket, &addresses).unwrap();
+        let joining = join(&endpoint, &addresses, &ticket, WorkerInfo::default());
         match soon(joining).await.map(|joined| joined.worker) {
             Err(LinkError::WrongBoss { .. }) if names_another_boss => {}
             Err(LinkError::TicketRefused { .. }) if !names_another_boss => {}
