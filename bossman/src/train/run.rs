@@ -28,6 +28,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::info;
 
+/// The time to start a session that is to save what only the workers have.
+const LAST_START: Duration = Duration::from_secs(30);
+
 /// Trains as a run file says. Files, data and cuts are checked before any worker is waited for.
 ///
 /// # Errors
@@ -179,12 +182,7 @@ impl Attempts {
         prepared: &Prepared<'_>,
         on_step: &mut impl FnMut(&StepReport),
     ) -> Result<AttemptEnd, BossManError> {
-        // Before the first step there is nothing to save.
-        let started = tokio::select! {
-            started = self.start(prepared) => Some(started?),
-            () = prepared.options.stop.wait() => None,
-        };
-        let Some(mut attempt) = started else {
+        let Some(mut attempt) = self.start_unless_stopped(prepared).await? else {
             let resumes_after = self.state.as_ref().map_or(0, |state| state.counters().step);
             let done = self.recovery.furthest().max(resumes_after);
             let outcome = self.interrupted(prepared, done, None).await;
@@ -259,6 +257,33 @@ impl Attempts {
             weights,
             interrupted: Some(interruption),
         }
+    }
+
+    /// Starts a session. `None` if the user ends the run before it has started: then nothing can be
+    /// saved.
+    async fn start_unless_stopped<'a>(
+        &mut self,
+        prepared: &'a Prepared<'a>,
+    ) -> Result<Option<Attempt<'a>>, BossManError> {
+        let (stop, events) = (&prepared.options.stop, self.observers.events.clone());
+        let patience = patience_with_start(self.recovery.is_recovering(), prepared.file.redundancy);
+        let done = self.recovery.furthest();
+        let problem = tokio::select! {
+            started = self.start(prepared) => match started {
+                // The run would begin anew, which the user does not want any more.
+                Err(error) if stop.is_set() && !patience.is_zero() => error.to_string(),
+                started => return started.map(Some),
+            },
+            () = stop.wait_and_then(patience) => {
+                format!("they are not ready within {} s", patience.as_secs())
+            }
+        };
+        if !patience.is_zero() {
+            events.warn(format!(
+                "the state after {done} steps, which only the workers have, is not saved: {problem}"
+            ));
+        }
+        Ok(None)
     }
 
     /// Starts a session, in the state to resume from.
@@ -493,6 +518,18 @@ fn may_grow(prepared: &Prepared<'_>) -> bool {
     !prepared.options.pool && prepared.file.redundancy != RecoverySource::None
 }
 
+/// The time that a session has to start once the user ends the run. Only a session can save the
+/// state that a run left to its workers when it grew or lost some. Without such a state there is
+/// nothing to save before the first step.
+fn patience_with_start(is_recovering: bool, redundancy: RecoverySource) -> Duration {
+    match redundancy {
+        RecoverySource::PeerSnapshot(_) if is_recovering => LAST_START,
+        RecoverySource::PeerSnapshot(_) | RecoverySource::Checkpoint | RecoverySource::None => {
+            Duration::ZERO
+        }
+    }
+}
+
 /// The observers of a run: those of the caller, metrics and trace.
 ///
 /// # Errors
@@ -513,4 +550,24 @@ fn observers(
         events = events.with(TraceRecorder::new(path.clone()));
     }
     Ok(Observers { events, metrics })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Every;
+
+    #[test]
+    fn a_session_that_can_save_the_workers_state_has_time_to_start() {
+        let peers = RecoverySource::PeerSnapshot(Every::Steps(3));
+        for (is_recovering, redundancy, patience) in [
+            (true, peers, LAST_START),
+            (false, peers, Duration::ZERO),
+            (true, RecoverySource::Checkpoint, Duration::ZERO),
+            (true, RecoverySource::None, Duration::ZERO),
+        ] {
+            let found = patience_with_start(is_recovering, redundancy);
+            assert_eq!(found, patience, "{is_recovering}, {redundancy:?}");
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! A request to stop training well: after the current step, with everything saved.
 
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// Asks a run to stop after its current step. Clones ask the same run.
@@ -27,5 +28,11 @@ impl StopSignal {
     pub async fn wait(&self) {
         // The sender is this object, so it is there.
         self.0.subscribe().wait_for(|stop| *stop).await.ok();
+    }
+
+    /// Ends this long after the run was asked to stop. Cancel safe.
+    pub(super) async fn wait_and_then(&self, patience: Duration) {
+        self.wait().await;
+        tokio::time::sleep(patience).await;
     }
 }

@@ -109,6 +109,27 @@ async fn a_late_worker_is_taken_in_with_a_peer_snapshot() {
     assert_eq!(last_digest(&run), quiet.1);
 }
 
+/// The state is with the workers alone, so the boss saves it once they have joined again.
+#[tokio::test]
+async fn a_growth_that_the_user_interrupts_is_completed_and_saved() {
+    let run = Run::with_steps(STEPS, "redundancy: {neighbour: 3}");
+    let shrunk = Shrunk::start(&run, "peer snapshots protect the run", &[], &[]).await;
+    shrunk.late.signal("CONT");
+    // The workers live until the end of the boss.
+    let Shrunk { mut boss, stays: _stays, late: _late } = shrunk;
+    let grows = boss.line(": 1 waiting worker is taken in; 1 of 2 so far").await;
+    boss.signal("INT");
+    let ended = boss.end_within(PATIENCE).await;
+    assert_eq!(ended.status.code(), Some(130), "{:?}", ended.errors);
+    let last = ended.errors.last().unwrap();
+    let number = |text: &str| {
+        let (_, after) = text.split_once("step ").unwrap();
+        after.split([' ', ':']).next().unwrap().parse::<u64>().unwrap()
+    };
+    assert!(last.contains(" is done; the weights are in "), "{last}");
+    assert!(number(last) >= number(&grows), "{last}; {grows}");
+}
+
 /// It stands still again in the second in which it does not ask.
 #[tokio::test]
 async fn a_late_worker_that_does_not_come_costs_a_wait_and_no_step() {
