@@ -2,8 +2,11 @@
 //!
 //! A run grows between two steps: it holds the state after the step, ends the session, and begins
 //! anew with more workers, as after a loss. So growth repeats no step. A try that does not make the
-//! run larger is repeated after a pause, which doubles each time. So a worker that asks again and
-//! again and never comes costs few sessions.
+//! run larger for long is repeated after a pause, which doubles each time. So a worker that asks
+//! again and again and never comes, or that dies each time, costs few sessions.
+
+/// A session lasts if it computes this many steps, and not fewer than the pause.
+const LASTING_STEPS: u64 = 10;
 
 /// A run after a completed step.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -28,22 +31,33 @@ pub struct Growth {
     initial: usize,
     /// The number of workers at the last try, until its result is known.
     tried: Option<usize>,
+    /// The larger session, until it has lasted.
+    grown: Option<Grown>,
     /// The steps between a try that failed and the next.
     pause: u64,
     /// The first step after which the run may try again.
     not_before: u64,
 }
 
+/// A session that has become larger.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+struct Grown {
+    /// Its first step.
+    since: u64,
+    workers: usize,
+}
+
 impl Growth {
     /// The growth of a run that began with `initial` workers.
     pub fn new(initial: usize) -> Self {
-        Growth { initial, tried: None, pause: 0, not_before: 0 }
+        Growth { initial, tried: None, grown: None, pause: 0, not_before: 0 }
     }
 
     /// Returns the number of workers to begin anew with, if the run takes in some. `fits` tells
     /// whether it can continue with a number of workers. Call it after every completed step: the
     /// first call after a try learns the result from the number of workers.
     pub fn decide(&mut self, at: Boundary, fits: impl Fn(usize) -> bool) -> Option<usize> {
+        self.note_duration(at);
         self.note_result(at);
         let is_pausing = at.step < self.not_before;
         // Before the last step it is too late: the others compute that step sooner.
@@ -57,15 +71,33 @@ impl Growth {
         Some(workers)
     }
 
-    /// Sets the pause once the result of a try is known. A try fails if the state cannot be held,
-    /// or if the newcomers do not come or are lost before the first step.
+    /// Ends the pause once a larger session has lasted. If it lost workers before, they were not fit
+    /// for long, and others may not be either.
+    fn note_duration(&mut self, at: Boundary) {
+        let Some(Grown { since, workers }) = self.grown else { return };
+        if at.workers < workers {
+            self.grown = None;
+            self.lengthen_pause(at.step);
+        } else if at.step.saturating_sub(since) >= LASTING_STEPS.max(self.pause) {
+            self.grown = None;
+            self.pause = 0;
+        }
+    }
+
+    /// Learns the result of a try. It fails if the state cannot be held, or if the newcomers do not
+    /// come or are lost before the first step.
     fn note_result(&mut self, at: Boundary) {
         let Some(before) = self.tried.take() else { return };
-        self.pause = match at.workers > before {
-            true => 0,
-            false => self.pause.saturating_mul(2).max(1),
-        };
-        self.not_before = at.step.saturating_add(self.pause);
+        if at.workers > before {
+            self.grown = Some(Grown { since: at.step, workers: at.workers });
+        } else {
+            self.lengthen_pause(at.step);
+        }
+    }
+
+    fn lengthen_pause(&mut self, step: u64) {
+        self.pause = self.pause.saturating_mul(2).max(1);
+        self.not_before = step.saturating_add(self.pause);
     }
 }
 
@@ -148,26 +180,51 @@ mod tests {
     }
 
     #[test]
-    fn a_try_that_succeeds_ends_the_pause() {
+    fn a_larger_session_that_lasts_ends_the_pause() {
         let mut growth = Growth::new(4);
         assert_eq!(tries(&mut growth, 1..7), [1, 3, 6]);
         // One of two newcomers came, and the other is taken in at once.
         let larger = |step| Boundary { workers: 3, ..boundary(step) };
         assert_eq!(growth.decide(larger(7), |_| true), Some(4));
-        let whole = Boundary { workers: 4, ..boundary(8) };
-        assert_eq!(growth.decide(whole, |_| true), None);
-        assert_eq!(tries(&mut growth, 9..16), [9, 11, 14]);
+        for step in 8..=8 + LASTING_STEPS {
+            let whole = Boundary { workers: 4, ..boundary(step) };
+            assert_eq!(growth.decide(whole, |_| true), None);
+        }
+        assert_eq!(tries(&mut growth, 19..26), [19, 21, 24]);
+    }
+
+    /// The steps after which a run grows whose newcomers die after this many steps, and come again.
+    fn growths(life: u64) -> Vec<u64> {
+        let mut growth = Growth::new(4);
+        let (mut grown, mut last) = (Vec::new(), 0);
+        for step in 1..STEPS {
+            let workers = if step <= last { 4 } else { 2 };
+            if growth.decide(Boundary { workers, ..boundary(step) }, |_| true).is_some() {
+                grown.push(step);
+                last = step + life;
+            }
+        }
+        grown
+    }
+
+    #[test]
+    fn newcomers_that_die_again_and_again_cost_few_sessions() {
+        let soon = growths(1);
+        assert_eq!(soon[..6], [1, 4, 8, 14, 24, 42]);
+        assert!(soon.len() <= 10, "{soon:?}");
+        // A session that lasts was worth its start.
+        assert_eq!(growths(LASTING_STEPS + 2)[..3], [1, 14, 27]);
     }
 
     /// The result of a try shows at the next step, also if that step is repeated or nobody waits.
     #[test]
-    fn a_loss_after_growth_is_no_failed_try() {
+    fn a_loss_soon_after_growth_is_a_failed_try() {
         let mut growth = Growth::new(4);
         assert_eq!(growth.decide(boundary(5), |_| true), Some(4));
         let grown = Boundary { workers: 4, waiting: 0, ..boundary(6) };
         assert_eq!(growth.decide(grown, |_| true), None);
         let repeated = Boundary { can_hold_state: false, ..boundary(6) };
         assert_eq!(growth.decide(repeated, |_| true), None);
-        assert_eq!(growth.decide(boundary(7), |_| true), Some(4));
+        assert_eq!(tries(&mut growth, 7..13), [7, 10]);
     }
 }
