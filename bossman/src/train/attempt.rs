@@ -189,12 +189,24 @@ impl<'a> Attempt<'a> {
         }
     }
 
+    /// Whether the run should stay in this session until a checkpoint is written. A session that
+    /// ends gives it a short time. If the state is held as a checkpoint, that waits for it anyway.
+    pub(super) fn is_writing_checkpoint(&self) -> bool {
+        self.peer_snapshots.is_some()
+            && self.checkpoints.as_ref().is_some_and(CheckpointWriter::is_better_left_alone)
+    }
+
     /// Stores the state after this step, which the next session resumes from. The workers' memory
     /// is preferred, because then nothing travels through the boss. Returns whether it is stored.
     pub(super) async fn hold_state(&mut self, step: u64) -> bool {
         let record = self.record();
         let is_held = match (&mut self.peer_snapshots, &mut self.checkpoints) {
-            (Some(snapshots), _) => snapshots.finish(&mut self.boss, step, &record).await,
+            (Some(snapshots), checkpoints) => {
+                if let Some(writer) = checkpoints {
+                    writer.wait_for_pending().await;
+                }
+                snapshots.finish(&mut self.boss, step, &record).await
+            }
             (None, Some(writer)) => {
                 let end = StepEnd { step, is_last: true, record };
                 writer.finish(&mut self.boss, end).await

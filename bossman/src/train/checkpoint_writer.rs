@@ -77,6 +77,13 @@ impl CheckpointWriter {
         })
     }
 
+    /// Whether the session should go on until the checkpoint that is being written is whole, if it
+    /// can. Not if checkpoints are made faster than they are written: then there is always one, and
+    /// training waits for them in any case.
+    pub(crate) fn is_better_left_alone(&self) -> bool {
+        !self.warned && self.pending.as_ref().is_some_and(|one| !one.writing.is_finished())
+    }
+
     /// Makes a checkpoint of this step, which ended the run or the session early, unless there is
     /// one or gradients are half accumulated. Returns whether it is written.
     pub(crate) async fn finish(&mut self, boss: &mut BossMan, end: StepEnd) -> bool {
@@ -213,5 +220,37 @@ impl CheckpointWriter {
             Ok(Err(error)) => self.report_failure(step, format!("{late}; {error}")),
             Err(_) => self.report_failure(step, format!("{late}, and its files are left")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Every;
+
+    #[tokio::test]
+    async fn a_checkpoint_that_is_being_written_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::open(folder.path().to_str().unwrap(), true).unwrap();
+        let every = Every::Steps(1);
+        let policy = Policy { dir: None, every, keep: 2, keep_best: None, audit: 0 };
+        let opened = CheckpointWriter::open(checkpoints, policy, Events::default(), None).await;
+        let mut writer = opened.unwrap();
+        assert!(!writer.is_better_left_alone());
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let writing = tokio::spawn(async move {
+            ended.await.ok();
+            Ok(())
+        });
+        writer.pending = Some(Pending { step: 3, rate: None, writing });
+        assert!(writer.is_better_left_alone());
+        // Training waits for checkpoints, so the next one would begin as soon as this one ends.
+        writer.warned = true;
+        assert!(!writer.is_better_left_alone());
+        writer.warned = false;
+        end.send(()).unwrap();
+        writer.wait_for_pending().await;
+        assert!(!writer.is_better_left_alone());
+        assert_eq!(writer.written, Some(3));
     }
 }

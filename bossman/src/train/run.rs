@@ -354,6 +354,7 @@ impl Attempts {
             waiting: waiting.len(),
             can_hold_state: trainer.position.is_between_updates()
                 && !self.recovery.is_recovering()
+                && !attempt.is_writing_checkpoint()
                 && !prepared.options.stop.is_set(),
         };
         let builder = || prepared.builder(self.record.microbatches, self.saving);

@@ -20,7 +20,8 @@ pub struct Boundary {
     /// The workers that ask for a place.
     pub waiting: usize,
     /// Whether the state after this step can be held and resumed from: no gradients wait, no lost
-    /// step is still to be repeated, and the run is not asked to stop.
+    /// step is still to be repeated, no checkpoint would be cut off, and the run is not asked to
+    /// stop.
     pub can_hold_state: bool,
 }
 
