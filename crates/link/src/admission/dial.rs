@@ -18,7 +18,8 @@ const HEAD_START: Duration = Duration::from_millis(250);
 /// 250 ms without an answer, or when the one before it has failed.
 ///
 /// # Errors
-/// No address leads to the boss. The error is that of an address that answered, if any did.
+/// No address leads to the boss. The error is that of an address that answered, if any did, but not
+/// that of another boss while an address is silent.
 pub(crate) async fn dial_boss(
     endpoint: &Endpoint,
     ticket: &Ticket,
@@ -67,21 +68,34 @@ pub(crate) async fn dial(
     Ok(quic)
 }
 
-/// An answer says more than silence. Silence at several addresses names them all.
+/// The error of an address that answered says more than silence. But another boss at one address
+/// says nothing of the true one, which may only be silent at its own, so that a later try can help.
+/// Silence at several addresses names them all.
 fn most_telling(mut errors: Vec<LinkError>) -> LinkError {
-    let is_answer = |error: &LinkError| !matches!(error, LinkError::NoAnswer { .. });
-    if let Some(place) = errors.iter().position(is_answer) {
+    let (mut silent, mut others) = (Vec::new(), Vec::new());
+    let mut telling = None;
+    for (place, error) in errors.iter().enumerate() {
+        match error {
+            LinkError::NoAnswer { address, reason } => silent.push((*address, reason.clone())),
+            LinkError::WrongBoss { address } => others.push(*address),
+            _ => telling = telling.or(Some(place)),
+        }
+    }
+    if let Some(place) = telling {
         return errors.swap_remove(place);
     }
-    let mut silent = errors.into_iter().filter_map(|error| match error {
-        LinkError::NoAnswer { address, reason } => Some((address, reason)),
-        _ => None,
-    });
+    let mut silent = silent.into_iter();
     let Some((address, mut reason)) = silent.next() else {
-        return LinkError::Host { host: String::new(), reason: "it has no address".into() };
+        return match others.first() {
+            Some(&address) => LinkError::WrongBoss { address },
+            None => LinkError::Host { host: String::new(), reason: "it has no address".into() },
+        };
     };
     for (other, _) in silent {
         reason += &format!("; nor from {other}");
+    }
+    for other in others {
+        reason += &format!("; the process at {other} is another boss");
     }
     LinkError::NoAnswer { address, reason }
 }
@@ -117,5 +131,26 @@ mod tests {
         assert!(matches!(error, LinkError::TicketRefused { .. }), "{error}");
         let error = most_telling(vec![silence("[fd00::1]:1"), silence("10.0.0.2:1")]).to_string();
         assert_eq!(error, "no answer from [fd00::1]:1 (timed out; nor from 10.0.0.2:1)");
+    }
+
+    /// A name may have an old address, at which somebody else's boss is now.
+    #[test]
+    fn another_boss_at_one_address_is_no_error_while_the_boss_may_be_at_another() {
+        let other = |address: &str| LinkError::WrongBoss { address: address.parse().unwrap() };
+        let (first, second) = ("10.0.0.2:1", "10.0.0.3:1");
+        for errors in [vec![other(first), silence(second)], vec![silence(second), other(first)]] {
+            let error = most_telling(errors);
+            assert!(error.is_transient());
+            assert_eq!(
+                error.to_string(),
+                "no answer from 10.0.0.3:1 (timed out; the process at 10.0.0.2:1 is another boss)"
+            );
+        }
+        let error = most_telling(vec![other(first), other(second)]);
+        assert!(matches!(error, LinkError::WrongBoss { .. }), "{error}");
+        assert!(!error.is_transient());
+        let address = second.parse().unwrap();
+        let error = most_telling(vec![other(first), LinkError::TicketRefused { address }]);
+        assert!(matches!(error, LinkError::TicketRefused { .. }), "{error}");
     }
 }
