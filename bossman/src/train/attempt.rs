@@ -237,14 +237,19 @@ impl<'a> Attempt<'a> {
     }
 
     /// The user ended the run after this step: saves what it has made. Errors cost what they name
-    /// alone. Returns the file of the weights, if they were saved.
-    pub(super) async fn interrupt(&mut self, step: u64) -> Option<PathBuf> {
+    /// alone. `saved` is the step of the weights in the file. Returns the file, if it has those of
+    /// this step.
+    pub(super) async fn interrupt(&mut self, step: u64, saved: Option<u64>) -> Option<PathBuf> {
         // No step was done in this session, so there is nothing new.
         if step == self.done && !self.is_from_peers {
             return None;
         }
         let events = self.observers.events.clone();
-        if self.epochs.saved != Some(step) {
+        if let Some(later) = later_weights(saved, step) {
+            events.warn(format!(
+                "the weights of step {step} are not saved, because those of step {later} are"
+            ));
+        } else if self.epochs.saved != Some(step) {
             if let Err(error) = self.epochs.save_weights(&mut self.boss, step, &events).await {
                 events.warn(format!("the weights of step {step} are not saved: {error}"));
             }
@@ -280,5 +285,24 @@ impl<'a> Attempt<'a> {
             validate_with_current_members(&mut self.boss, file, Part::Test, test).await?;
         self.observers.events.report(&Event::Tested { validation: validation.clone() });
         Ok(Some(validation))
+    }
+}
+
+/// The step of the saved weights, if it is after this one. After a loss a run may end at an earlier
+/// step than before, and the later weights are worth more.
+fn later_weights(saved: Option<u64>, step: u64) -> Option<u64> {
+    saved.filter(|saved| *saved > step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_is_set_back_keeps_its_later_weights() {
+        assert_eq!(later_weights(None, 95), None);
+        assert_eq!(later_weights(Some(90), 95), None);
+        assert_eq!(later_weights(Some(95), 95), None);
+        assert_eq!(later_weights(Some(100), 95), Some(100));
     }
 }

@@ -140,6 +140,8 @@ struct Attempts {
     state: Option<ResumeState>,
     recovery: Recovery,
     growth: RunGrowth,
+    /// The step of the weights that the run saved last.
+    saved: Option<u64>,
     /// How sessions save memory. Once workers were out of it, by more means.
     saving: MemorySaving,
     /// The number of workers in the last session.
@@ -166,6 +168,7 @@ impl Attempts {
             state: start.state,
             recovery: Recovery::default(),
             growth: RunGrowth::new(prepared.workers),
+            saved: None,
             saving: MemorySaving::of(prepared.file.recompute),
             workers: prepared.workers,
             port: None,
@@ -194,6 +197,8 @@ impl Attempts {
         info!(workers, from_step, steps = prepared.steps, "training begins");
         let trained = self.train(&mut attempt, prepared, on_step).await;
         self.failed_at = trained.is_err().then(Instant::now);
+        // Not the latest step: a run that repeats an epoch saves its weights again.
+        self.saved = attempt.epochs.saved.or(self.saved);
         self.time += match trained {
             Ok(Training::Done) => attempt.end().await,
             Ok(Training::Stopped { .. }) => attempt.time(),
@@ -202,7 +207,7 @@ impl Attempts {
         match trained? {
             Training::Done => self.finish(prepared, attempt).await,
             Training::Stopped { step } => {
-                let weights = attempt.interrupt(step).await;
+                let weights = attempt.interrupt(step, self.saved).await;
                 let outcome = self.interrupted(prepared, step, weights).await;
                 let outcome = Outcome { best: attempt.epochs.best, ..outcome };
                 Ok(AttemptEnd::Done(Box::new(outcome)))
