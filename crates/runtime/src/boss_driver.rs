@@ -31,6 +31,10 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The most workers of one run, including those that left.
 const MAX_WORKERS: usize = u16::MAX as usize;
 
+/// The answer to a worker that may be taken in. A plan may need more workers than have asked.
+const TAKES_IN_LATER: &str =
+    "the run has a free place; it takes workers in when a plan fits their number";
+
 /// Starts a run with the first workers that have joined, whose addresses replace those of `setup`.
 /// Workers beyond the plan's number wait for a place. Notices for the user go to `notice`.
 ///
@@ -162,8 +166,7 @@ impl Driver {
             None => {
                 self.waiting.note(info, Instant::now());
                 match self.waiting.has_free_place() {
-                    true => caller
-                        .refuse_until_later("the run takes this worker in after a step".into()),
+                    true => caller.refuse_until_later(TAKES_IN_LATER.into()),
                     false => caller.refuse_full(places),
                 }
             }

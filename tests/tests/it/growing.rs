@@ -137,7 +137,7 @@ async fn a_late_worker_that_does_not_come_costs_a_wait_and_no_step() {
     let run = Run::with_steps(STEPS, CHECKPOINTS);
     let Shrunk { boss, stays, mut late } = Shrunk::start(&run, " written", &[], &[]).await;
     late.signal("CONT");
-    late.line("the run takes this worker in after a step").await;
+    late.line("the run has a free place; it takes workers in when a plan fits their number").await;
     late.signal("STOP");
     let ended = boss.end_within(PATIENCE).await.expect_success();
     stays.end().await.expect_success();
