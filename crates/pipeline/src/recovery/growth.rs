@@ -72,8 +72,8 @@ impl Growth {
         Some(workers)
     }
 
-    /// Ends the pause once a larger session has lasted. If it loses workers before, the try that made
-    /// it larger has failed, too.
+    /// Ends the pause once a larger session has lasted. If it loses workers before, the try that
+    /// made it larger has failed, too.
     fn note_duration(&mut self, at: Boundary) {
         let Some(Grown { since, workers }) = self.grown else { return };
         if at.workers < workers {
