@@ -2,7 +2,7 @@
 
 use crate::events::{Event, Events, Invitation, WaitReason};
 use crate::status::StatusBoard;
-use crate::workers::join_wait::JoinWait;
+use crate::workers::join_wait::{JoinWait, Returning};
 use crate::workers::last_session::{KeptPlaces, LastSession};
 use crate::workers::local_processes::{worker_command, LocalWorkers, WorkerFlags};
 use crate::BossManError;
@@ -272,7 +272,7 @@ impl Host {
         let (workers, missing, waited_s) = (self.workers, self.workers, 0);
         self.events.report(&Event::Waiting { missing, workers, reason, waited_s, invitation });
         let (listener, again) = match again {
-            Some(again) => (again.reserve(listener, local.as_ref()), Some(again.wait)),
+            Some(again) => (again.reserve(listener, local.as_ref()), Some(again.returning())),
             None => (listener, None),
         };
         let mut wait = JoinWait::new(listener, local, again, self.events.clone());
@@ -358,10 +358,17 @@ struct Again {
 
 impl Again {
     fn reserve(&self, listener: Listener, local: Option<&LocalWorkers>) -> Listener {
+        if self.kept == 0 {
+            return listener;
+        }
         let (known, is_local) = (self.known.clone(), local.map(LocalWorkers::recognizer));
         listener.reserve(self.kept, move |info| {
             known.iter().any(|one| one.is_same_process(info))
                 || is_local.as_ref().is_some_and(|is_local| is_local(info))
         })
+    }
+
+    fn returning(self) -> Returning {
+        Returning { wait: self.wait, known: (self.kept > 0).then_some(self.known) }
     }
 }

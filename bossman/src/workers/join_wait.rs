@@ -3,9 +3,17 @@
 use crate::events::{Event, Events, WaitReason};
 use crate::workers::local_processes::LocalWorkers;
 use crate::BossManError;
-use link::{Listener, ListenerEvent};
+use link::{Listener, ListenerEvent, WorkerInfo};
 use pipeline::recovery::{RejoinWait, Rejoined, Sufficiency};
 use tokio::time::Instant;
+
+/// The workers of the last session, which are to join again.
+pub(super) struct Returning {
+    /// How many suffice, and when.
+    pub(super) wait: RejoinWait,
+    /// Those that may hold state, apart from the local ones. `None` if any worker is as good.
+    pub(super) known: Option<Vec<WorkerInfo>>,
+}
 
 /// A wait in progress.
 pub(super) struct JoinWait {
@@ -15,7 +23,7 @@ pub(super) struct JoinWait {
     places: usize,
     events: Events,
     /// Set after a loss.
-    again: Option<RejoinWait>,
+    again: Option<Returning>,
     began: Instant,
     last_joined: Instant,
     /// The local workers that have joined.
@@ -29,7 +37,7 @@ impl JoinWait {
     pub(super) fn new(
         listener: Listener,
         local: Option<LocalWorkers>,
-        again: Option<RejoinWait>,
+        again: Option<Returning>,
         events: Events,
     ) -> Self {
         let now = Instant::now();
@@ -53,8 +61,7 @@ impl JoinWait {
                 Some(Sufficiency::Enough(workers)) => return Ok(workers),
                 Some(Sufficiency::OpenFor(time)) => Some(Instant::now() + time),
                 Some(Sufficiency::TooFew) => {
-                    // Those for whom places are kept have had their time.
-                    self.listener.lift_reservation();
+                    self.count_on_anybody();
                     self.ask_for_more();
                     None
                 }
@@ -78,12 +85,28 @@ impl JoinWait {
     fn sufficiency(&self) -> Option<Sufficiency> {
         let local = self.local.as_ref().map_or(0, LocalWorkers::count);
         let again = self.again.as_ref().filter(|_| self.local_joined == local)?;
-        Some(again.sufficiency(Rejoined {
-            workers: self.places - self.listener.missing(),
+        let workers = self.places - self.listener.missing();
+        let has_state = |info: &&WorkerInfo| self.is_local(info) || again.is_known(info);
+        Some(again.wait.sufficiency(Rejoined {
+            workers,
+            known: self.listener.joined().filter(has_state).count(),
             has_gap: !self.listener.is_contiguous(),
             since_begin: self.began.elapsed(),
             since_last: self.last_joined.elapsed(),
         }))
+    }
+
+    /// Whether the boss started this worker.
+    fn is_local(&self, info: &WorkerInfo) -> bool {
+        self.local.as_ref().is_some_and(|local| local.contains(info))
+    }
+
+    /// Those for whom places are kept have had their time.
+    fn count_on_anybody(&mut self) {
+        self.listener.lift_reservation();
+        if let Some(again) = &mut self.again {
+            again.known = None;
+        }
     }
 
     /// Tells the user once that too few workers remain.
@@ -100,13 +123,20 @@ impl JoinWait {
         match &event {
             ListenerEvent::Joined { info, .. } => {
                 self.last_joined = Instant::now();
-                let is_local = self.local.as_ref().is_some_and(|local| local.contains(info));
-                self.local_joined += usize::from(is_local);
+                self.local_joined += usize::from(self.is_local(info));
             }
             ListenerEvent::Left { .. } if self.again.is_some() => self.listener.ask_to_rejoin(),
             ListenerEvent::Left { .. } | ListenerEvent::Rejected { .. } => {}
         }
         self.events.report(&described(event, self.listener.missing()));
+    }
+}
+
+impl Returning {
+    /// Whether this worker may hold state of the run, or nobody needs to.
+    fn is_known(&self, info: &WorkerInfo) -> bool {
+        let Some(known) = &self.known else { return true };
+        known.iter().any(|one| one.is_same_process(info))
     }
 }
 
@@ -141,5 +171,70 @@ fn described(event: ListenerEvent, missing: usize) -> Event {
         ListenerEvent::Rejected { address, reason } => {
             Event::TurnedAway { address: address.ip(), why: reason }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use link::{Identity, JoinedRun, Ticket};
+    use pipeline::recovery::FailedSession;
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::time::Duration;
+
+    fn worker(process: u32) -> WorkerInfo {
+        let host = gethostname::gethostname().to_string_lossy().into_owned();
+        WorkerInfo { process, host, ..WorkerInfo::default() }
+    }
+
+    fn loopback(port: u16) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, port).into()
+    }
+
+    /// The identity of a boss, for as long as the test runs.
+    fn identity() -> Identity {
+        let keys = tempfile::tempdir().unwrap();
+        Identity::load_or_create_in(keys.path()).unwrap()
+    }
+
+    /// A wait with three places after this session, whose workers with state are these.
+    fn wait(identity: &Identity, failed: FailedSession, known: &[u32]) -> JoinWait {
+        let listener = Listener::open(identity, loopback(0), 3).unwrap();
+        let returning = Returning {
+            wait: RejoinWait::new(failed, 3, |_| true),
+            known: Some(known.iter().copied().map(worker).collect()),
+        };
+        JoinWait::new(listener, None, Some(returning), Events::unobserved())
+    }
+
+    async fn next(wait: &mut JoinWait) {
+        let event = tokio::time::timeout(Duration::from_secs(60), wait.listener.next());
+        let event = event.await.unwrap();
+        wait.on_event(event);
+    }
+
+    async fn join(wait: &mut JoinWait, ticket: &Ticket, process: u32) -> JoinedRun {
+        let boss = [loopback(wait.listener.address().port())];
+        let endpoint = link::worker_endpoint(ticket, &boss).unwrap();
+        let joining = link::join(&endpoint, &boss, ticket, worker(process));
+        let (joined, ()) = tokio::join!(joining, next(wait));
+        joined.unwrap()
+    }
+
+    /// Two survivors and a spare: the spare is no survivor, however many workers are there.
+    #[tokio::test]
+    async fn a_spare_does_not_count_as_a_worker_with_state() {
+        let identity = identity();
+        let failed = FailedSession { workers: 3, local: 0, lost: 1, newcomers: 0 };
+        let mut wait = wait(&identity, failed, &[1, 2, 3]);
+        let _spare = join(&mut wait, identity.ticket(), 9).await;
+        let _first = join(&mut wait, identity.ticket(), 1).await;
+        let is_long = |decided: Option<Sufficiency>| {
+            let long = Duration::from_secs(2);
+            matches!(decided, Some(Sufficiency::OpenFor(time)) if time > long)
+        };
+        assert!(is_long(wait.sufficiency()), "{:?}", wait.sufficiency());
+        wait.count_on_anybody();
+        assert!(!is_long(wait.sufficiency()), "{:?}", wait.sufficiency());
     }
 }

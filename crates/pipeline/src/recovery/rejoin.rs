@@ -42,6 +42,9 @@ pub struct RejoinWait {
 pub struct Rejoined {
     /// Their number.
     pub workers: usize,
+    /// Those of them that took part, or that the boss started afresh. A spare is none of them: it
+    /// cannot stand in for a worker that holds state.
+    pub known: usize,
     /// Whether a place before one of them is free, so that their numbers are not those of a run.
     pub has_gap: bool,
     /// The time since the wait began.
@@ -77,10 +80,12 @@ impl RejoinWait {
     /// Whether the workers suffice that have joined so far.
     pub fn sufficiency(&self, joined: Rejoined) -> Sufficiency {
         let expected = self.survivors.saturating_add(self.newcomers);
-        let (since, timeout) = match joined.workers {
-            workers if workers >= expected => (joined.since_last, SPARE_TIMEOUT),
-            workers if workers >= self.survivors => (joined.since_last, NEWCOMER_TIMEOUT),
-            _ => (joined.since_begin, REJOIN_TIMEOUT),
+        let (since, timeout) = match joined {
+            Rejoined { known, .. } if known < self.survivors => {
+                (joined.since_begin, REJOIN_TIMEOUT)
+            }
+            Rejoined { workers, .. } if workers < expected => (joined.since_last, NEWCOMER_TIMEOUT),
+            _ => (joined.since_last, SPARE_TIMEOUT),
         };
         if since < timeout {
             return Sufficiency::OpenFor(timeout.saturating_sub(since));
@@ -111,7 +116,33 @@ mod tests {
     }
 
     fn joined(workers: usize) -> Rejoined {
-        Rejoined { workers, has_gap: false, since_begin: LATER, since_last: LATER }
+        let known = workers;
+        Rejoined { workers, known, has_gap: false, since_begin: LATER, since_last: LATER }
+    }
+
+    /// Who joins.
+    #[derive(Copy, Clone)]
+    enum Comes {
+        Survivor,
+        Spare,
+    }
+
+    /// Plays a wait of 30 seconds at most, in which workers join at these milliseconds. Returns when
+    /// it is decided, in milliseconds, and how.
+    fn play(wait: &RejoinWait, arrivals: &[(u64, Comes)]) -> Option<(u64, Sufficiency)> {
+        (0..30_000).find_map(|now| {
+            let here = arrivals.iter().filter(|(at, _)| *at <= now);
+            let last = here.clone().map(|(at, _)| *at).max().unwrap_or(0);
+            let joined = Rejoined {
+                workers: here.clone().count(),
+                known: here.filter(|(_, who)| matches!(who, Comes::Survivor)).count(),
+                has_gap: false,
+                since_begin: Duration::from_millis(now),
+                since_last: Duration::from_millis(now - last),
+            };
+            let decided = wait.sufficiency(joined);
+            (!matches!(decided, OpenFor(_))).then_some((now, decided))
+        })
     }
 
     #[test]
@@ -134,6 +165,29 @@ mod tests {
         assert_eq!(after(2, SPARE_TIMEOUT), Enough(2));
         let late = Rejoined { since_begin: REJOIN_TIMEOUT, ..joined(1) };
         assert_eq!(wait(0, 2).sufficiency(late), TooFew);
+    }
+
+    /// A survivor may be in the middle of a long task when the others join, and its part of the
+    /// state may be nowhere else.
+    #[test]
+    fn a_spare_does_not_replace_a_survivor_that_is_slow() {
+        use Comes::{Spare, Survivor};
+        let cases: [(&[(u64, Comes)], (u64, Sufficiency)); 5] = [
+            (&[(0, Spare), (100, Survivor), (9000, Survivor)], (10_500, Enough(3))),
+            (&[(0, Spare), (0, Spare), (9000, Survivor), (9000, Survivor)], (10_500, Enough(4))),
+            (&[(0, Survivor), (14_000, Survivor), (14_500, Spare)], (16_000, Enough(3))),
+            // A survivor does not come: it is lost, too.
+            (&[(0, Spare), (100, Survivor)], (15_000, Enough(2))),
+            (&[(0, Spare)], (15_000, Enough(1))),
+        ];
+        let failed = FailedSession { workers: 3, local: 0, lost: 1, newcomers: 0 };
+        let growing = FailedSession { workers: 2, lost: 0, newcomers: 1, ..failed };
+        for failed in [failed, growing] {
+            let wait = RejoinWait::new(failed, 4, |_| true);
+            for (arrivals, decided) in cases {
+                assert_eq!(play(&wait, arrivals), Some(decided), "{failed:?}");
+            }
+        }
     }
 
     /// Newcomers have longer than spares, and less than survivors.

@@ -218,7 +218,8 @@ fn setting_for(settings: &[Setting], here: usize) -> &Setting {
     let failed = FailedSession { workers: all, local: 0, lost: 0, newcomers: 0 };
     let of = |workers: usize| settings.iter().find(move |way| way.workers() == workers);
     let (since_begin, since_last) = (Duration::MAX, Duration::MAX);
-    let joined = Rejoined { workers: here, has_gap: false, since_begin, since_last };
+    let (workers, known) = (here, here);
+    let joined = Rejoined { workers, known, has_gap: false, since_begin, since_last };
     let wait = RejoinWait::new(failed, all, |workers| of(workers).is_some());
     let way = match wait.sufficiency(joined) {
         Sufficiency::Enough(workers) => of(workers),
