@@ -26,8 +26,6 @@ pub(super) struct JoinWait {
     again: Option<Returning>,
     began: Instant,
     last_joined: Instant,
-    /// The local workers that have joined.
-    local_joined: usize,
     /// Whether the user was told that too few workers remain.
     asked_for_more: bool,
 }
@@ -49,7 +47,6 @@ impl JoinWait {
             again,
             began: now,
             last_joined: now,
-            local_joined: 0,
             asked_for_more: false,
         }
     }
@@ -84,7 +81,9 @@ impl JoinWait {
     /// joined: one that does not join ends, which [`JoinWait::run`] notices.
     fn sufficiency(&self) -> Option<Sufficiency> {
         let local = self.local.as_ref().map_or(0, LocalWorkers::count);
-        let again = self.again.as_ref().filter(|_| self.local_joined == local)?;
+        // One may join twice: it is asked to, if a place before its own becomes free.
+        let local_here = self.listener.joined().filter(|info| self.is_local(info)).count();
+        let again = self.again.as_ref().filter(|_| local_here >= local)?;
         let workers = self.places - self.listener.missing();
         let has_state = |info: &&WorkerInfo| self.is_local(info) || again.is_known(info);
         Some(again.wait.sufficiency(Rejoined {
@@ -121,10 +120,7 @@ impl JoinWait {
 
     fn on_event(&mut self, event: ListenerEvent) {
         match &event {
-            ListenerEvent::Joined { info, .. } => {
-                self.last_joined = Instant::now();
-                self.local_joined += usize::from(self.is_local(info));
-            }
+            ListenerEvent::Joined { .. } => self.last_joined = Instant::now(),
             ListenerEvent::Left { .. } if self.again.is_some() => self.listener.ask_to_rejoin(),
             ListenerEvent::Left { .. } | ListenerEvent::Rejected { .. } => {}
         }
@@ -177,6 +173,7 @@ fn described(event: ListenerEvent, missing: usize) -> Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use link::quic::close_codes::DONE;
     use link::{Identity, JoinedRun, Ticket};
     use pipeline::recovery::FailedSession;
     use std::net::{Ipv4Addr, SocketAddr};
@@ -219,6 +216,26 @@ mod tests {
         let joining = link::join(&endpoint, &boss, ticket, worker(process));
         let (joined, ()) = tokio::join!(joining, next(wait));
         joined.unwrap()
+    }
+
+    /// A worker before the local one dies, so the local one joins twice.
+    #[tokio::test]
+    async fn a_local_worker_that_joins_twice_is_one() {
+        let identity = identity();
+        let failed = FailedSession { workers: 3, local: 1, lost: 1, newcomers: 0 };
+        let mut wait = wait(&identity, failed, &[1, 2]);
+        wait.local = Some(LocalWorkers::of_processes(vec![7]));
+        let first = join(&mut wait, identity.ticket(), 1).await;
+        assert_eq!(wait.sufficiency(), None, "the local worker is not there");
+        let _before = join(&mut wait, identity.ticket(), 7).await;
+        assert!(wait.sufficiency().is_some());
+        first.boss.close(DONE, "it ends");
+        // It leaves, and with it the local worker, which is behind a free place.
+        next(&mut wait).await;
+        next(&mut wait).await;
+        assert_eq!((wait.listener.missing(), wait.sufficiency()), (3, None));
+        let _again = join(&mut wait, identity.ticket(), 7).await;
+        assert!(wait.sufficiency().is_some());
     }
 
     /// Two survivors and a spare: the spare is no survivor, however many workers are there.

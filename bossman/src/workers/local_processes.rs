@@ -119,6 +119,13 @@ impl LocalWorkers {
         Ok(LocalWorkers { processes, pids, exits })
     }
 
+    /// Workers with these process ids, which nobody has started.
+    #[cfg(test)]
+    pub(crate) fn of_processes(pids: Vec<u32>) -> Self {
+        let (_, exits) = mpsc::unbounded_channel();
+        LocalWorkers { processes: WorkerProcesses::default(), pids, exits }
+    }
+
     /// The number of workers.
     pub(crate) fn count(&self) -> usize {
         self.pids.len()
