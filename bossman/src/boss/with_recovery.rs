@@ -205,10 +205,11 @@ impl BossMan {
         let before = LastSession {
             workers: self.trainer.plan.workers(),
             lost: 1,
-            newcomers: 0,
+            newcomers: Vec::new(),
             // The boss has the state.
             kept: KeptPlaces::None,
             known: Vec::new(),
+            unfit: Vec::new(),
         };
         let workers = self.host.clone().wait_for_rejoin(before, fits).await?;
         let rejoined = Instant::now();

@@ -1,25 +1,38 @@
 //! Takes in workers that wait while a run goes on with fewer than at first.
 
 use crate::events::Events;
+use crate::train::candidates::{Candidates, Check};
 use crate::workers::last_session::{KeptPlaces, LastSession};
 use crate::Builder;
 use link::WorkerInfo;
 use pipeline::ids::WorkerId;
 use pipeline::recovery::{Boundary, Growth};
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::cell::OnceCell;
+use std::collections::VecDeque;
+
+/// The most unfit workers that are remembered. Anybody with the ticket may ask for a place.
+const MOST_UNFIT: usize = 64;
+/// The most warnings that are remembered, so that they are not repeated.
+const MOST_TOLD: usize = 16;
 
 /// The growth of a run, back to its initial number of workers.
 pub(super) struct RunGrowth {
+    /// The workers that the run began with.
+    initial: usize,
     growth: Growth,
     phase: Phase,
     /// The workers that may hold state of the run: those of the last session that has completed a
     /// step, or that began without growth.
     known: Vec<WorkerInfo>,
+    /// The waiting workers that the last decision took in.
+    chosen: Vec<WorkerInfo>,
     /// The waiting workers with which the run cannot grow, so that plans are not made in each step.
     refused: Vec<WorkerInfo>,
-    /// The machines and processes of those that the user was told of.
-    told: BTreeSet<(String, u32)>,
+    /// The waiting workers beside which no session could start. One of them would end the run if it
+    /// took the place of a worker that is lost.
+    unfit: VecDeque<WorkerInfo>,
+    /// The last warnings that the user was told.
+    told: VecDeque<String>,
 }
 
 /// The progress of a growth.
@@ -27,8 +40,8 @@ pub(super) struct RunGrowth {
 enum Phase {
     /// There is none.
     Settled,
-    /// The next session is to take in this number of workers.
-    Awaits(usize),
+    /// The next session is to take in these workers.
+    Awaits(Vec<WorkerInfo>),
     /// The session has taken in these workers, and has completed no step.
     TookIn(Vec<WorkerId>),
     /// The session that took in workers failed. The next one begins without them.
@@ -39,11 +52,14 @@ impl RunGrowth {
     /// The growth of a run with this number of workers at first.
     pub(super) fn new(initial: usize) -> Self {
         RunGrowth {
+            initial,
             growth: Growth::new(initial),
             phase: Phase::Settled,
             known: Vec::new(),
+            chosen: Vec::new(),
             refused: Vec::new(),
-            told: BTreeSet::new(),
+            unfit: VecDeque::new(),
+            told: VecDeque::new(),
         }
     }
 
@@ -56,42 +72,75 @@ impl RunGrowth {
         builder: impl Fn() -> Builder,
         events: &Events,
     ) -> Option<usize> {
-        let all: Vec<_> = self.known.iter().chain(waiting).cloned().collect();
-        let is_refused = self.refused == waiting;
-        let (was_asked, problem) = (Cell::new(false), RefCell::new(None));
-        let fits = |workers: usize| {
-            let Some(members) = all.get(..workers).filter(|_| !is_refused) else { return false };
-            was_asked.set(true);
+        let check = |members: &[WorkerInfo]| {
             let builder = builder();
-            // A number of workers for which there is no plan is no worker's fault.
-            if builder.check(workers).is_err() {
-                return false;
+            match builder.check(members.len()).is_ok() {
+                true => builder
+                    .check_on(members)
+                    .map_or_else(|problem| Check::Unfit(problem.to_string()), |()| Check::Fits),
+                false => Check::NoPlan,
             }
-            let checked = builder.check_on(members);
-            let fits = checked.is_ok();
-            *problem.borrow_mut() = checked.err();
-            fits
         };
-        let decided = self.growth.decide(at, fits);
-        if decided.is_none() && was_asked.get() {
-            self.refused = waiting.to_vec();
-            if let Some(problem) = problem.into_inner().filter(|_| self.are_new(waiting)) {
-                events.warn(format!("workers that wait are not taken in: {problem}"));
+        let (decided, problems) = self.decide_with(at, waiting, check);
+        for problem in problems {
+            if self.is_news(&problem) {
+                events.warn(problem);
             }
         }
         decided
     }
 
-    /// Whether the user was not told yet of one of these workers.
-    fn are_new(&mut self, waiting: &[WorkerInfo]) -> bool {
-        let before = self.told.len();
-        self.told.extend(waiting.iter().map(|info| (info.host.clone(), info.process)));
-        self.told.len() > before
+    /// The same. Also returns why workers are not taken in.
+    fn decide_with(
+        &mut self,
+        at: Boundary,
+        waiting: &[WorkerInfo],
+        check: impl Fn(&[WorkerInfo]) -> Check,
+    ) -> (Option<usize>, Vec<String>) {
+        let RunGrowth { known, growth, refused, initial, .. } = self;
+        let (known, initial) = (&known[..], *initial);
+        // A member whose link broke asks for a place before the boss misses it.
+        let is_known = |info: &WorkerInfo| known.iter().any(|one| one.is_same_process(info));
+        let waiting: Vec<_> = waiting.iter().filter(|info| !is_known(info)).collect();
+        let is_refused = refused.iter().eq(waiting.iter().copied());
+        let candidates = OnceCell::new();
+        let fits = |workers: usize| {
+            let choose = || Candidates::choose(known, &waiting, initial, &check);
+            !is_refused && candidates.get_or_init(choose).fits(workers)
+        };
+        let decided = growth.decide(Boundary { waiting: waiting.len(), ..at }, fits);
+        let Some(mut candidates) = candidates.into_inner() else { return (decided, Vec::new()) };
+        let problems = std::mem::take(&mut candidates.problems);
+        self.note_unfit(&waiting, std::mem::take(&mut candidates.unfit));
+        match decided {
+            Some(workers) => self.chosen = candidates.newcomers(self.known.len(), workers),
+            None => self.refused = waiting.into_iter().cloned().collect(),
+        }
+        (decided, problems)
     }
 
-    /// The next session is to take in this number of workers.
-    pub(super) fn begin(&mut self, newcomers: usize) {
-        self.phase = Phase::Awaits(newcomers);
+    /// Remembers which of the waiting workers are unfit.
+    fn note_unfit(&mut self, waiting: &[&WorkerInfo], unfit: Vec<WorkerInfo>) {
+        self.unfit.retain(|one| !waiting.iter().any(|info| info.is_same_process(one)));
+        self.unfit.extend(unfit);
+        let older = self.unfit.len().saturating_sub(MOST_UNFIT);
+        self.unfit.drain(..older);
+    }
+
+    /// Whether the user was not told this lately. An unfit worker may be started again and again.
+    fn is_news(&mut self, warning: &str) -> bool {
+        if self.told.iter().any(|told| told == warning) {
+            return false;
+        }
+        self.told.push_back(warning.to_string());
+        let older = self.told.len().saturating_sub(MOST_TOLD);
+        self.told.drain(..older);
+        true
+    }
+
+    /// The next session is to take in the workers of the last decision.
+    pub(super) fn begin(&mut self) {
+        self.phase = Phase::Awaits(std::mem::take(&mut self.chosen));
     }
 
     /// Whether a growth has begun, and no step is completed since.
@@ -102,9 +151,13 @@ impl RunGrowth {
     /// The last session, of which `lost` of the `workers` may not come again.
     pub(super) fn last_session(&self, workers: usize, lost: usize) -> LastSession {
         let (kept, known) = (KeptPlaces::Remaining, self.known.clone());
-        let last = LastSession { workers, lost, newcomers: 0, kept, known };
-        match self.phase {
-            Phase::Awaits(newcomers) => LastSession { newcomers, ..last },
+        let (newcomers, unfit) = (Vec::new(), self.unfit.iter().cloned().collect());
+        let last = LastSession { workers, lost, newcomers, kept, known, unfit };
+        match &self.phase {
+            // Another one that waits may not be fit, or make the number one that has no plan.
+            Phase::Awaits(newcomers) => {
+                LastSession { newcomers: newcomers.clone(), kept: KeptPlaces::All, ..last }
+            }
             // A newcomer is lost, as far as is known. It would fail again.
             Phase::Failed => {
                 let (workers, kept) = (self.known.len(), KeptPlaces::All);
@@ -180,9 +233,11 @@ mod tests {
     #[test]
     fn newcomers_are_known_once_a_step_is_done() {
         let mut growth = growth();
-        growth.begin(2);
+        growth.chosen = vec![worker(2), worker(3)];
+        growth.begin();
         let last = growth.last_session(1, 0);
-        assert_eq!((last.workers, last.newcomers, last.kept), (1, 2, KeptPlaces::Remaining));
+        assert_eq!((last.workers, last.kept), (1, KeptPlaces::All));
+        assert_eq!((last.newcomers, last.known), (vec![worker(2), worker(3)], vec![worker(1)]));
         growth.workers_rejoined(vec![WorkerId(0)]);
         let all = [worker(2), worker(1)];
         growth.session_begins(&all);
@@ -198,7 +253,7 @@ mod tests {
     #[test]
     fn a_session_that_took_in_workers_and_failed_is_repeated_without_them() {
         let mut growth = growth();
-        growth.begin(1);
+        growth.begin();
         growth.workers_rejoined(vec![WorkerId(1)]);
         growth.session_begins(&[worker(1), worker(2)]);
         growth.failed();
@@ -216,11 +271,76 @@ mod tests {
     #[test]
     fn a_growth_to_which_nobody_came_leaves_nothing() {
         let mut growth = growth();
-        growth.begin(1);
+        growth.begin();
         growth.workers_rejoined(Vec::new());
         growth.session_begins(&[worker(1)]);
         assert!(growth.is_under_way() && growth.newcomers().is_none());
         growth.failed();
         assert!(!growth.is_under_way());
+    }
+
+    /// After a step of a run of one worker that had three. Odd processes are fit.
+    fn decide(growth: &mut RunGrowth, step: u64, waiting: &[WorkerInfo]) -> Option<usize> {
+        let waits = waiting.len();
+        let at = Boundary { step, steps: 100, workers: 1, waiting: waits, can_hold_state: true };
+        let odd = |members: &[WorkerInfo]| match members.iter().all(|one| one.process % 2 == 1) {
+            true => Check::Fits,
+            false => Check::Unfit("too little memory".into()),
+        };
+        growth.decide_with(at, waiting, odd).0
+    }
+
+    /// The unfit one has the smaller process id, so it comes first.
+    #[test]
+    fn a_fit_worker_is_taken_in_and_an_unfit_one_stays_out() {
+        let mut growth = growth();
+        assert_eq!(decide(&mut growth, 1, &[worker(2), worker(3)]), Some(2));
+        growth.begin();
+        let last = growth.last_session(1, 0);
+        assert_eq!((last.newcomers, last.unfit), (vec![worker(3)], vec![worker(2)]));
+        growth.workers_rejoined(vec![WorkerId(1)]);
+        let both = [worker(1), worker(3)];
+        growth.session_begins(&both);
+        growth.step_done(&both);
+        // Also after a loss.
+        assert_eq!(growth.last_session(2, 1).unfit, [worker(2)]);
+    }
+
+    #[test]
+    fn unfit_workers_are_checked_once_and_remembered_for_a_while() {
+        let mut growth = growth();
+        let checked = std::cell::Cell::new(0);
+        let never = |_: &[WorkerInfo]| {
+            checked.set(checked.get() + 1);
+            Check::Unfit("too little memory".into())
+        };
+        let at = Boundary { step: 1, steps: 100, workers: 1, waiting: 1, can_hold_state: true };
+        for process in 2..1000 {
+            let before = checked.get();
+            let (_, problems) = growth.decide_with(at, &[worker(process)], never);
+            assert_eq!((problems.len(), checked.get() > before), (1, true));
+            let before = checked.get();
+            assert_eq!(growth.decide_with(at, &[worker(process)], never), (None, Vec::new()));
+            assert_eq!(checked.get(), before, "a plan in each step");
+        }
+        assert_eq!(growth.unfit.len(), MOST_UNFIT);
+    }
+
+    /// Its link broke, and the boss does not miss it yet.
+    #[test]
+    fn a_member_that_asks_for_a_place_does_not_wait() {
+        let mut growth = growth();
+        assert_eq!(decide(&mut growth, 1, &[worker(1)]), None);
+        assert_eq!(decide(&mut growth, 2, &[worker(1), worker(3)]), Some(2));
+        assert_eq!(growth.chosen, [worker(3)]);
+    }
+
+    #[test]
+    fn a_warning_is_told_once_and_few_are_remembered() {
+        let mut growth = growth();
+        assert!(growth.is_news("a") && !growth.is_news("a"));
+        assert!((0..1000).all(|n| growth.is_news(&n.to_string())));
+        assert_eq!(growth.told.len(), MOST_TOLD);
+        assert!(!growth.is_news("999") && growth.is_news("a"));
     }
 }

@@ -5,12 +5,14 @@
 //!  |             -> prepared (Prepared)   what needs no workers
 //!  |             -> memory_saving         after a run was out of memory
 //!  |             -> growth                takes in workers that come late
+//!  |                 -> candidates       which of those that wait
 //!  +-> attempt (Attempt) -> epochs -> validation -> validation_result (a value)
 //!       +-> checkpoint_writer, digests   receipt_writer (at the end)
 //!       +-> Event -> metrics, trace, and the observers of the caller
 //! ```
 
 mod attempt;
+mod candidates;
 pub(crate) mod checkpoint_writer;
 mod digests;
 pub(crate) mod epochs;

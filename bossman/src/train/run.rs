@@ -369,7 +369,7 @@ impl Attempts {
     /// The state of this step is stored: the next session has this number of workers.
     fn begin_growth(&mut self, prepared: &Prepared<'_>, step: u64, workers: usize) {
         let newcomers = workers.saturating_sub(self.workers);
-        self.growth.begin(newcomers);
+        self.growth.begin();
         self.recovery.begin_growth(Instant::now());
         self.observers.events.report(&Event::Growing {
             after: step,

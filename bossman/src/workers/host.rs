@@ -223,8 +223,9 @@ impl Host {
         before: LastSession,
         fits: impl Fn(usize) -> bool,
     ) -> Result<Workers, BossManError> {
-        let LastSession { workers, lost, newcomers, kept, known } = before;
-        let failed = FailedSession { workers, local: self.local, lost, newcomers };
+        let LastSession { workers, lost, newcomers, kept, known, unfit } = before;
+        let expected = newcomers.len();
+        let failed = FailedSession { workers, local: self.local, lost, newcomers: expected };
         let wait = RejoinWait::new(failed, self.workers, fits);
         let remaining = workers.saturating_sub(self.local).saturating_sub(lost);
         let kept = match kept {
@@ -232,8 +233,8 @@ impl Host {
             KeptPlaces::Remaining => self.local + remaining,
             KeptPlaces::All => self.workers,
         };
-        let reason = if newcomers > 0 { WaitReason::Grow } else { WaitReason::Rejoin };
-        self.wait_for(Some(Again { wait, reason, kept, known })).await
+        let reason = if expected > 0 { WaitReason::Grow } else { WaitReason::Rejoin };
+        self.wait_for(Some(Again { wait, reason, kept, known, newcomers, unfit })).await
     }
 
     /// Whether the boss starts workers itself.
@@ -351,19 +352,26 @@ impl Host {
 struct Again {
     wait: RejoinWait,
     reason: WaitReason,
-    /// The places that are kept for the local workers and the known ones.
+    /// The places that are kept for the local workers, the known ones and the newcomers.
     kept: usize,
     known: Vec<WorkerInfo>,
+    newcomers: Vec<WorkerInfo>,
+    /// Those that get no place.
+    unfit: Vec<WorkerInfo>,
 }
 
 impl Again {
     fn reserve(&self, listener: Listener, local: Option<&LocalWorkers>) -> Listener {
+        let unfit = self.unfit.clone();
+        let is_unfit = move |info: &WorkerInfo| unfit.iter().any(|one| one.is_same_process(info));
+        let listener = listener.exclude(is_unfit);
         if self.kept == 0 {
             return listener;
         }
-        let (known, is_local) = (self.known.clone(), local.map(LocalWorkers::recognizer));
+        let expected = [&self.known[..], &self.newcomers[..]].concat();
+        let is_local = local.map(LocalWorkers::recognizer);
         listener.reserve(self.kept, move |info| {
-            known.iter().any(|one| one.is_same_process(info))
+            expected.iter().any(|one| one.is_same_process(info))
                 || is_local.as_ref().is_some_and(|is_local| is_local(info))
         })
     }

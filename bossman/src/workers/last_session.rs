@@ -9,11 +9,13 @@ pub(crate) struct LastSession {
     /// Those of them that may not come again.
     pub(crate) lost: usize,
     /// The waiting workers that the run takes in.
-    pub(crate) newcomers: usize,
-    /// The places that are kept for `known`.
+    pub(crate) newcomers: Vec<WorkerInfo>,
+    /// The places that are kept for `known` and `newcomers`.
     pub(crate) kept: KeptPlaces,
     /// The workers that may hold state of the run.
     pub(crate) known: Vec<WorkerInfo>,
+    /// Workers on which no session of the run could start. They get no place.
+    pub(crate) unfit: Vec<WorkerInfo>,
 }
 
 /// The places that other workers do not get, as long as those that know the run may come again.

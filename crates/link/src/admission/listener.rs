@@ -32,14 +32,19 @@ pub struct Listener {
     events: mpsc::Receiver<ConnectionEvent<ToBoss>>,
     places: Vec<Option<JoinedWorker>>,
     reservation: Option<Reservation>,
+    /// Names the workers that get no place.
+    excluded: Option<WorkerTest>,
     transport: Transport,
     status: StatusText,
 }
 
+/// Tells workers from others.
+type WorkerTest = Box<dyn Fn(&WorkerInfo) -> bool + Send + Sync>;
+
 /// Places that are kept for certain workers.
 struct Reservation {
     places: usize,
-    whose: Box<dyn Fn(&WorkerInfo) -> bool + Send + Sync>,
+    whose: WorkerTest,
 }
 
 /// An event at a boss that waits for workers.
@@ -98,6 +103,7 @@ impl Listener {
             events,
             places: (0..workers).map(|_| None).collect(),
             reservation: None,
+            excluded: None,
             transport: Transport::default(),
             status: StatusText::default(),
         })
@@ -121,6 +127,11 @@ impl Listener {
         whose: impl Fn(&WorkerInfo) -> bool + Send + Sync + 'static,
     ) -> Self {
         Listener { reservation: Some(Reservation { places, whose: Box::new(whose) }), ..self }
+    }
+
+    /// Refuses the workers that `whom` names. They may ask again later.
+    pub fn exclude(self, whom: impl Fn(&WorkerInfo) -> bool + Send + Sync + 'static) -> Self {
+        Listener { excluded: Some(Box::new(whom)), ..self }
     }
 
     /// Gives the places that are kept to whoever asks.
@@ -209,6 +220,10 @@ impl Listener {
             caller.refuse_full(self.places.len());
             return None;
         };
+        if self.excluded.as_ref().is_some_and(|is_excluded| is_excluded(&info)) {
+            caller.refuse_until_later("this worker's device does not fit the run's plan".into());
+            return None;
+        }
         if self.is_kept_from(&info) {
             caller.refuse_until_later("the free places are kept for the run's workers".into());
             return None;

@@ -138,6 +138,31 @@ async fn places_are_kept_for_workers_that_come_again() {
     assert_eq!((joined.unwrap().worker.0, listener.missing()), (2, 0));
 }
 
+/// A worker that would end the run gets no place, though one is free.
+#[tokio::test]
+async fn excluded_workers_get_no_place() {
+    let process = |process| WorkerInfo { process, ..WorkerInfo::default() };
+    let Boss { listener, identity, _keys } = Boss::with_places(1);
+    let mut listener = listener.exclude(|info| info.process == 7);
+    let boss: [SocketAddr; 1] = [(Ipv4Addr::LOCALHOST, listener.address().port()).into()];
+    let endpoint = worker_endpoint(identity.ticket(), &boss).unwrap();
+    let refused = soon(async {
+        tokio::select! {
+            joined = join(&endpoint, &boss, identity.ticket(), process(7)) => joined.err(),
+            event = listener.next() => panic!("{event:?}"),
+        }
+    });
+    match refused.await {
+        Some(LinkError::Refused { reason, retry: true }) => {
+            assert!(reason.contains("does not fit"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let joining = join(&endpoint, &boss, identity.ticket(), process(8));
+    let (joined, _) = soon(async { tokio::join!(joining, listener.next()) }).await;
+    assert_eq!((joined.unwrap().worker.0, listener.missing()), (0, 0));
+}
+
 /// A question takes no place, and is no event.
 #[tokio::test]
 async fn a_boss_that_waits_tells_its_status_as_of_now() {

@@ -127,8 +127,8 @@ mod tests {
         Spare,
     }
 
-    /// Plays a wait of 30 seconds at most, in which workers join at these milliseconds. Returns when
-    /// it is decided, in milliseconds, and how.
+    /// Plays a wait of 30 seconds at most, in which workers join at these milliseconds. Returns
+    /// when it is decided, in milliseconds, and how.
     fn play(wait: &RejoinWait, arrivals: &[(u64, Comes)]) -> Option<(u64, Sufficiency)> {
         (0..30_000).find_map(|now| {
             let here = arrivals.iter().filter(|(at, _)| *at <= now);
