@@ -3,9 +3,14 @@
 use crate::events::{Event, Events, WaitReason};
 use crate::workers::local_processes::LocalWorkers;
 use crate::BossManError;
+use link::admission::listener::Reservation;
 use link::{Listener, ListenerEvent, WorkerInfo};
 use pipeline::recovery::{RejoinWait, Rejoined, Sufficiency};
 use tokio::time::Instant;
+
+/// How often those with state are let first. Each time makes an order that lasts, unless workers
+/// come and go.
+const MOST_TURNS: u32 = 2;
 
 /// The workers of the last session, which are to join again.
 pub(super) struct Returning {
@@ -13,6 +18,14 @@ pub(super) struct Returning {
     pub(super) wait: RejoinWait,
     /// Those that may hold state, apart from the local ones. `None` if any worker is as good.
     pub(super) known: Option<Vec<WorkerInfo>>,
+}
+
+/// Those with state join again before others do.
+struct KnownFirst {
+    /// Their number.
+    known: usize,
+    /// The places that are kept once they are here.
+    then: Option<Reservation>,
 }
 
 /// A wait in progress.
@@ -25,7 +38,12 @@ pub(super) struct JoinWait {
     /// Set after a loss.
     again: Option<Returning>,
     began: Instant,
+    /// The time since which missing workers are waited for.
+    counts_from: Instant,
     last_joined: Instant,
+    known_first: Option<KnownFirst>,
+    /// The number of times that those with state were let first.
+    turns: u32,
     /// Whether the user was told that too few workers remain.
     asked_for_more: bool,
 }
@@ -46,7 +64,10 @@ impl JoinWait {
             events,
             again,
             began: now,
+            counts_from: now,
             last_joined: now,
+            known_first: None,
+            turns: 0,
             asked_for_more: false,
         }
     }
@@ -55,7 +76,10 @@ impl JoinWait {
     pub(super) async fn run(&mut self) -> Result<usize, BossManError> {
         while self.listener.missing() > 0 {
             let next_check = match self.sufficiency() {
-                Some(Sufficiency::Enough(workers)) => return Ok(workers),
+                Some(Sufficiency::Enough(workers)) => match self.let_known_first(workers) {
+                    true => None,
+                    false => return Ok(workers),
+                },
                 Some(Sufficiency::OpenFor(time)) => Some(Instant::now() + time),
                 Some(Sufficiency::TooFew) => {
                     self.count_on_anybody();
@@ -82,15 +106,14 @@ impl JoinWait {
     fn sufficiency(&self) -> Option<Sufficiency> {
         let local = self.local.as_ref().map_or(0, LocalWorkers::count);
         // One may join twice: it is asked to, if a place before its own becomes free.
-        let local_here = self.listener.joined().filter(|info| self.is_local(info)).count();
+        let local_here = self.listener.connected().filter(|info| self.is_local(info)).count();
         let again = self.again.as_ref().filter(|_| local_here >= local)?;
         let workers = self.places - self.listener.missing();
-        let has_state = |info: &&WorkerInfo| self.is_local(info) || again.is_known(info);
         Some(again.wait.sufficiency(Rejoined {
             workers,
-            known: self.listener.joined().filter(has_state).count(),
+            known: self.known_here(),
             has_gap: !self.listener.is_contiguous(),
-            since_begin: self.began.elapsed(),
+            since_begin: self.counts_from.elapsed(),
             since_last: self.last_joined.elapsed(),
         }))
     }
@@ -100,8 +123,54 @@ impl JoinWait {
         self.local.as_ref().is_some_and(|local| local.contains(info))
     }
 
+    /// Whether this worker may have state of the run, or is as good as one that has.
+    fn has_state(&self, info: &WorkerInfo) -> bool {
+        self.is_local(info) || self.again.as_ref().is_some_and(|again| again.is_known(info))
+    }
+
+    /// The number of those that have joined, and need not join again.
+    fn known_here(&self) -> usize {
+        self.listener.connected().filter(|info| self.has_state(info)).count()
+    }
+
+    /// A run with this number of workers takes those with the first places. If one with state would
+    /// not be among them, but one without, all join again, those with state first. Returns whether
+    /// they do.
+    fn let_known_first(&mut self, workers: usize) -> bool {
+        let have_state: Vec<_> = self.listener.joined().map(|info| self.has_state(info)).collect();
+        let (first, others) = have_state.split_at(workers.min(have_state.len()));
+        let is_in_order = first.iter().all(|has_state| *has_state) || !others.contains(&true);
+        if is_in_order || self.turns >= MOST_TURNS {
+            return false;
+        }
+        self.turns += 1;
+        let again = self.again.as_ref();
+        let known = again.and_then(|again| again.known.clone()).unwrap_or_default();
+        let is_local = self.local.as_ref().map(LocalWorkers::recognizer);
+        let for_known = Reservation::new(self.places, move |info| {
+            known.iter().any(|one| one.is_same_process(info))
+                || is_local.as_ref().is_some_and(|is_local| is_local(info))
+        });
+        let then = self.listener.replace_reservation(Some(for_known));
+        // In a second turn, what was kept at first is still to be kept.
+        let then = self.known_first.take().map_or(then, |before| before.then);
+        self.known_first = Some(KnownFirst { known: self.known_here(), then });
+        self.listener.ask_all_to_rejoin();
+        (self.counts_from, self.last_joined) = (Instant::now(), Instant::now());
+        true
+    }
+
+    /// Once those with state are here, others may join again, too.
+    fn end_turn(&mut self) {
+        let here = self.known_here();
+        if let Some(turn) = self.known_first.take_if(|turn| here >= turn.known) {
+            self.listener.replace_reservation(turn.then);
+        }
+    }
+
     /// Those for whom places are kept have had their time.
     fn count_on_anybody(&mut self) {
+        self.known_first = None;
         self.listener.lift_reservation();
         if let Some(again) = &mut self.again {
             again.known = None;
@@ -120,7 +189,10 @@ impl JoinWait {
 
     fn on_event(&mut self, event: ListenerEvent) {
         match &event {
-            ListenerEvent::Joined { .. } => self.last_joined = Instant::now(),
+            ListenerEvent::Joined { .. } => {
+                self.last_joined = Instant::now();
+                self.end_turn();
+            }
             ListenerEvent::Left { .. } if self.again.is_some() => self.listener.ask_to_rejoin(),
             ListenerEvent::Left { .. } | ListenerEvent::Rejected { .. } => {}
         }
@@ -174,7 +246,7 @@ fn described(event: ListenerEvent, missing: usize) -> Event {
 mod tests {
     use super::*;
     use link::quic::close_codes::DONE;
-    use link::{Identity, JoinedRun, Ticket};
+    use link::{Identity, JoinedRun, LinkError, Ticket};
     use pipeline::recovery::FailedSession;
     use std::net::{Ipv4Addr, SocketAddr};
     use std::time::Duration;
@@ -194,11 +266,13 @@ mod tests {
         Identity::load_or_create_in(keys.path()).unwrap()
     }
 
-    /// A wait with three places after this session, whose workers with state are these.
+    const PLACES: usize = 4;
+
+    /// A wait after this session, whose workers with state are these.
     fn wait(identity: &Identity, failed: FailedSession, known: &[u32]) -> JoinWait {
-        let listener = Listener::open(identity, loopback(0), 3).unwrap();
+        let listener = Listener::open(identity, loopback(0), PLACES).unwrap();
         let returning = Returning {
-            wait: RejoinWait::new(failed, 3, |_| true),
+            wait: RejoinWait::new(failed, PLACES, |_| true),
             known: Some(known.iter().copied().map(worker).collect()),
         };
         JoinWait::new(listener, None, Some(returning), Events::unobserved())
@@ -233,9 +307,41 @@ mod tests {
         // It leaves, and with it the local worker, which is behind a free place.
         next(&mut wait).await;
         next(&mut wait).await;
-        assert_eq!((wait.listener.missing(), wait.sufficiency()), (3, None));
+        assert_eq!((wait.listener.missing(), wait.sufficiency()), (PLACES, None));
         let _again = join(&mut wait, identity.ticket(), 7).await;
         assert!(wait.sufficiency().is_some());
+    }
+
+    /// A stranger has the first place, and the run continues with two.
+    #[tokio::test]
+    async fn a_stranger_does_not_push_out_a_worker_with_state() {
+        let identity = identity();
+        let failed = FailedSession { workers: 2, local: 0, lost: 0, newcomers: 0 };
+        let mut wait = wait(&identity, failed, &[1, 2]);
+        let mut members = Vec::new();
+        for process in [9, 1, 2] {
+            members.push(join(&mut wait, identity.ticket(), process).await);
+        }
+        assert!(!wait.let_known_first(3), "nobody is left out");
+        assert!(wait.let_known_first(2));
+        for _ in 0..3 {
+            next(&mut wait).await;
+        }
+        assert_eq!(wait.listener.missing(), PLACES);
+        members.push(join(&mut wait, identity.ticket(), 2).await);
+        let boss = [loopback(wait.listener.address().port())];
+        let endpoint = link::worker_endpoint(identity.ticket(), &boss).unwrap();
+        let refused = tokio::select! {
+            joined = link::join(&endpoint, &boss, identity.ticket(), worker(9)) => joined.err(),
+            event = wait.listener.next() => panic!("{event:?}"),
+        };
+        assert!(matches!(refused, Some(LinkError::Refused { retry: true, .. })), "{refused:?}");
+        for process in [1, 9] {
+            members.push(join(&mut wait, identity.ticket(), process).await);
+        }
+        let joined: Vec<_> = wait.listener.joined().map(|info| info.process).collect();
+        assert_eq!(joined, [2, 1, 9]);
+        assert!(!wait.let_known_first(2));
     }
 
     /// Two survivors and a spare: the spare is no survivor, however many workers are there.

@@ -42,9 +42,16 @@ pub struct Listener {
 type WorkerTest = Box<dyn Fn(&WorkerInfo) -> bool + Send + Sync>;
 
 /// Places that are kept for certain workers.
-struct Reservation {
+pub struct Reservation {
     places: usize,
     whose: WorkerTest,
+}
+
+impl Reservation {
+    /// Keeps this number of places for the workers that `whose` names.
+    pub fn new(places: usize, whose: impl Fn(&WorkerInfo) -> bool + Send + Sync + 'static) -> Self {
+        Reservation { places, whose: Box::new(whose) }
+    }
 }
 
 /// An event at a boss that waits for workers.
@@ -126,12 +133,17 @@ impl Listener {
         places: usize,
         whose: impl Fn(&WorkerInfo) -> bool + Send + Sync + 'static,
     ) -> Self {
-        Listener { reservation: Some(Reservation { places, whose: Box::new(whose) }), ..self }
+        Listener { reservation: Some(Reservation::new(places, whose)), ..self }
     }
 
     /// Refuses the workers that `whom` names. They may ask again later.
     pub fn exclude(self, whom: impl Fn(&WorkerInfo) -> bool + Send + Sync + 'static) -> Self {
         Listener { excluded: Some(Box::new(whom)), ..self }
+    }
+
+    /// Keeps other places from now on, or none. Returns those that were kept.
+    pub fn replace_reservation(&mut self, by: Option<Reservation>) -> Option<Reservation> {
+        std::mem::replace(&mut self.reservation, by)
     }
 
     /// Gives the places that are kept to whoever asks.
@@ -154,6 +166,12 @@ impl Listener {
         self.places.iter().flatten().map(|member| &member.info)
     }
 
+    /// The same without those that are to join again, and have not left their place yet.
+    pub fn connected(&self) -> impl Iterator<Item = &WorkerInfo> {
+        let members = self.places.iter().flatten();
+        members.filter(|member| !member.connection.is_closed()).map(|member| &member.info)
+    }
+
     /// Whether the run could begin with the joined workers: they have the first places, without a
     /// gap.
     pub fn is_contiguous(&self) -> bool {
@@ -164,6 +182,13 @@ impl Listener {
     pub fn ask_to_rejoin(&mut self) {
         for member in self.places.iter().skip_while(|place| place.is_some()).flatten() {
             member.connection.close(DONE, "join again, a place before this one is free");
+        }
+    }
+
+    /// Asks all workers to join again, for another order.
+    pub fn ask_all_to_rejoin(&mut self) {
+        for member in self.places.iter().flatten() {
+            member.connection.close(DONE, "join again, workers of the run have the first places");
         }
     }
 
