@@ -68,7 +68,7 @@ fn is_alike(one: &WorkerInfo, other: &WorkerInfo) -> bool {
 }
 
 fn is_same_process(one: &WorkerInfo, other: &WorkerInfo) -> bool {
-    one.process == other.process && is_alike(one, other)
+    one.is_same_process(other) && is_alike(one, other)
 }
 
 /// The time of a microbatch in all layers.
@@ -105,9 +105,15 @@ mod tests {
         known.store(layers(8), [(a.clone(), times(10)), (b.clone(), times(30))]);
         // A clone shares the times: each session has one.
         let next = known.clone();
-        assert_eq!(next.find(&layers(8), &[b.clone(), a]), Some(vec![times(30), times(10)]));
+        assert_eq!(
+            next.find(&layers(8), &[b.clone(), a.clone()]),
+            Some(vec![times(30), times(10)])
+        );
         // A new process on that machine is as fast as the slowest that it had.
         assert_eq!(next.find(&layers(8), &[b, worker("a", 3)]), Some(vec![times(30), times(30)]));
+        // A process of another container may have the same id.
+        let twin = WorkerInfo { instance: 5, ..a.clone() };
+        assert_eq!(next.find(&layers(8), from_ref(&twin)), Some(vec![times(30)]));
         assert_eq!(next.find(&layers(8), from_ref(&c)), None);
         next.store(layers(8), [(c.clone(), times(5))]);
         assert_eq!(known.find(&layers(8), &[c]), Some(vec![times(5)]));

@@ -16,10 +16,13 @@ const COUNTS_FOR: Duration = Duration::from_secs(3);
 #[derive(Clone, Default)]
 pub(crate) struct WaitingWorkers(Arc<Mutex<Waiting>>);
 
+/// A machine, a process id on it, and the random number of the process.
+type Process = (String, u32, u64);
+
 #[derive(Default)]
 struct Waiting {
-    /// Each with the time at which it last asked, by machine and process.
-    asked: BTreeMap<(String, u32), (WorkerInfo, Instant)>,
+    /// Each with the time at which it last asked, by what identifies its process.
+    asked: BTreeMap<Process, (WorkerInfo, Instant)>,
     /// The places that the run has, but no session with them yet.
     free: usize,
 }
@@ -29,7 +32,7 @@ impl WaitingWorkers {
     pub(crate) fn note(&self, info: WorkerInfo, now: Instant) {
         let mut waiting = self.0.lock();
         waiting.forget_older(now);
-        let key = (info.host.clone(), info.process);
+        let key = (info.host.clone(), info.process, info.instance);
         if waiting.asked.len() < MAX_WORKERS || waiting.asked.contains_key(&key) {
             waiting.asked.insert(key, (info, now));
         }
@@ -85,6 +88,9 @@ mod tests {
         waiting.note(worker(7), at(6));
         waiting.note(WorkerInfo { host: "tower".into(), ..worker(7) }, at(6));
         assert_eq!(processes(&waiting, at(6)), [7, 7]);
+        // So it is in another container of that name.
+        waiting.note(WorkerInfo { instance: 5, ..worker(7) }, at(6));
+        assert_eq!(processes(&waiting, at(6)), [7, 7, 7]);
     }
 
     #[test]

@@ -16,6 +16,8 @@ use pipeline::ids::WorkerId;
 use pipeline::message::PROTOCOL_VERSION;
 use quinn::{RecvStream, SendStream};
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::OnceLock;
 
 const MAGIC: &[u8; 8] = b"BOSSMAN\n";
 const MAX_BYTES: usize = 64 << 10;
@@ -66,6 +68,9 @@ pub struct WorkerInfo {
     pub host: String,
     /// The process id on that machine.
     pub process: u32,
+    /// A random number that no other process has. Containers may have one name, and the same
+    /// process ids.
+    pub instance: u64,
     /// Whether it can sum gradients with NCCL.
     pub nccl: Nccl,
 }
@@ -73,8 +78,14 @@ pub struct WorkerInfo {
 impl WorkerInfo {
     /// Whether both describe the same process.
     pub fn is_same_process(&self, other: &WorkerInfo) -> bool {
-        self.process == other.process && self.host == other.host
+        self.instance == other.instance && self.process == other.process && self.host == other.host
     }
+}
+
+/// The random number of this process, for [`WorkerInfo::instance`].
+pub fn instance() -> u64 {
+    static INSTANCE: OnceLock<u64> = OnceLock::new();
+    *INSTANCE.get_or_init(|| RandomState::new().build_hasher().finish())
 }
 
 /// A worker with one CPU thread, on a machine without a name, that others may connect to.
@@ -89,6 +100,7 @@ impl Default for WorkerInfo {
             direct: true,
             host: String::new(),
             process: 0,
+            instance: 0,
             nccl: Nccl::Missing("it computes on a CPU".into()),
         }
     }
@@ -198,5 +210,21 @@ mod tests {
         let expected =
             [MAGIC.as_slice(), version.as_slice(), b"\x07\0\0\0", b"\xa6Status"].concat();
         assert_eq!(encode(&Handshake::Status).unwrap(), expected);
+    }
+
+    /// Process 1 of a container is not that of another one. JOIN-9.
+    #[test]
+    fn a_process_is_known_by_all_that_identifies_it() {
+        let info = WorkerInfo { process: 1, instance: 7, ..WorkerInfo::default() };
+        let again = WorkerInfo { threads: 9, device: "cuda:0".into(), ..info.clone() };
+        assert!(info.is_same_process(&again));
+        for other in [
+            WorkerInfo { instance: 8, ..info.clone() },
+            WorkerInfo { process: 2, ..info.clone() },
+            WorkerInfo { host: "attic".into(), ..info.clone() },
+        ] {
+            assert!(!info.is_same_process(&other), "{other:?}");
+        }
+        assert_eq!(instance(), instance());
     }
 }
