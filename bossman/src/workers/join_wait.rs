@@ -160,6 +160,16 @@ impl JoinWait {
         true
     }
 
+    /// Workers behind a free place join again. If some have state, the run waits for them as it did
+    /// at first.
+    fn close_gap(&mut self) {
+        let before = self.known_here();
+        self.listener.ask_to_rejoin();
+        if self.known_here() < before {
+            self.counts_from = Instant::now();
+        }
+    }
+
     /// Once those with state are here, others may join again, too.
     fn end_turn(&mut self) {
         let here = self.known_here();
@@ -193,7 +203,7 @@ impl JoinWait {
                 self.last_joined = Instant::now();
                 self.end_turn();
             }
-            ListenerEvent::Left { .. } if self.again.is_some() => self.listener.ask_to_rejoin(),
+            ListenerEvent::Left { .. } if self.again.is_some() => self.close_gap(),
             ListenerEvent::Left { .. } | ListenerEvent::Rejected { .. } => {}
         }
         self.events.report(&described(event, self.listener.missing()));
@@ -310,6 +320,24 @@ mod tests {
         assert_eq!((wait.listener.missing(), wait.sufficiency()), (PLACES, None));
         let _again = join(&mut wait, identity.ticket(), 7).await;
         assert!(wait.sufficiency().is_some());
+    }
+
+    /// A spare leaves late, and survivors behind it join again.
+    #[tokio::test]
+    async fn survivors_that_are_asked_to_join_again_have_time() {
+        let identity = identity();
+        let failed = FailedSession { workers: 2, local: 0, lost: 0, newcomers: 0 };
+        let mut wait = wait(&identity, failed, &[1, 2]);
+        let spare = join(&mut wait, identity.ticket(), 9).await;
+        let _before = join(&mut wait, identity.ticket(), 1).await;
+        wait.counts_from -= Duration::from_secs(60);
+        assert_eq!(wait.sufficiency(), Some(Sufficiency::Enough(2)));
+        spare.boss.close(DONE, "it ends");
+        next(&mut wait).await;
+        next(&mut wait).await;
+        let _again = join(&mut wait, identity.ticket(), 1).await;
+        let decided = wait.sufficiency();
+        assert!(matches!(decided, Some(Sufficiency::OpenFor(_))), "{decided:?}");
     }
 
     /// A stranger has the first place, and the run continues with two.

@@ -263,7 +263,8 @@ impl Listener {
     /// Whether all free places are kept for other workers.
     fn is_kept_from(&self, info: &WorkerInfo) -> bool {
         self.reservation.as_ref().is_some_and(|Reservation { places, whose }| {
-            let here = self.joined().filter(|joined| whose(joined)).count();
+            // One that is to join again needs its place.
+            let here = self.connected().filter(|joined| whose(joined)).count();
             !whose(info) && self.missing() <= places.saturating_sub(here)
         })
     }
