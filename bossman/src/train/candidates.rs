@@ -175,7 +175,7 @@ mod tests {
 
     /// The same, for an even number of workers.
     fn pairs(workers: &[WorkerInfo]) -> Check {
-        if workers.len() % 2 == 0 {
+        if workers.len().is_multiple_of(2) {
             alike(workers)
         } else {
             Check::NoPlan

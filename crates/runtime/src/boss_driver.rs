@@ -133,7 +133,7 @@ impl Driver {
                 },
                 Some(accept) = acceptor.next() => {
                     if let Accept::Authenticated(caller) = accept {
-                        self.on_caller(caller);
+                        self.on_caller(*caller);
                     }
                 }
                 // The boss's session asks for no timeouts yet. The driver keeps the contract

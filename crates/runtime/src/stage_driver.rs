@@ -298,7 +298,7 @@ impl Driver {
                 self.session.on_link_down(now, worker, &e.to_string());
             }
             PeerEvent::Accept(Accept::Authenticated(caller)) => {
-                if let Some(worker) = self.connections.on_caller(caller) {
+                if let Some(worker) = self.connections.on_caller(*caller) {
                     self.session.on_link_up(now, worker);
                 }
             }

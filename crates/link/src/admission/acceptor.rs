@@ -36,7 +36,7 @@ pub struct Caller {
 /// The result of accepting one caller.
 pub enum Accept {
     /// The caller may be admitted.
-    Authenticated(Caller),
+    Authenticated(Box<Caller>),
     /// The caller was rejected.
     Rejected {
         /// Its address.
@@ -148,7 +148,7 @@ async fn accept(incoming: Incoming, config: Arc<quinn::ServerConfig>) -> Option<
     let reason = match tokio::time::timeout(HANDSHAKE_TIMEOUT, authenticated).await {
         Ok(Ok(caller)) => {
             debug!(%address, kind = caller.handshake.kind(), "caller accepted");
-            return Some(Accept::Authenticated(caller));
+            return Some(Accept::Authenticated(Box::new(caller)));
         }
         Ok(Err(Unauthenticated::GaveUp)) => {
             debug!(%address, "caller gave up");

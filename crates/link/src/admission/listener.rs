@@ -207,7 +207,7 @@ impl Listener {
 
     fn on_accept(&mut self, accept: Accept) -> Option<ListenerEvent> {
         match accept {
-            Accept::Authenticated(caller) => self.admit(caller),
+            Accept::Authenticated(caller) => self.admit(*caller),
             Accept::Rejected { address, reason } => {
                 Some(ListenerEvent::Rejected { address, reason })
             }

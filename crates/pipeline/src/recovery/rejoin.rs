@@ -172,7 +172,8 @@ mod tests {
     #[test]
     fn a_spare_does_not_replace_a_survivor_that_is_slow() {
         use Comes::{Spare, Survivor};
-        let cases: [(&[(u64, Comes)], (u64, Sufficiency)); 5] = [
+        type Arrivals = &'static [(u64, Comes)];
+        let cases: [(Arrivals, (u64, Sufficiency)); 5] = [
             (&[(0, Spare), (100, Survivor), (9000, Survivor)], (10_500, Enough(3))),
             (&[(0, Spare), (0, Spare), (9000, Survivor), (9000, Survivor)], (10_500, Enough(4))),
             (&[(0, Survivor), (14_000, Survivor), (14_500, Spare)], (16_000, Enough(3))),
