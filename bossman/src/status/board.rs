@@ -38,10 +38,10 @@ impl StatusBoard {
         Events::unobserved().with(self.clone()).with(events)
     }
 
-    /// The wait for workers has ended. After a loss it may end with fewer than all, of which no
-    /// event tells.
-    pub(crate) fn wait_ended(&self) {
-        self.0.lock().wait_ended();
+    /// The wait for workers has ended, and these many of them stay. After a loss they may be fewer
+    /// than have joined, of which no event tells.
+    pub(crate) fn wait_ended(&self, workers: usize) {
+        self.0.lock().wait_ended(workers);
     }
 
     /// Sets the status of a pool, which knows more of its workers than events tell.
@@ -195,9 +195,10 @@ impl Board {
         }
     }
 
-    /// The workers that have joined suffice.
-    pub(super) fn wait_ended(&mut self) {
+    /// The first `workers` of those that have joined suffice. The boss sends the others away.
+    pub(super) fn wait_ended(&mut self, workers: usize) {
         if self.phase == Phase::Waiting {
+            self.workers.retain(|worker, _| usize::from(worker.0) < workers);
             self.enter(Phase::Ready);
         }
     }

@@ -98,7 +98,7 @@ fn names(status: &Status) -> String {
             format!("{worker} on {host} ({device})")
         })
         .collect();
-    match status.present() - names.len() {
+    match status.present().saturating_sub(names.len()) {
         0 => {}
         more => names.push(format!("and {more} more")),
     }

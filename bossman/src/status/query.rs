@@ -10,6 +10,8 @@ use std::time::Duration;
 /// A boss that begins, or is between two sessions, is asked this often.
 const ATTEMPTS: u32 = 3;
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(300);
+/// A boss that has not answered by then is busy. An address without a boss is silent for 3 seconds.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Status {
     /// Fetches the status of a run from the boss at this address. Without a ticket, uses that of
@@ -25,7 +27,16 @@ impl Status {
         };
         let addresses = link::resolve(host, port).await?;
         let endpoint = link::worker_endpoint(&ticket, &addresses)?;
-        let text = link::query_status(&endpoint, &addresses, &ticket).await?;
+        let asking = link::query_status(&endpoint, &addresses, &ticket);
+        let text = match tokio::time::timeout(ANSWER_TIMEOUT, asking).await {
+            Ok(text) => text?,
+            Err(_) => {
+                return Err(BossManError::Usage(format!(
+                    "the boss at {} does not answer now: it is busy; ask again",
+                    link::host_and_port(host, port)
+                )))
+            }
+        };
         let unread = |e: serde_json::Error| {
             BossManError::Usage(format!(
                 "the boss at {} sent a status that cannot be read ({e}); is it of another version?",

@@ -183,13 +183,15 @@ fn a_wait_may_end_with_fewer_workers() {
     let (mut board, now) = (Board::default(), Instant::now());
     board.follow(&waiting(3, WaitReason::Rejoin, 0), now);
     board.follow(&joined(0, Some(2)), now);
-    board.wait_ended();
+    // The plan needs no two workers.
+    board.follow(&joined(1, Some(1)), now);
+    board.wait_ended(1);
     let status = board.status(now);
     assert_eq!((status.phase, status.wait), (Phase::Ready, None));
     assert!(status.to_string().starts_with("ready: 1 of 3 workers\n"));
     // Only a wait can end.
     board.follow(&started(0), now);
-    board.wait_ended();
+    board.wait_ended(0);
     assert_eq!(board.status(now).phase, Phase::Training);
 }
 

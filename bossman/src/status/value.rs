@@ -132,6 +132,6 @@ impl Status {
 
     /// The workers that take part, or may soon.
     pub(super) fn present(&self) -> usize {
-        self.workers.len() + self.more
+        self.workers.len().saturating_add(self.more)
     }
 }

@@ -278,7 +278,7 @@ impl Host {
         };
         let mut wait = JoinWait::new(listener, local, again, self.events.clone());
         let count = wait.run().await?;
-        self.status.wait_ended();
+        self.status.wait_ended(count);
         let JoinWait { listener, local, .. } = wait;
         // Only local workers learn a new port. Others return to the port that they know.
         let port = if only_local { self.port } else { Some(port) };

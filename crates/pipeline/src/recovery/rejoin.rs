@@ -12,6 +12,8 @@ const NEWCOMER_TIMEOUT: Duration = Duration::from_secs(6);
 /// The time after which a missing worker counts as lost, too. A worker finishes its computation
 /// before it joins again.
 const REJOIN_TIMEOUT: Duration = Duration::from_secs(15);
+/// The longest wait, if workers suffice.
+const LONGEST_WAIT: Duration = REJOIN_TIMEOUT.saturating_add(NEWCOMER_TIMEOUT);
 
 /// The workers of the session that failed, or that ended because the run takes in more workers.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -87,8 +89,11 @@ impl RejoinWait {
             Rejoined { workers, .. } if workers < expected => (joined.since_last, NEWCOMER_TIMEOUT),
             _ => (joined.since_last, SPARE_TIMEOUT),
         };
-        if since < timeout {
-            return Sufficiency::OpenFor(timeout.saturating_sub(since));
+        let left = timeout.saturating_sub(since);
+        // A worker that joins and leaves again and again does not keep the wait open.
+        let left = left.min(LONGEST_WAIT.saturating_sub(joined.since_begin));
+        if !left.is_zero() {
+            return Sufficiency::OpenFor(left);
         }
         if joined.has_gap {
             return Sufficiency::Gap;
@@ -189,6 +194,18 @@ mod tests {
                 assert_eq!(play(&wait, arrivals), Some(decided), "{failed:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_worker_that_joins_and_dies_again_and_again_does_not_keep_the_wait_open() {
+        let seconds = Duration::from_secs;
+        let after = |since_begin| {
+            let since_last = Duration::from_millis(100);
+            wait(0, 2).sufficiency(Rejoined { since_begin, since_last, ..joined(2) })
+        };
+        assert_eq!(after(seconds(5)), OpenFor(Duration::from_millis(1400)));
+        assert_eq!(after(seconds(20)), OpenFor(seconds(1)));
+        assert_eq!(after(seconds(21)), Enough(2));
     }
 
     /// Newcomers have longer than spares, and less than survivors.
