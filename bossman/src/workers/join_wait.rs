@@ -178,10 +178,14 @@ impl JoinWait {
         }
     }
 
-    /// Those for whom places are kept have had their time.
+    /// Those for whom places are kept have had their time. A worker that does not fit beside others
+    /// may fit without them.
     fn count_on_anybody(&mut self) {
         self.known_first = None;
         self.listener.lift_reservation();
+        if self.listener.connected().next().is_none() {
+            self.listener.lift_exclusion();
+        }
         if let Some(again) = &mut self.again {
             again.known = None;
         }
@@ -370,6 +374,29 @@ mod tests {
         let joined: Vec<_> = wait.listener.joined().map(|info| info.process).collect();
         assert_eq!(joined, [2, 1, 9]);
         assert!(!wait.let_known_first(2));
+    }
+
+    /// A worker was unfit beside two others, and both are lost.
+    #[tokio::test]
+    async fn an_unfit_worker_may_come_once_it_is_alone() {
+        let identity = identity();
+        let failed = FailedSession { workers: 2, local: 0, lost: 2, newcomers: 0 };
+        let mut wait = wait(&identity, failed, &[]);
+        wait.listener = wait.listener.exclude(|info| info.process == 9);
+        let beside = join(&mut wait, identity.ticket(), 1).await;
+        wait.count_on_anybody();
+        let boss = [loopback(wait.listener.address().port())];
+        let endpoint = link::worker_endpoint(identity.ticket(), &boss).unwrap();
+        let refused = tokio::select! {
+            joined = link::join(&endpoint, &boss, identity.ticket(), worker(9)) => joined.err(),
+            event = wait.listener.next() => panic!("{event:?}"),
+        };
+        assert!(matches!(refused, Some(LinkError::Refused { retry: true, .. })), "{refused:?}");
+        beside.boss.close(DONE, "it ends");
+        next(&mut wait).await;
+        wait.count_on_anybody();
+        let _alone = join(&mut wait, identity.ticket(), 9).await;
+        assert_eq!(wait.listener.missing(), PLACES - 1);
     }
 
     /// Two survivors and a spare: the spare is no survivor, however many workers are there.

@@ -141,6 +141,11 @@ impl Listener {
         Listener { excluded: Some(Box::new(whom)), ..self }
     }
 
+    /// Gives places to excluded workers, too.
+    pub fn lift_exclusion(&mut self) {
+        self.excluded = None;
+    }
+
     /// Keeps other places from now on, or none. Returns those that were kept.
     pub fn replace_reservation(&mut self, by: Option<Reservation>) -> Option<Reservation> {
         std::mem::replace(&mut self.reservation, by)

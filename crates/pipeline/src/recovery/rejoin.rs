@@ -250,7 +250,8 @@ mod tests {
     #[test]
     fn workers_behind_a_free_place_join_again_first() {
         assert_eq!(wait(0, 1).sufficiency(Rejoined { has_gap: true, ..joined(3) }), Gap);
-        let soon = Rejoined { has_gap: true, since_last: Duration::ZERO, ..joined(3) };
+        let (since_begin, since_last) = (REJOIN_TIMEOUT, Duration::ZERO);
+        let soon = Rejoined { has_gap: true, since_begin, since_last, ..joined(3) };
         assert_eq!(wait(0, 1).sufficiency(soon), OpenFor(SPARE_TIMEOUT));
     }
 }
