@@ -67,11 +67,12 @@ TITLES = {
     "A": (
         "A: gradients summed among processes of this machine",
         "BossMan's is the exchange of replicas in a training step whose layers take no time "
-        "(`bench/src/bin/all_reduce.rs`): from the first gradient that the compute thread hands "
-        "out to the copy of the last sum where the optimizer finds it, through sessions, "
-        "connections and the thread that sums; tensors go through shared memory, which is what "
-        "workers of one machine do, or over QUIC, encrypted. gloo's is `all_reduce` after a "
-        "barrier, over plain TCP. Each round counts as what it took the slowest process; "
+        "(`bench/src/bin/all_reduce.rs`). It begins with the first gradient that the compute "
+        "thread hands out, and ends with the copy of the last sum into the optimizer's gradient. "
+        "It includes sessions, connections and the thread that sums. Tensors go through shared "
+        "memory, as between workers of one machine, or over QUIC, encrypted. gloo's is "
+        "`all_reduce` after a barrier, over plain TCP. The time of a round is that of the slowest "
+        "process; "
         + " and ".join(f"{rounds} rounds of {mib} MiB" for mib, rounds in ALL_REDUCED.items())
         + f", of which the first {ROUNDS_TO_WARM_UP} do not count.",
     ),
@@ -82,19 +83,17 @@ TITLES = {
         f"Shown is the most that the largest worker had resident (`VmHWM`) over {memory.STEPS} "
         f"steps, less what it has with the small residual model. The formula is {memory.WEIGHT} "
         f"bytes of each parameter for its value, {memory.GRADIENT} for its gradient, and "
-        f"{memory.ADAM} for Adam's state; with `shard: optimizer` {memory.ADAM} / replicas for "
-        f"the state, with `gradients` {memory.GRADIENT} / replicas for the gradient, too, with "
-        f"`parameters` {memory.WEIGHT} / replicas for the value, and {memory.WEIGHT} for the "
-        f"parameters of two of its {memory.STAGES} stages, the one at work and the one that is "
-        "next. Replicas are connected as between machines, by QUIC.",
+        f"{memory.ADAM} for Adam's state. `shard: optimizer` divides the state by the number of "
+        "replicas, `gradients` the gradient, too, and `parameters` also the value. The last adds "
+        f"{memory.WEIGHT} bytes for each parameter of two of its {memory.STAGES} stages, the one "
+        "at work and the next one. Replicas are connected as between machines, by QUIC.",
     ),
     "S": (
         "S and M: start and memory",
         "From the command to the end of the first step of P, all files in the system's cache: "
-        "PyTorch's script starts its ranks with `torch.multiprocessing.spawn` and runs 1F1B, "
-        "BossMan's program starts its worker processes and runs what it runs where no schedule "
-        "is asked for. Memory is the most that the largest worker or rank had resident (`VmHWM`) "
-        "over three steps.",
+        "PyTorch's script starts its ranks with `torch.multiprocessing.spawn` and runs 1F1B. "
+        "BossMan's program starts its worker processes and runs its default schedule. Memory is "
+        "the most that the largest worker or rank had resident (`VmHWM`) over three steps.",
     ),
     "N": (
         "N: transport between two processes on this machine",
@@ -103,21 +102,21 @@ TITLES = {
     ),
     "D-slow": (
         "D-slow: encoder layers, data parallel over a slow line",
-        "The work of D, the two replicas or ranks in network namespaces joined by a line of "
-        f"{slow.MBIT} Mbit/s each way, {slow.STEPS} steps of which the first does not count. "
+        "The work of D. The two replicas or ranks are in network namespaces, joined by a line of "
+        f"{slow.MBIT} Mbit/s each way. The first of {slow.STEPS} steps does not count. "
         "BossMan's are shown with `compress: f32`, `bf16`, `int8` and `int4`; DDP is as it "
         "comes, without a communication hook. BossMan's boss is on the first replica's side, so "
         "the second one's half of each batch crosses the line within the step; DDP's ranks make "
-        f"their own. What is learned is the mean loss of the last {slow.LAST} of {slow.LEARNED} "
-        "steps of `examples/digits` on two replicas without a line.",
+        f"their own. The loss is the mean of the last {slow.LAST} of {slow.LEARNED} steps of "
+        "`examples/digits` on two replicas without a line.",
     ),
 } | {
     f"H{ms}": (
         f"H: P with {ms} ms between the workers",
-        f"As P, the two workers or ranks in network namespaces joined by a line of {ms} ms each "
-        f"way and {far.MBIT} Mbit/s (`bench/src/bin/delay.rs`), {far.STEPS} steps of which the "
-        "first does not count. BossMan's boss is on the first worker's side, so the targets "
-        "cross the line with the activations; PyTorch's second rank makes its own.",
+        "The work of P. The two workers or ranks are in network namespaces, joined by a line of "
+        f"{ms} ms each way and {far.MBIT} Mbit/s (`bench/src/bin/delay.rs`). The first of "
+        f"{far.STEPS} steps does not count. BossMan's boss is on the first worker's side, so the "
+        "targets cross the line with the activations; PyTorch's second rank makes its own.",
     )
     for ms in far.DELAYS
 }
@@ -217,7 +216,7 @@ def steps_table(name, pairs):
             f"{ms(trip)} ms there and back, {band * 8 / 1e6:.0f} Mbit/s over a new TCP connection"
         )
         others = ", ".join(sent[:-1])
-        over = f"Over it went, both ways together, a mean of {others} and {sent[-1]} a step."
+        over = f"Mean bytes of a step, both ways together: {others} and {sent[-1]}."
         parts.append(wrapped(f"The line itself: {line}. {over}"))
     return "\n\n".join(parts)
 
