@@ -84,7 +84,19 @@ impl Stream {
         low: f64,
         high: f64,
     ) -> Result<Tensor, TensorError> {
-        self.filled(shape, kind, "drawing uniform numbers", ffi::bm_uniform_, low, high)
+        let tensor = Tensor::f_empty(shape, (kind, self.device))?;
+        self.fill_uniform(&tensor, low, high)?;
+        Ok(tensor)
+    }
+
+    /// Draws as [`Stream::uniform`] into a contiguous tensor of the same device.
+    pub fn fill_uniform(
+        &mut self,
+        target: &Tensor,
+        low: f64,
+        high: f64,
+    ) -> Result<(), TensorError> {
+        self.fill(target, "drawing uniform numbers", ffi::bm_uniform_, low, high)
     }
 
     /// A tensor drawn from the normal distribution, of a floating kind.
@@ -95,7 +107,14 @@ impl Stream {
         mean: f64,
         std: f64,
     ) -> Result<Tensor, TensorError> {
-        self.filled(shape, kind, "drawing normal numbers", ffi::bm_normal_, mean, std)
+        let tensor = Tensor::f_empty(shape, (kind, self.device))?;
+        self.fill_normal(&tensor, mean, std)?;
+        Ok(tensor)
+    }
+
+    /// Draws as [`Stream::normal`] into a contiguous tensor of the same device.
+    pub fn fill_normal(&mut self, target: &Tensor, mean: f64, std: f64) -> Result<(), TensorError> {
+        self.fill(target, "drawing normal numbers", ffi::bm_normal_, mean, std)
     }
 
     /// A tensor of ones with probability `keep`, else zeros.
@@ -112,19 +131,17 @@ impl Stream {
         Ok(tensor)
     }
 
-    fn filled(
+    fn fill(
         &mut self,
-        shape: &[i64],
-        kind: Kind,
+        target: &Tensor,
         attempted: &str,
         fill: Fill,
         a: f64,
         b: f64,
-    ) -> Result<Tensor, TensorError> {
-        let mut tensor = Tensor::f_empty(shape, (kind, self.device))?;
-        // SAFETY: both pointers are to live objects that nobody else uses during the call.
-        ffi::check(attempted, unsafe { fill(tensor.as_mut_ptr(), self.generator, a, b) })?;
-        Ok(tensor)
+    ) -> Result<(), TensorError> {
+        let mut target = target.f_detach()?;
+        // SAFETY: both pointers are to live objects. libtorch allows writes through any reference.
+        ffi::check(attempted, unsafe { fill(target.as_mut_ptr(), self.generator, a, b) })
     }
 }
 

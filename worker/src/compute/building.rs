@@ -79,7 +79,7 @@ impl StageCompute {
             shards_parameters: sharding.is_some_and(Sharding::shards_parameters),
             ..stage_config(spec, run.seed, self.device)
         };
-        let engine = Engine::build(model, &self.custom_layers).map_err(engine_failure)?;
+        let engine = Engine::build_undrawn(model, &self.custom_layers).map_err(engine_failure)?;
         self.stages.insert(stage, engine);
         debug!(stage = stage.0, "stage built");
         Ok(())

@@ -203,6 +203,10 @@ impl StageCompute {
         task: Task<TaskTensor>,
         emit: EmitPayload<'_>,
     ) -> Result<Outcome<TaskTensor>, Failure> {
+        if needs_parameters(&task) {
+            let mut stages = self.stages.values_mut();
+            stages.try_for_each(Engine::draw_parameters).map_err(engine_failure)?;
+        }
         match task {
             Task::Build { stages, buckets, sharding, shard_ids, seed, determinism } => {
                 let args = BuildArgs { buckets, sharding, shard_ids, seed, determinism };
@@ -287,5 +291,34 @@ impl StageCompute {
         let times = probes.iter().map(|probe| measure(probe, self.device, &self.custom_layers));
         let times = times.collect::<Result<_, _>>().map_err(engine_failure)?;
         Ok(Outcome::Measured { times })
+    }
+}
+
+/// Whether a task reads or updates parameters. Those that come before the state of a run is loaded
+/// do not, so a run that loads its state draws no initial values.
+fn needs_parameters(task: &Task<TaskTensor>) -> bool {
+    match task {
+        Task::Build { .. }
+        | Task::SetOptimizer(_)
+        | Task::Files { .. }
+        | Task::Load { .. }
+        | Task::MakeIds { .. }
+        | Task::Communicate { .. }
+        | Task::Measure { .. }
+        | Task::Discard { .. } => false,
+        Task::Forward { .. }
+        | Task::Backward { .. }
+        | Task::BackwardWeight { .. }
+        | Task::Reduce { .. }
+        | Task::AllReduce { .. }
+        | Task::TiedGrads { .. }
+        | Task::GradNorm { .. }
+        | Task::OptimStep { .. }
+        | Task::UpdateTied { .. }
+        | Task::AllGather { .. }
+        | Task::EmitShard { .. }
+        | Task::Reshard { .. }
+        | Task::Snapshot { .. }
+        | Task::Digest => true,
     }
 }

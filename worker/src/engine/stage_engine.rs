@@ -47,6 +47,20 @@ impl Engine {
     /// # Errors
     /// The plan is wrong, or a layer cannot be made.
     pub fn build(config: StageConfig, custom_layers: &CustomLayers) -> Result<Self, EngineError> {
+        let mut engine = Engine::build_undrawn(config, custom_layers)?;
+        engine.draw_parameters()?;
+        Ok(engine)
+    }
+
+    /// As [`Engine::build`], but random values are drawn by [`Engine::draw_parameters`] only. Until
+    /// then do nothing with the stage but set its state.
+    ///
+    /// # Errors
+    /// As [`Engine::build`].
+    pub fn build_undrawn(
+        config: StageConfig,
+        custom_layers: &CustomLayers,
+    ) -> Result<Self, EngineError> {
         check_connected(&config)?;
         let params = ParamStore::new(&config, custom_layers.files())?;
         let stage = CompiledStage::build(config, custom_layers, params.params())?;
@@ -59,6 +73,15 @@ impl Engine {
             kv_cache: KvCache::default(),
             optimizer: None,
         })
+    }
+
+    /// Draws the initial values of parameters that are neither drawn nor set. Returns at once if
+    /// there are none.
+    ///
+    /// # Errors
+    /// There is not enough memory.
+    pub fn draw_parameters(&mut self) -> Result<(), EngineError> {
+        Ok(self.params.draw()?)
     }
 
     /// The configuration of the stage.

@@ -5,7 +5,7 @@
 //!     (by name)      (of replicas)  (of other stages)
 //!          \              |              /
 //!           +-------> param_store.rs <--+    tensors, shards, version
-//!                         |-> shards.rs -> stage_params.rs
+//!                         |-> shards.rs -> stage_params.rs -> undrawn.rs
 //!     running_statistics.rs: what norms learn -> stage_params.rs
 //! ```
 
@@ -16,3 +16,4 @@ pub(crate) mod shards;
 pub(crate) mod stage_params;
 pub(crate) mod state_dict;
 pub(crate) mod tied_params;
+pub(crate) mod undrawn;

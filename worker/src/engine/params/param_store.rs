@@ -19,9 +19,14 @@ pub(crate) struct ParamStore {
 }
 
 impl ParamStore {
-    /// Fills the parameters as PyTorch would, from the run's seed and their names.
+    /// Makes the parameters. [`ParamStore::draw`] fills them as PyTorch would, from the run's seed
+    /// and their names.
     pub(crate) fn new(config: &StageConfig, files: &LayerFiles) -> Result<Self, EngineError> {
         let mut params = Params::new(config, files)?;
+        // Only shards of them stay.
+        if config.shards_parameters {
+            params.draw()?;
+        }
         let shards = Shards::new(config, &mut params)?;
         Ok(ParamStore { params, shards, version: 0 })
     }
@@ -32,6 +37,11 @@ impl ParamStore {
 
     pub(crate) fn shards(&self) -> &Shards {
         &self.shards
+    }
+
+    /// Draws the initial values of parameters that nobody has set.
+    pub(crate) fn draw(&mut self) -> Result<(), TensorError> {
+        self.params.draw()
     }
 
     #[cfg(test)]

@@ -4,12 +4,14 @@ use crate::engine::config::StageConfig;
 use crate::engine::error::{in_layer, EngineError, LayerPhase, PlanError};
 use crate::engine::layer_files::LayerFiles;
 use crate::engine::layout::{canonical_layout, deep_copy};
+use crate::engine::params::undrawn::{Left, Undrawn};
 use crate::engine::sizes::sizes;
 use layerspec::{Init, Layer, LayerId, LayerKind, ParamSpec, Role};
 use pipeline::ids::StageId;
 use pipeline::plan::TiedCopy;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use tch::{Device, Tensor};
 use tensor::random::Key;
 use tensor::{kind_of, TensorError};
@@ -22,6 +24,8 @@ pub(crate) struct Param {
     /// The names under which other layers use it.
     pub(crate) aliases: Vec<String>,
     pub(crate) tensor: Tensor,
+    /// How to draw the values that `tensor` lacks. `None` if it has all.
+    pub(crate) undrawn: Option<Undrawn>,
     /// Its copy in a 16-bit type, made by the first op that computes in it and kept until the
     /// parameters change.
     pub(crate) rounded: OnceCell<Tensor>,
@@ -44,6 +48,26 @@ impl Param {
     /// Whether a layer uses it under this name.
     pub(crate) fn has_name(&self, name: &str) -> bool {
         self.name == name || self.aliases.iter().any(|alias| alias == name)
+    }
+
+    /// Draws the values that it lacks.
+    pub(crate) fn draw(&mut self) -> Result<(), TensorError> {
+        if let Some(undrawn) = &self.undrawn {
+            undrawn.draw(&self.tensor)?;
+            self.undrawn = None;
+        }
+        Ok(())
+    }
+
+    /// Call this before these elements are set: it draws what must not be drawn later.
+    pub(crate) fn before_set(&mut self, elements: &Range<i64>) -> Result<(), TensorError> {
+        let all = self.tensor.numel() as i64;
+        match self.undrawn.as_mut().map(|undrawn| undrawn.note_set(elements, all)) {
+            Some(Left::Nothing) => self.undrawn = None,
+            Some(Left::Gap) => self.draw()?,
+            Some(Left::Rest) | None => {}
+        }
+        Ok(())
     }
 }
 
@@ -74,7 +98,8 @@ pub(crate) struct Params {
 
 impl Params {
     /// Makes the parameters and buffers of the layers. Initial values depend on the seed and on
-    /// names, not on the other layers, so that the cut does not show.
+    /// names, not on the other layers, so that the cut does not show. Random ones are drawn by
+    /// [`Params::draw`].
     pub(crate) fn new(stage: &StageConfig, files: &LayerFiles) -> Result<Self, EngineError> {
         let StageConfig { layers, tied_copies, seed, device, .. } = stage;
         let begin = |layer: &Layer| {
@@ -116,6 +141,11 @@ impl Params {
             params.bindings.push(own);
         }
         Ok(params)
+    }
+
+    /// Draws all values that are neither drawn nor set.
+    pub(crate) fn draw(&mut self) -> Result<(), TensorError> {
+        self.all.iter_mut().try_for_each(Param::draw)
     }
 
     /// The parameters of another layer that this one uses: of a layer above it in this stage, or
@@ -191,11 +221,12 @@ fn make_param(
     begin: &InitSource,
 ) -> Result<Param, TensorError> {
     let key = Key::new(begin.seed).text("init").text(&layer.name).text(spec.name);
+    let undrawn = Undrawn::new(&spec.init, key);
     Ok(Param {
         name: full_name(layer, spec),
         aliases: Vec::new(),
-        // Always drawn on the CPU, so that the device does not show, either.
-        tensor: filled(spec, &key, &begin.file)?.f_to_device(begin.device)?,
+        tensor: initial(spec, begin)?,
+        undrawn,
         rounded: OnceCell::new(),
         trained: spec.role == Role::Parameter && !layer.frozen,
         passes_only_read: spec.role == Role::Parameter && !runs_code_of_the_user(layer),
@@ -214,32 +245,23 @@ fn full_name(layer: &Layer, spec: &ParamSpec) -> String {
     format!("{}.{}", layer.name, spec.name)
 }
 
-fn filled(
-    spec: &ParamSpec,
-    key: &Key,
-    file: &BTreeMap<String, Tensor>,
-) -> Result<Tensor, TensorError> {
-    let kind = kind_of(spec.dtype);
+/// The initial tensor. One that is to be drawn has memory without values.
+fn initial(spec: &ParamSpec, begin: &InitSource) -> Result<Tensor, TensorError> {
+    let options = (kind_of(spec.dtype), begin.device);
     let shape = sizes(&spec.shape)?;
-    let draw = || key.stream(Device::Cpu);
     match spec.init {
-        Init::Zeros => Ok(Tensor::f_zeros(shape, (kind, Device::Cpu))?),
-        Init::Ones => Ok(Tensor::f_ones(shape, (kind, Device::Cpu))?),
-        Init::Constant { value } => Ok(Tensor::f_full(shape, value, (kind, Device::Cpu))?),
-        Init::Uniform { low, high } => draw()?.uniform(&shape, kind, low, high),
-        Init::Normal { mean, std } => draw()?.normal(&shape, kind, mean, std),
-        Init::File => match file.get(spec.name) {
+        Init::Zeros => Ok(Tensor::f_zeros(shape, options)?),
+        Init::Ones => Ok(Tensor::f_ones(shape, options)?),
+        Init::Constant { value } => Ok(Tensor::f_full(shape, value, options)?),
+        Init::Uniform { .. } | Init::Normal { .. } | Init::NormalZeroRow { .. } => {
+            Ok(Tensor::f_empty(shape, options)?)
+        }
+        Init::File => match begin.file.get(spec.name) {
             // A tensor of a file may have another memory layout.
-            Some(tensor) => canonical_layout(deep_copy(tensor)?),
+            Some(tensor) => Ok(canonical_layout(deep_copy(tensor)?)?.f_to_device(begin.device)?),
             None => {
                 Err(TensorError::invalid("the layer's file", format!("has no `{}`", spec.name)))
             }
         },
-        Init::NormalZeroRow { mean, std, zero_row } => {
-            let tensor = draw()?.normal(&shape, kind, mean, std)?;
-            let row = i64::try_from(zero_row).unwrap_or(i64::MAX);
-            let _row = tensor.f_select(0, row)?.f_zero_()?;
-            Ok(tensor)
-        }
     }
 }

@@ -80,8 +80,10 @@ impl ParamStore {
         self.bump_version();
         self.reshard()?;
         tch::no_grad(|| {
-            for (index, (param, new)) in self.params.all.iter().zip(fitting).enumerate() {
+            for (index, new) in fitting.iter().enumerate() {
                 let Some(new) = new else { continue };
+                self.params.all[index].before_set(&(0..new.numel() as i64))?;
+                let param = &self.params.all[index];
                 let own_shard = self.shards.own_shard(&self.params, index);
                 match own_shard.zip(self.shards.shard_range(&self.params, index)) {
                     Some((shard, range)) => {
@@ -122,6 +124,7 @@ impl ParamStore {
         self.bump_version();
         self.reshard()?;
         let slice = start.cast_signed()..end.cast_signed();
+        self.params.all[index].before_set(&slice)?;
         let own_shard = self.shards.own_shard(&self.params, index);
         let (own, range) = match own_shard.zip(self.shards.shard_range(&self.params, index)) {
             Some((shard, range)) => (shard.shallow_clone(), range),

@@ -20,6 +20,7 @@ mod pytorch;
 mod replicas;
 mod states;
 mod ties;
+mod undrawn;
 mod whole_graph;
 
 use super::*;
