@@ -75,7 +75,7 @@ zoo: build ## Import 238 models of torchvision, timm and transformers, compare e
 bench: setup ## Measure beside PyTorch and write docs/performance.md (half an hour on an idle machine)
 	cargo build --release --workspace --bins
 	cargo build --release --package link --example transport_bench
-	"$$(python3 tools/pytorch.py)" bench/run.py
+	"$$(python3 tools/pytorch.py --zoo)" bench/run.py
 
 build-times: setup ## Time `make demo` and `make test` from nothing and `make check` from warm, for docs/performance.md
 	python3 bench/build_times.py

@@ -3,6 +3,7 @@
 from statistics import median
 
 import build_commands
+import eager
 import far
 import memory
 import sections
@@ -77,6 +78,15 @@ def goals():
             most=0.25,
         ),
         Goal("S", peak, of("bossman memory", "pytorch memory"), most=0.5),
+        *(
+            Goal(
+                "E",
+                f"{eager.MODELS[name]} on one worker, of PyTorch's speed",
+                of(f"pytorch {name}", f"bossman {name}"),
+                least=least,
+            )
+            for name, least in eager.LEAST.items()
+        ),
         Goal("N", "QUIC's bandwidth at 256 KiB, of gloo's", of(quic, gloo), least=1.0),
         Goal("N", "QUIC's bandwidth at 4 MiB, of gloo's", of(quic_large, gloo_large), least=1.0),
         Goal("N", "shared memory's at 256 KiB, of gloo's", of(shared, gloo), least=3.0),

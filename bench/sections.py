@@ -3,6 +3,7 @@
 import textwrap
 from statistics import median
 
+import eager
 import far
 import memory
 import note
@@ -99,6 +100,14 @@ TITLES = {
         "N: transport between two processes on this machine",
         "One tensor after another in one direction, and there and back. gloo sends plain TCP; "
         "QUIC is encrypted.",
+    ),
+    "E": (
+        "E: one worker beside PyTorch's eager mode",
+        "Modules of torchvision and transformers, imported by `tools/from_torch.py`: GPT-2 with 12 "
+        "layers of width 512 and 2 sequences of 128 tokens, ResNet-50 and Swin-T with 4 images of "
+        f"224 x 224. Cross entropy, fused Adam, one thread. The first {eager.WARM_UP} of "
+        f"{eager.STEPS} steps do not count. Losses differ from PyTorch's by less than "
+        f"{eager.LIMIT:g} of their value, else the time is not compared.",
     ),
     "D-slow": (
         "D-slow: encoder layers, data parallel over a slow line",
@@ -377,7 +386,18 @@ def columns(times):
     return [f"{value * 1e3:.0f}" for value in (*seconds, sum(times.values()))]
 
 
+def eager_table(_, pairs):
+    """The time of a step of each model, and the share of PyTorch's speed."""
+    rows = []
+    for name, shown in eager.MODELS.items():
+        theirs, ours = pairs[f"pytorch {name}"], pairs[f"bossman {name}"]
+        cells = [ms(median(theirs)), ms(median(ours)), f"{ratio(theirs, ours):.2f}"]
+        rows.append([shown, *cells])
+    return table(["", "PyTorch, ms a step", "BossMan, ms a step", "of PyTorch's speed"], rows)
+
+
 TABLES = {
+    "E": eager_table,
     "Z": memory_table,
     "A": summed_table,
     "S": start_table,

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 
+import eager
 import memory
 import pictures
 import programs
@@ -265,4 +266,5 @@ WORKLOADS = {
     "Z": memory.pair,
     "S": work_s,
     "N": work_n,
+    "E": eager.pair,
 }
