@@ -10,7 +10,7 @@ use crate::session::replica_check::{self, compare_replicas};
 use crate::session::train_step::TrainedStep;
 use crate::session::trainer::Trainer;
 use crate::workers::host::Host;
-use crate::workers::last_session::{KeptPlaces, LastSession};
+use crate::workers::last_session::{FitsBeside, KeptPlaces, LastSession};
 use crate::BossManError;
 use pipeline::recovery::{
     Cause, RecoveryCost, RecoveryPolicy, Remedy, Repeated, ResumeReport, Situation, StateSource,
@@ -211,7 +211,9 @@ impl BossMan {
             known: Vec::new(),
             unfit: Vec::new(),
         };
-        let workers = self.host.clone().wait_for_rejoin(before, fits).await?;
+        // No worker is unfit, so none is judged.
+        let fits_beside: FitsBeside = Box::new(|_, _| true);
+        let workers = self.host.clone().wait_for_rejoin(before, fits, fits_beside).await?;
         let rejoined = Instant::now();
         let (mut trainer, host) = self.builder.start(workers)?;
         // If this session fails, one of its workers may be at fault.

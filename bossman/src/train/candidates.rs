@@ -2,6 +2,8 @@
 
 use crate::output;
 use crate::tuning::replica_devices::device_kind;
+use crate::workers::last_session::FitsBeside;
+use crate::Builder;
 use link::WorkerInfo;
 use std::cmp::Reverse;
 use std::slice::from_ref;
@@ -19,6 +21,44 @@ pub(super) enum Check {
     NoPlan,
     /// There is a plan, but not with these workers, for this reason.
     Unfit(String),
+}
+
+impl Check {
+    /// Checks with the settings of a session.
+    pub(super) fn of(builder: &Builder, members: &[WorkerInfo]) -> Self {
+        if builder.check(members.len()).is_err() {
+            return Check::NoPlan;
+        }
+        let checked = builder.check_on(members);
+        checked.map_or_else(|problem| Check::Unfit(problem.to_string()), |()| Check::Fits)
+    }
+}
+
+/// Judges a worker beside others, with the settings of a session of at most `most` workers.
+pub(super) fn fits_beside(builder: Builder, most: usize) -> FitsBeside {
+    Box::new(move |worker: &WorkerInfo, others: &[WorkerInfo]| {
+        fits_with(worker, others, most, |members| Check::of(&builder, members))
+    })
+}
+
+/// Whether a session could start on this worker and the others. If there is no plan for so many,
+/// more like this one are to come.
+fn fits_with(
+    worker: &WorkerInfo,
+    others: &[WorkerInfo],
+    most: usize,
+    check: impl Fn(&[WorkerInfo]) -> Check,
+) -> bool {
+    let mut members = others.to_vec();
+    while members.len() < most {
+        members.push(worker.clone());
+        match check(&members) {
+            Check::NoPlan => {}
+            Check::Fits => return true,
+            Check::Unfit(_) => return false,
+        }
+    }
+    false
 }
 
 /// The workers of a run, and those that could join it.
@@ -221,6 +261,24 @@ mod tests {
             ["the worker on host7 (cpu), the worker on host3 (cuda) wait and are not taken in: \
               with them, from worker 2 on, a session would not fit: worker 3 is unlike"]
         );
+    }
+
+    /// The worker was unfit beside others.
+    #[test]
+    fn a_worker_is_judged_beside_those_that_are_here() {
+        let fits =
+            |worker: WorkerInfo, others: &[WorkerInfo], check: fn(&[WorkerInfo]) -> Check| {
+                fits_with(&worker, others, 4, check)
+            };
+        let (cpu, cpus) = (worker(1, 8), [worker(1, 8), worker(2, 8)]);
+        assert!(fits(worker(7, 8), &cpus, alike) && !fits(worker(7, 7), &cpus, alike));
+        // There is no plan for three: a fourth one would be like the third.
+        assert!(fits(worker(7, 8), &cpus, pairs) && !fits(gpu(7, 99), &cpus, pairs));
+        assert!(!fits(gpu(7, 99), &[cpu], pairs));
+        // Nobody is here, or there is no place.
+        assert!(fits(worker(7, 8), &[], pairs) && !fits(worker(7, 7), &[], pairs));
+        assert!(!fits(worker(7, 8), &[&cpus[..], &cpus[..]].concat(), alike));
+        assert!(!fits(worker(7, 8), &cpus, |_| Check::NoPlan));
     }
 
     #[test]

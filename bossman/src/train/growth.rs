@@ -72,15 +72,7 @@ impl RunGrowth {
         builder: impl Fn() -> Builder,
         events: &Events,
     ) -> Option<usize> {
-        let check = |members: &[WorkerInfo]| {
-            let builder = builder();
-            match builder.check(members.len()).is_ok() {
-                true => builder
-                    .check_on(members)
-                    .map_or_else(|problem| Check::Unfit(problem.to_string()), |()| Check::Fits),
-                false => Check::NoPlan,
-            }
-        };
+        let check = |members: &[WorkerInfo]| Check::of(&builder(), members);
         let (decided, problems) = self.decide_with(at, waiting, check);
         for problem in problems {
             if self.is_news(&problem) {
@@ -182,6 +174,8 @@ impl RunGrowth {
     /// A session begins with these workers.
     pub(super) fn session_begins(&mut self, workers: &[WorkerInfo]) {
         self.refused.clear();
+        // Beside these they are fit, and the others may come again without them.
+        self.unfit.retain(|one| !workers.iter().any(|info| info.is_same_process(one)));
         // Until a step is done, newcomers have no state, and may not be fit.
         if self.newcomers().is_none() {
             self.known = workers.to_vec();
@@ -304,6 +298,9 @@ mod tests {
         growth.step_done(&both);
         // Also after a loss.
         assert_eq!(growth.last_session(2, 1).unfit, [worker(2)]);
+        // Beside others it is fit.
+        growth.session_begins(&[worker(2), worker(1)]);
+        assert!(growth.last_session(2, 1).unfit.is_empty());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::recovery::resume::{self, ResumeState};
 use crate::run_file::RunFile;
 use crate::status::StatusBoard;
 use crate::train::attempt::{Attempt, Observers};
+use crate::train::candidates;
 use crate::train::growth::RunGrowth;
 use crate::train::memory_saving::{MeansLeft, MemorySaving};
 use crate::train::metrics::Metrics;
@@ -456,8 +457,9 @@ impl Attempts {
         let host = if fleet.local == prepared.workers { host } else { host.port(port) };
         let builder = prepared.builder(self.record.microbatches, self.saving);
         let fits = |workers| builder.check(workers).is_ok();
+        let fits_beside = candidates::fits_beside(builder.clone(), prepared.workers);
         let last = self.growth.last_session(self.workers, self.recovery.lost());
-        let workers = host.wait_for_rejoin(last, fits).await?;
+        let workers = host.wait_for_rejoin(last, fits, fits_beside).await?;
         self.recovery.workers_rejoined();
         self.growth.workers_rejoined(workers.newcomers(self.growth.known()));
         (self.port, self.workers) = (Some(workers.port()), workers.count);

@@ -2,8 +2,8 @@
 
 use crate::events::{Event, Events, Invitation, WaitReason};
 use crate::status::StatusBoard;
-use crate::workers::join_wait::{JoinWait, Returning};
-use crate::workers::last_session::{KeptPlaces, LastSession};
+use crate::workers::join_wait::{is_one_of, JoinWait, Returning, Unfit};
+use crate::workers::last_session::{FitsBeside, KeptPlaces, LastSession};
 use crate::workers::local_processes::{worker_command, LocalWorkers, WorkerFlags};
 use crate::BossManError;
 use link::{Identity, LinkError, Listener, Ticket, Transport, WorkerInfo};
@@ -217,11 +217,13 @@ impl Host {
 
     /// Waits again after a session that failed or ended for more workers. Starts local workers
     /// afresh. Waits for the remaining other workers and the newcomers, and briefly for spares.
-    /// Fewer may suffice: `fits` tells whether the run can continue with a number of workers.
+    /// Fewer may suffice: `fits` tells whether the run can continue with a number of workers, and
+    /// `fits_beside` judges unfit workers anew if too few remain.
     pub(crate) async fn wait_for_rejoin(
         self,
         before: LastSession,
         fits: impl Fn(usize) -> bool,
+        fits_beside: FitsBeside,
     ) -> Result<Workers, BossManError> {
         let LastSession { workers, lost, newcomers, kept, known, unfit } = before;
         let expected = newcomers.len();
@@ -234,7 +236,8 @@ impl Host {
             KeptPlaces::All => self.workers,
         };
         let reason = if expected > 0 { WaitReason::Grow } else { WaitReason::Rejoin };
-        self.wait_for(Some(Again { wait, reason, kept, known, newcomers, unfit })).await
+        let again = Again { wait, reason, kept, known, newcomers, unfit, fits_beside };
+        self.wait_for(Some(again)).await
     }
 
     /// Whether the boss starts workers itself.
@@ -356,15 +359,15 @@ struct Again {
     kept: usize,
     known: Vec<WorkerInfo>,
     newcomers: Vec<WorkerInfo>,
-    /// Those that get no place.
+    /// Those that get no place, until too few others remain.
     unfit: Vec<WorkerInfo>,
+    /// Judges them then.
+    fits_beside: FitsBeside,
 }
 
 impl Again {
     fn reserve(&self, listener: Listener, local: Option<&LocalWorkers>) -> Listener {
-        let unfit = self.unfit.clone();
-        let is_unfit = move |info: &WorkerInfo| unfit.iter().any(|one| one.is_same_process(info));
-        let listener = listener.exclude(is_unfit);
+        let listener = listener.exclude(is_one_of(self.unfit.clone()));
         if self.kept == 0 {
             return listener;
         }
@@ -377,6 +380,7 @@ impl Again {
     }
 
     fn returning(self) -> Returning {
-        Returning { wait: self.wait, known: (self.kept > 0).then_some(self.known) }
+        let known = (self.kept > 0).then_some(self.known);
+        Returning { known, unfit: Unfit::new(self.unfit, self.fits_beside), wait: self.wait }
     }
 }

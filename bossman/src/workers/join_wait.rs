@@ -1,6 +1,7 @@
 //! A wait for workers in progress.
 
 use crate::events::{Event, Events, WaitReason};
+use crate::workers::last_session::FitsBeside;
 use crate::workers::local_processes::LocalWorkers;
 use crate::BossManError;
 use link::admission::listener::Reservation;
@@ -18,6 +19,16 @@ pub(super) struct Returning {
     pub(super) wait: RejoinWait,
     /// Those that may hold state, apart from the local ones. `None` if any worker is as good.
     pub(super) known: Option<Vec<WorkerInfo>>,
+    /// Those that get no place as long as others may suffice.
+    pub(super) unfit: Unfit,
+}
+
+/// Workers beside which no session of the run could start. That may be different beside others.
+pub(super) struct Unfit {
+    workers: Vec<WorkerInfo>,
+    fits_beside: FitsBeside,
+    /// Whether they are judged beside those that are here, because too few others remain.
+    is_judged: bool,
 }
 
 /// Those with state join again before others do.
@@ -178,17 +189,24 @@ impl JoinWait {
         }
     }
 
-    /// Those for whom places are kept have had their time. A worker that does not fit beside others
-    /// may fit without them.
+    /// Those for whom places are kept have had their time. A worker that does not fit beside all of
+    /// them may fit beside those that are here.
     fn count_on_anybody(&mut self) {
         self.known_first = None;
         self.listener.lift_reservation();
-        if self.listener.connected().next().is_none() {
-            self.listener.lift_exclusion();
+        let Some(again) = &mut self.again else { return };
+        again.known = None;
+        if !std::mem::replace(&mut again.unfit.is_judged, true) {
+            self.judge_unfit();
         }
-        if let Some(again) = &mut self.again {
-            again.known = None;
-        }
+    }
+
+    /// Excludes the unfit workers that do not fit beside those that are here, and no others. Their
+    /// verdict holds until a worker joins or leaves.
+    fn judge_unfit(&mut self) {
+        let Some(again) = self.again.as_ref().filter(|again| again.unfit.is_judged) else { return };
+        let here: Vec<_> = self.listener.connected().cloned().collect();
+        self.listener.replace_exclusion(is_one_of(again.unfit.beside(&here)));
     }
 
     /// Tells the user once that too few workers remain.
@@ -206,8 +224,12 @@ impl JoinWait {
             ListenerEvent::Joined { .. } => {
                 self.last_joined = Instant::now();
                 self.end_turn();
+                self.judge_unfit();
             }
-            ListenerEvent::Left { .. } if self.again.is_some() => self.close_gap(),
+            ListenerEvent::Left { .. } if self.again.is_some() => {
+                self.close_gap();
+                self.judge_unfit();
+            }
             ListenerEvent::Left { .. } | ListenerEvent::Rejected { .. } => {}
         }
         self.events.report(&described(event, self.listener.missing()));
@@ -220,6 +242,28 @@ impl Returning {
         let Some(known) = &self.known else { return true };
         known.iter().any(|one| one.is_same_process(info))
     }
+}
+
+impl Unfit {
+    /// These workers, which `fits_beside` judges anew if too few others remain.
+    pub(super) fn new(workers: Vec<WorkerInfo>, fits_beside: FitsBeside) -> Self {
+        Unfit { workers, fits_beside, is_judged: false }
+    }
+
+    /// Those that do not fit beside the workers `here`.
+    fn beside(&self, here: &[WorkerInfo]) -> Vec<WorkerInfo> {
+        self.workers.iter().filter(|one| !self.fits(one, here)).cloned().collect()
+    }
+
+    fn fits(&self, one: &WorkerInfo, here: &[WorkerInfo]) -> bool {
+        let others = here.iter().filter(|info| !info.is_same_process(one));
+        (self.fits_beside)(one, &others.cloned().collect::<Vec<_>>())
+    }
+}
+
+/// A function that recognises these workers.
+pub(super) fn is_one_of(workers: Vec<WorkerInfo>) -> impl Fn(&WorkerInfo) -> bool + Send + Sync {
+    move |info| workers.iter().any(|one| one.is_same_process(info))
 }
 
 async fn wait_until(time: Option<Instant>) {
@@ -282,12 +326,18 @@ mod tests {
 
     const PLACES: usize = 4;
 
+    /// Workers fit beside each other if their numbers differ by more than two.
+    fn far_apart() -> FitsBeside {
+        Box::new(|one, others| others.iter().all(|info| info.process.abs_diff(one.process) > 2))
+    }
+
     /// A wait after this session, whose workers with state are these.
     fn wait(identity: &Identity, failed: FailedSession, known: &[u32]) -> JoinWait {
         let listener = Listener::open(identity, loopback(0), PLACES).unwrap();
         let returning = Returning {
             wait: RejoinWait::new(failed, PLACES, |_| true),
             known: Some(known.iter().copied().map(worker).collect()),
+            unfit: Unfit::new(Vec::new(), far_apart()),
         };
         JoinWait::new(listener, None, Some(returning), Events::unobserved())
     }
@@ -296,6 +346,16 @@ mod tests {
         let event = tokio::time::timeout(Duration::from_secs(60), wait.listener.next());
         let event = event.await.unwrap();
         wait.on_event(event);
+    }
+
+    /// The refusal of a worker that asks.
+    async fn refused(wait: &mut JoinWait, ticket: &Ticket, process: u32) -> Option<LinkError> {
+        let boss = [loopback(wait.listener.address().port())];
+        let endpoint = link::worker_endpoint(ticket, &boss).unwrap();
+        tokio::select! {
+            joined = link::join(&endpoint, &boss, ticket, worker(process)) => joined.err(),
+            event = wait.listener.next() => panic!("{event:?}"),
+        }
     }
 
     async fn join(wait: &mut JoinWait, ticket: &Ticket, process: u32) -> JoinedRun {
@@ -361,13 +421,8 @@ mod tests {
         }
         assert_eq!(wait.listener.missing(), PLACES);
         members.push(join(&mut wait, identity.ticket(), 2).await);
-        let boss = [loopback(wait.listener.address().port())];
-        let endpoint = link::worker_endpoint(identity.ticket(), &boss).unwrap();
-        let refused = tokio::select! {
-            joined = link::join(&endpoint, &boss, identity.ticket(), worker(9)) => joined.err(),
-            event = wait.listener.next() => panic!("{event:?}"),
-        };
-        assert!(matches!(refused, Some(LinkError::Refused { retry: true, .. })), "{refused:?}");
+        let refusal = refused(&mut wait, identity.ticket(), 9).await;
+        assert!(matches!(refusal, Some(LinkError::Refused { retry: true, .. })), "{refusal:?}");
         for process in [1, 9] {
             members.push(join(&mut wait, identity.ticket(), process).await);
         }
@@ -376,27 +431,50 @@ mod tests {
         assert!(!wait.let_known_first(2));
     }
 
+    /// Makes these workers unfit at first.
+    fn exclude(mut wait: JoinWait, processes: &[u32]) -> JoinWait {
+        let unfit: Vec<_> = processes.iter().copied().map(worker).collect();
+        wait.listener = wait.listener.exclude(is_one_of(unfit.clone()));
+        if let Some(again) = &mut wait.again {
+            again.unfit = Unfit::new(unfit, far_apart());
+        }
+        wait
+    }
+
     /// A worker was unfit beside two others, and both are lost.
     #[tokio::test]
     async fn an_unfit_worker_may_come_once_it_is_alone() {
         let identity = identity();
         let failed = FailedSession { workers: 2, local: 0, lost: 2, newcomers: 0 };
-        let mut wait = wait(&identity, failed, &[]);
-        wait.listener = wait.listener.exclude(|info| info.process == 9);
-        let beside = join(&mut wait, identity.ticket(), 1).await;
+        let mut wait = exclude(wait(&identity, failed, &[]), &[9]);
+        let beside = join(&mut wait, identity.ticket(), 8).await;
         wait.count_on_anybody();
-        let boss = [loopback(wait.listener.address().port())];
-        let endpoint = link::worker_endpoint(identity.ticket(), &boss).unwrap();
-        let refused = tokio::select! {
-            joined = link::join(&endpoint, &boss, identity.ticket(), worker(9)) => joined.err(),
-            event = wait.listener.next() => panic!("{event:?}"),
-        };
-        assert!(matches!(refused, Some(LinkError::Refused { retry: true, .. })), "{refused:?}");
+        let refusal = refused(&mut wait, identity.ticket(), 9).await;
+        assert!(matches!(refusal, Some(LinkError::Refused { retry: true, .. })), "{refusal:?}");
         beside.boss.close(DONE, "it ends");
         next(&mut wait).await;
-        wait.count_on_anybody();
         let _alone = join(&mut wait, identity.ticket(), 9).await;
         assert_eq!(wait.listener.missing(), PLACES - 1);
+    }
+
+    /// Two workers were unfit beside one that is lost. They fit beside the one that remains, but
+    /// not both of them.
+    #[tokio::test]
+    async fn unfit_workers_are_judged_beside_those_that_are_here() {
+        let identity = identity();
+        let failed = FailedSession { workers: 2, local: 0, lost: 1, newcomers: 0 };
+        let mut wait = exclude(wait(&identity, failed, &[1, 7]), &[8, 9]);
+        let _survivor = join(&mut wait, identity.ticket(), 1).await;
+        let refusal = refused(&mut wait, identity.ticket(), 9).await;
+        assert!(matches!(refusal, Some(LinkError::Refused { retry: true, .. })), "{refusal:?}");
+        wait.count_on_anybody();
+        let first = join(&mut wait, identity.ticket(), 9).await;
+        let refusal = refused(&mut wait, identity.ticket(), 8).await;
+        assert!(matches!(refusal, Some(LinkError::Refused { retry: true, .. })), "{refusal:?}");
+        first.boss.close(DONE, "it ends");
+        next(&mut wait).await;
+        let _other = join(&mut wait, identity.ticket(), 8).await;
+        assert_eq!(wait.listener.missing(), PLACES - 2);
     }
 
     /// Two survivors and a spare: the spare is no survivor, however many workers are there.

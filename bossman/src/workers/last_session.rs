@@ -14,9 +14,13 @@ pub(crate) struct LastSession {
     pub(crate) kept: KeptPlaces,
     /// The workers that may hold state of the run.
     pub(crate) known: Vec<WorkerInfo>,
-    /// Workers on which no session of the run could start. They get no place.
+    /// Workers beside which no session of the run could start. They get no place, until too few
+    /// others remain.
     pub(crate) unfit: Vec<WorkerInfo>,
 }
+
+/// Tells whether a session of the run could start on a worker and these others.
+pub(crate) type FitsBeside = Box<dyn Fn(&WorkerInfo, &[WorkerInfo]) -> bool + Send + Sync>;
 
 /// The places that other workers do not get, as long as those that know the run may come again.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

@@ -141,9 +141,12 @@ impl Listener {
         Listener { excluded: Some(Box::new(whom)), ..self }
     }
 
-    /// Gives places to excluded workers, too.
-    pub fn lift_exclusion(&mut self) {
-        self.excluded = None;
+    /// Refuses the workers that `whom` names from now on, and no others.
+    pub fn replace_exclusion(
+        &mut self,
+        whom: impl Fn(&WorkerInfo) -> bool + Send + Sync + 'static,
+    ) {
+        self.excluded = Some(Box::new(whom));
     }
 
     /// Keeps other places from now on, or none. Returns those that were kept.

@@ -142,7 +142,7 @@ async fn places_are_kept_for_workers_that_come_again() {
 #[tokio::test]
 async fn excluded_workers_get_no_place() {
     let process = |process| WorkerInfo { process, ..WorkerInfo::default() };
-    let Boss { listener, identity, _keys } = Boss::with_places(1);
+    let Boss { listener, identity, _keys } = Boss::with_places(2);
     let mut listener = listener.exclude(|info| info.process == 7);
     let boss: [SocketAddr; 1] = [(Ipv4Addr::LOCALHOST, listener.address().port()).into()];
     let endpoint = worker_endpoint(identity.ticket(), &boss).unwrap();
@@ -160,7 +160,13 @@ async fn excluded_workers_get_no_place() {
     }
     let joining = join(&endpoint, &boss, identity.ticket(), process(8));
     let (joined, _) = soon(async { tokio::join!(joining, listener.next()) }).await;
-    assert_eq!((joined.unwrap().worker.0, listener.missing()), (0, 0));
+    let _first = joined.unwrap();
+    assert_eq!(listener.missing(), 1);
+    // Another one is excluded instead.
+    listener.replace_exclusion(|info| info.process == 9);
+    let joining = join(&endpoint, &boss, identity.ticket(), process(7));
+    let (joined, _) = soon(async { tokio::join!(joining, listener.next()) }).await;
+    assert_eq!((joined.unwrap().worker.0, listener.missing()), (1, 0));
 }
 
 /// A question takes no place, and is no event.
