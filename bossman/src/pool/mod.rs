@@ -66,7 +66,8 @@ impl Seen {
     }
 
     fn process(&self) -> Process {
-        Process { host: self.info.host.clone(), id: self.info.process }
+        let WorkerInfo { host, process, instance, .. } = &self.info;
+        Process { host: host.clone(), id: *process, instance: *instance }
     }
 }
 

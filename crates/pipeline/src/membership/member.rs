@@ -9,6 +9,9 @@ pub struct Process {
     pub host: String,
     /// The process id on that machine.
     pub id: u32,
+    /// A random number that the process drew. Containers may have one name, and the same process
+    /// ids.
+    pub instance: u64,
 }
 
 /// The state of a worker of a pool.

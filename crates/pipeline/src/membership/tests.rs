@@ -109,8 +109,9 @@ fn worker(word: &str) -> WorkerId {
     WorkerId(word.parse().expect("a worker"))
 }
 
+/// The process of a worker. As in containers, all have one process id.
 fn process(worker: WorkerId) -> Process {
-    Process { id: worker.0.into(), ..Process::default() }
+    Process { id: 1, instance: worker.0.into(), ..Process::default() }
 }
 
 /// Parses `3:1`: worker 3 has still one command to run.
@@ -393,4 +394,18 @@ fn a_step_counts_for_each_member_by_its_share() {
     membership.on_step(StepDone { step, samples, microbatches, assignment, behind });
     let found = membership.members().map(|(_, m)| (m.share, m.samples, m.bytes_per_second));
     assert_eq!(found.collect::<Vec<_>>(), [(0.75, 8, Some(5)), (0.25, 2, Some(5))]);
+}
+
+/// Two containers of one name, whose processes have one id. JOIN-9.
+#[test]
+fn a_process_like_a_removed_one_is_not_held_back() {
+    let placement = StagePlacement::new(vec![vec![WorkerId(0), WorkerId(1)]]);
+    let workers = placement.members().into_iter().map(|worker| (worker, process(worker)));
+    let mut membership = Membership::new(placement, workers.collect());
+    membership.disconnect(WorkerId(1), "it was slow");
+    membership.on_joined(WorkerId(2), Process { instance: 9, ..process(WorkerId(1)) });
+    assert_eq!(membership.state(WorkerId(2)), Some(&MemberState::Joined));
+    membership.on_joined(WorkerId(3), process(WorkerId(1)));
+    let held_back = membership.state(WorkerId(3)).and_then(MemberState::reason);
+    assert_eq!(held_back, Some("it was here before: it was slow"));
 }

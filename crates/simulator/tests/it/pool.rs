@@ -154,9 +154,9 @@ impl Pool<'_> {
     }
 }
 
-/// The process of a worker. None comes twice.
+/// The process of a worker. None comes twice. As in containers, all have one process id.
 fn process(worker: WorkerId) -> Process {
-    Process { id: worker.0.into(), ..Process::default() }
+    Process { id: 1, instance: worker.0.into(), ..Process::default() }
 }
 
 /// The joins, leaves and faults of a pool, by event.
