@@ -1,7 +1,7 @@
 //! Keeps a run's folder up to date: `run.yaml`, `model.yaml`, the address of the boss, and the link
 //! to the newest run.
 
-use super::live_boss::write_port;
+use super::live_boss::{remove_port, write_port};
 use super::owner::mark_as_own;
 use super::RunFolder;
 use crate::events::{Event, Observer, PlannedStage};
@@ -96,8 +96,39 @@ impl Observer for FolderKeeper {
                 self.planned = Some((schedule.clone(), stages.clone(), why.clone()));
                 self.write_run()?;
             }
+            // The boss soon listens no more, and the receipt may take long. The log tells the end.
+            Event::Ended { .. } | Event::Interrupted { .. } => remove_port(self.folder.path()),
             _ => {}
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{LiveBoss, RunFolderSettings, RunName};
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn the_address_is_there_while_the_boss_listens() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create(&RunFolderSettings {
+            runs: place.path().to_path_buf(),
+            name: None,
+            derived: RunName::parse("digits").unwrap(),
+            resume_in: None,
+        });
+        let folder = Arc::new(folder.unwrap());
+        let file = RunFile::from_file("../examples/digits/run.yaml").unwrap();
+        let mut keeper = FolderKeeper::new(folder.clone(), file);
+        let ended = Event::Ended { steps: 9, time: Duration::ZERO, error: None };
+        let interrupted = Event::Interrupted { step: Some(3), weights: None, checkpoint: None };
+        for end in [ended, interrupted] {
+            keeper.on_event(&Event::Listening { port: 7 }).unwrap();
+            assert_eq!(LiveBoss::of(folder.path()).unwrap(), LiveBoss::Here { port: 7 });
+            keeper.on_event(&end).unwrap();
+            assert_eq!(LiveBoss::of(folder.path()).unwrap(), LiveBoss::Silent, "{end:?}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use crate::BossManError;
 use std::fs::{File, Metadata, TryLockError};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Locked by the process that trains in the folder. Holds its process id.
 const LOCK: &str = "lock";
@@ -104,6 +104,17 @@ pub(super) fn holder(folder: &Path) -> Result<Holder, BossManError> {
 /// The lock cannot be read.
 pub fn is_held(folder: &Path) -> Result<bool, BossManError> {
     Ok(holder(folder)? != Holder::Nobody)
+}
+
+/// The time at which the process that trains in a folder began to, by the clock of the folder's
+/// disk.
+///
+/// # Errors
+/// The lock cannot be read.
+pub(super) fn taken_at(folder: &Path) -> Result<SystemTime, BossManError> {
+    let place = folder.join(LOCK);
+    let modified = place.metadata().and_then(|of| of.modified());
+    modified.map_err(|e| BossManError::io(&place, &e))
 }
 
 fn pid(mut lock: &File) -> Option<u32> {

@@ -1,6 +1,6 @@
 //! A run in a line: what its folder tells about it.
 
-use super::lock::{holder, Holder};
+use super::lock::{holder, taken_at, Holder};
 use super::paths::is_run_folder;
 use super::EventReader;
 use crate::events::Event;
@@ -82,6 +82,31 @@ impl RunSummary {
     /// # Errors
     /// A file in it cannot be read.
     pub fn read(path: &Path) -> Result<Self, BossManError> {
+        let mut run = Self::of_log(path)?;
+        if let Holder::Process(pid) = holder(path)? {
+            run.state = RunState::Running { pid };
+        }
+        match run.last_checkpoint() {
+            Ok(step) => run.resumes_from = Some(step),
+            Err(why) => run.why_not = Some(why),
+        }
+        Ok(run)
+    }
+
+    /// The run that the process in this folder has ended, while it still completes its files.
+    /// `None` if it has not ended the run.
+    ///
+    /// # Errors
+    /// A file in the folder cannot be read.
+    pub(crate) fn of_ended(path: &Path) -> Result<Option<Self>, BossManError> {
+        let run = Self::of_log(path)?;
+        // A process that begins to go on with the run finds the end of an earlier one in the log.
+        let has_ended = run.state != RunState::Crashed && run.changed > taken_at(path)?;
+        Ok(has_ended.then_some(run))
+    }
+
+    /// What the log tells.
+    fn of_log(path: &Path) -> Result<Self, BossManError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let log = path.join("events.jsonl");
         let changed = log.metadata().and_then(|of| of.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
@@ -102,13 +127,6 @@ impl RunSummary {
         let mut events = EventReader::open(path)?;
         while let Some(logged) = events.as_mut().map_or(Ok(None), EventReader::next_event)? {
             run.follow(logged.event);
-        }
-        if let Holder::Process(pid) = holder(path)? {
-            run.state = RunState::Running { pid };
-        }
-        match run.last_checkpoint() {
-            Ok(step) => run.resumes_from = Some(step),
-            Err(why) => run.why_not = Some(why),
         }
         Ok(run)
     }
@@ -194,14 +212,43 @@ fn bytes_of(folder: &Path) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::lock::FolderLock;
     use super::*;
+    use std::fs::File;
+    use std::time::Duration;
+
+    fn write_log(folder: &Path, lines: &[&str]) {
+        let line = |line: &&str| format!("{{\"time\":1.0,\"version\":1,{line}}}\n");
+        let text: String = lines.iter().map(line).collect();
+        std::fs::write(folder.join("events.jsonl"), text).unwrap();
+    }
 
     fn summary(lines: &[&str]) -> RunSummary {
         let folder = tempfile::tempdir().unwrap();
-        let line = |line: &&str| format!("{{\"time\":1.0,\"version\":1,{line}}}\n");
-        let text: String = lines.iter().map(line).collect();
-        std::fs::write(folder.path().join("events.jsonl"), text).unwrap();
+        write_log(folder.path(), lines);
         RunSummary::read(folder.path()).unwrap()
+    }
+
+    /// A process that writes the receipt, and one that begins to go on with an ended run.
+    #[test]
+    fn the_end_counts_if_the_process_in_the_folder_reported_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let begin = "\"event\":\"folder\",\"path\":\"runs/a\"";
+        let ended = "\"event\":\"ended\",\"steps\":3,\"time_s\":1.0,\"error\":null";
+        let _lock = FolderLock::take(folder.path()).unwrap();
+        let taken = taken_at(folder.path()).unwrap();
+        let second = Duration::from_secs(1);
+        for (lines, written, state) in [
+            (vec![begin, ended], taken + second, Some(RunState::Ended)),
+            (vec![begin, ended], taken - second, None),
+            (vec![begin, ended, begin], taken + second, None),
+        ] {
+            write_log(folder.path(), &lines);
+            let log = File::options().append(true).open(folder.path().join("events.jsonl"));
+            log.unwrap().set_modified(written).unwrap();
+            let found = RunSummary::of_ended(folder.path()).unwrap();
+            assert_eq!(found.map(|run| run.state), state, "{lines:?}");
+        }
     }
 
     #[test]

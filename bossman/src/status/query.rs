@@ -65,7 +65,13 @@ impl Status {
                     Ok(status) => return Ok(status),
                     Err(error) => error.to_string(),
                 },
-                LiveBoss::Silent => "it does not listen".into(),
+                // It completes the files of the run.
+                LiveBoss::Silent => {
+                    match RunSummary::of_ended(folder)?.and_then(Self::of_summary) {
+                        Some(status) => return Ok(status),
+                        None => "it does not listen".into(),
+                    }
+                }
                 LiveBoss::Elsewhere { machine, port } => {
                     let problem = format!(
                         "its boss runs on {machine}; ask there, or with --host {machine} --port \
@@ -88,14 +94,19 @@ impl Status {
         if !folder.join("events.jsonl").is_file() {
             return Err(BossManError::file(folder, "is no run's folder: it has no events.jsonl"));
         }
-        let RunSummary { state, step, steps, loss, .. } = RunSummary::read(folder)?;
+        Ok(Self::of_summary(RunSummary::read(folder)?))
+    }
+
+    /// The status of a run that has ended. `None` if it runs.
+    fn of_summary(run: RunSummary) -> Option<Self> {
+        let RunSummary { state, step, steps, loss, .. } = run;
         let (phase, error) = match state {
-            RunState::Running { .. } => return Ok(None),
+            RunState::Running { .. } => return None,
             RunState::Ended => (Phase::Ended, None),
             RunState::Interrupted => (Phase::Interrupted, None),
             RunState::Failed { why } => (Phase::Failed, Some(why)),
             RunState::Crashed => (Phase::Crashed, None),
         };
-        Ok(Some(Status { phase, error, step, steps, loss, ..Status::default() }))
+        Some(Status { phase, error, step, steps, loss, ..Status::default() })
     }
 }
