@@ -204,6 +204,12 @@ impl Recovery {
         self.outage.is_some()
     }
 
+    /// Whether the last session left state that this process has trained. Before the first step
+    /// there is none.
+    pub(crate) fn left_trained_state(&self) -> bool {
+        self.is_recovering() && self.furthest() > 0
+    }
+
     /// The workers of the last session that may not join again.
     pub(crate) fn lost(&self) -> usize {
         self.outage.as_ref().map_or(0, |outage| outage.lost)
@@ -323,11 +329,22 @@ mod tests {
         assert_eq!(recovery.lost(), 1);
     }
 
+    /// Ctrl-C then has nothing to wait for.
+    #[test]
+    fn a_loss_before_the_first_step_leaves_no_state() {
+        let mut recovery = Recovery::default();
+        let remedy = recovery.decide(&lost(true), Instant::now(), &facts(true, false));
+        assert_eq!(remedy, Remedy::Rebuild { ban: None });
+        assert!(recovery.is_recovering() && !recovery.left_trained_state());
+    }
+
     #[test]
     fn growth_is_a_recovery_that_loses_nothing() {
         let mut recovery = Recovery::default();
         assert!(recovery.step_done(4).is_none());
+        assert!(!recovery.left_trained_state());
         recovery.begin_growth(Instant::now());
+        assert!(recovery.left_trained_state());
         assert_eq!((recovery.is_recovering(), recovery.lost()), (true, 0));
         recovery.workers_rejoined();
         resumes(&mut recovery, 4);

@@ -272,8 +272,11 @@ impl Attempts {
         prepared: &'a Prepared<'a>,
     ) -> Result<Option<Attempt<'a>>, BossManError> {
         let (stop, events) = (&prepared.options.stop, self.observers.events.clone());
-        let patience = patience_with_start(self.recovery.is_recovering(), prepared.file.redundancy);
         let done = self.recovery.furthest();
+        // The workers of a resumed run may have state of the earlier process.
+        let is_of_earlier = prepared.is_resumed && self.recovery.is_recovering();
+        let has_state = is_of_earlier || self.recovery.left_trained_state();
+        let patience = patience_with_start(has_state, prepared.file.redundancy);
         let problem = tokio::select! {
             started = self.start(prepared) => match started {
                 // The run would begin anew, which the user does not want any more.
@@ -529,9 +532,9 @@ fn may_grow(prepared: &Prepared<'_>) -> bool {
 /// The time that a session has to start once the user ends the run. Only a session can save the
 /// state that a run left to its workers when it grew or lost some. Without such a state there is
 /// nothing to save before the first step.
-fn patience_with_start(is_recovering: bool, redundancy: RecoverySource) -> Duration {
+fn patience_with_start(has_state: bool, redundancy: RecoverySource) -> Duration {
     match redundancy {
-        RecoverySource::PeerSnapshot(_) if is_recovering => LAST_START,
+        RecoverySource::PeerSnapshot(_) if has_state => LAST_START,
         RecoverySource::PeerSnapshot(_) | RecoverySource::Checkpoint | RecoverySource::None => {
             Duration::ZERO
         }
@@ -568,14 +571,14 @@ mod tests {
     #[test]
     fn a_session_that_can_save_the_workers_state_has_time_to_start() {
         let peers = RecoverySource::PeerSnapshot(Every::Steps(3));
-        for (is_recovering, redundancy, patience) in [
+        for (has_state, redundancy, patience) in [
             (true, peers, LAST_START),
             (false, peers, Duration::ZERO),
             (true, RecoverySource::Checkpoint, Duration::ZERO),
             (true, RecoverySource::None, Duration::ZERO),
         ] {
-            let found = patience_with_start(is_recovering, redundancy);
-            assert_eq!(found, patience, "{is_recovering}, {redundancy:?}");
+            let found = patience_with_start(has_state, redundancy);
+            assert_eq!(found, patience, "{has_state}, {redundancy:?}");
         }
     }
 }
