@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn a_loss_before_the_first_step_leaves_no_state() {
         let mut recovery = Recovery::default();
-        let remedy = recovery.decide(&lost(true), Instant::now(), &facts(true, false));
+        let remedy = recovery.decide(&lost(true), Instant::now(), &facts(false, false));
         assert_eq!(remedy, Remedy::Rebuild { ban: None });
         assert!(recovery.is_recovering() && !recovery.left_trained_state());
     }

@@ -85,7 +85,8 @@ impl JoinWait {
 
     /// Waits, and returns the number of workers.
     pub(super) async fn run(&mut self) -> Result<usize, BossManError> {
-        while self.listener.missing() > 0 {
+        // One whose connection is being closed has a place, and is about to leave it.
+        while self.listener.connected().count() < self.places {
             let next_check = match self.sufficiency() {
                 Some(Sufficiency::Enough(workers)) => match self.let_known_first(workers) {
                     true => None,
@@ -119,11 +120,12 @@ impl JoinWait {
         // One may join twice: it is asked to, if a place before its own becomes free.
         let local_here = self.listener.connected().filter(|info| self.is_local(info)).count();
         let again = self.again.as_ref().filter(|_| local_here >= local)?;
-        let workers = self.places - self.listener.missing();
+        let workers = self.listener.connected().count();
+        let is_leaving = workers < self.listener.joined().count();
         Some(again.wait.sufficiency(Rejoined {
             workers,
             known: self.known_here(),
-            has_gap: !self.listener.is_contiguous(),
+            has_gap: is_leaving || !self.listener.is_contiguous(),
             since_begin: self.counts_from.elapsed(),
             since_last: self.last_joined.elapsed(),
         }))
@@ -402,6 +404,44 @@ mod tests {
         let _again = join(&mut wait, identity.ticket(), 1).await;
         let decided = wait.sufficiency();
         assert!(matches!(decided, Some(Sufficiency::OpenFor(_))), "{decided:?}");
+    }
+
+    /// Their places are taken, until the boss notices that they are gone.
+    #[tokio::test]
+    async fn workers_whose_connections_are_being_closed_do_not_count() {
+        let identity = identity();
+        let failed = FailedSession { workers: 2, local: 0, lost: 0, newcomers: 0 };
+        let mut wait = wait(&identity, failed, &[1, 2]);
+        let _first = join(&mut wait, identity.ticket(), 1).await;
+        let _second = join(&mut wait, identity.ticket(), 2).await;
+        wait.counts_from -= Duration::from_secs(60);
+        assert_eq!(wait.sufficiency(), Some(Sufficiency::Enough(2)));
+        wait.listener.ask_all_to_rejoin();
+        assert_eq!(wait.listener.joined().count(), 2);
+        assert_eq!(wait.sufficiency(), Some(Sufficiency::Gap));
+    }
+
+    /// Also if all places are taken.
+    #[tokio::test]
+    async fn a_session_does_not_begin_on_a_connection_that_is_being_closed() {
+        let identity = identity();
+        let listener = Listener::open(&identity, loopback(0), 1).unwrap();
+        let mut wait = JoinWait::new(listener, None, None, Events::unobserved());
+        let _before = join(&mut wait, identity.ticket(), 1).await;
+        wait.listener.ask_all_to_rejoin();
+        let boss = [loopback(wait.listener.address().port())];
+        let endpoint = link::worker_endpoint(identity.ticket(), &boss).unwrap();
+        let again = async {
+            loop {
+                match link::join(&endpoint, &boss, identity.ticket(), worker(1)).await {
+                    Err(LinkError::Refused { retry: true, .. }) => {}
+                    joined => return joined.unwrap(),
+                }
+            }
+        };
+        let both = async { tokio::join!(wait.run(), again) };
+        let (count, _again) = tokio::time::timeout(Duration::from_secs(60), both).await.unwrap();
+        assert_eq!((count.unwrap(), wait.listener.connected().count()), (1, 1));
     }
 
     /// A stranger has the first place, and the run continues with two.
