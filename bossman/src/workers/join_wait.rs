@@ -312,8 +312,7 @@ mod tests {
     use std::time::Duration;
 
     fn worker(process: u32) -> WorkerInfo {
-        let host = gethostname::gethostname().to_string_lossy().into_owned();
-        WorkerInfo { process, host, ..WorkerInfo::default() }
+        WorkerInfo { process, instance: process.into(), ..WorkerInfo::default() }
     }
 
     fn loopback(port: u16) -> SocketAddr {
@@ -374,7 +373,7 @@ mod tests {
         let identity = identity();
         let failed = FailedSession { workers: 3, local: 1, lost: 1, newcomers: 0 };
         let mut wait = wait(&identity, failed, &[1, 2]);
-        wait.local = Some(LocalWorkers::of_processes(vec![7]));
+        wait.local = Some(LocalWorkers::of_instances(vec![7]));
         let first = join(&mut wait, identity.ticket(), 1).await;
         assert_eq!(wait.sufficiency(), None, "the local worker is not there");
         let _before = join(&mut wait, identity.ticket(), 7).await;

@@ -35,8 +35,9 @@ pub(crate) struct WorkerFlags {
 /// dropping this, or by the system when this process ends.
 pub(crate) struct LocalWorkers {
     processes: WorkerProcesses,
-    pids: Vec<u32>,
-    exits: mpsc::UnboundedReceiver<(u32, String)>,
+    /// The random number of each, which its [`WorkerInfo`] tells.
+    instances: Vec<u64>,
+    exits: mpsc::UnboundedReceiver<(u64, String)>,
 }
 
 /// The handle that keeps workers running. Dropping it also ends stopped processes, which cannot see
@@ -73,7 +74,7 @@ impl LocalWorkers {
             flags;
         let threads = threads.unwrap_or_else(|| (cores / count.max(1)).max(1)).to_string();
         let (sender, exits) = mpsc::unbounded_channel();
-        let (mut processes, mut pids) = (WorkerProcesses::default(), Vec::new());
+        let (mut processes, mut instances) = (WorkerProcesses::default(), Vec::new());
         for number in 0..count {
             let mut command = Command::new(&program);
             command.args([
@@ -85,6 +86,8 @@ impl LocalWorkers {
             ]);
             command.args(allow_torchscript.then_some("--allow-torchscript"));
             command.arg("--local-number").arg(number.to_string());
+            let instance = link::draw_instance();
+            command.arg(format!("--local-instance={instance}"));
             if let Some(device) = devices.iter().chain(&slices).cycle().nth(number) {
                 command.arg("--device").arg(device);
             }
@@ -108,38 +111,37 @@ impl LocalWorkers {
             let mut child = command.spawn().map_err(failed)?;
             processes.pipes.extend(child.stdin.take());
             let sender = sender.clone();
-            let process = child.id().unwrap_or(0);
-            pids.push(process);
+            instances.push(instance);
             processes.waiting.spawn(async move {
                 if let Ok(status) = child.wait().await {
-                    sender.send((process, describe(status))).ok();
+                    sender.send((instance, describe(status))).ok();
                 }
             });
         }
-        Ok(LocalWorkers { processes, pids, exits })
+        Ok(LocalWorkers { processes, instances, exits })
     }
 
-    /// Workers with these process ids, which nobody has started.
+    /// Workers with these numbers, which nobody has started.
     #[cfg(test)]
-    pub(crate) fn of_processes(pids: Vec<u32>) -> Self {
+    pub(crate) fn of_instances(instances: Vec<u64>) -> Self {
         let (_, exits) = mpsc::unbounded_channel();
-        LocalWorkers { processes: WorkerProcesses::default(), pids, exits }
+        LocalWorkers { processes: WorkerProcesses::default(), instances, exits }
     }
 
     /// The number of workers.
     pub(crate) fn count(&self) -> usize {
-        self.pids.len()
+        self.instances.len()
     }
 
     /// Whether a worker that joined is one of these.
     pub(crate) fn contains(&self, worker: &WorkerInfo) -> bool {
-        self.pids.contains(&worker.process) && worker.host == host_name()
+        self.instances.contains(&worker.instance)
     }
 
     /// A function that does the same as [`LocalWorkers::contains`], for another owner.
     pub(crate) fn recognizer(&self) -> impl Fn(&WorkerInfo) -> bool + Send + Sync + use<> {
-        let (pids, host) = (self.pids.clone(), host_name());
-        move |worker| pids.contains(&worker.process) && worker.host == host
+        let instances = self.instances.clone();
+        move |worker| instances.contains(&worker.instance)
     }
 
     /// Ends with the first worker that ends, and how it did. Cancel safe.
@@ -154,10 +156,9 @@ impl LocalWorkers {
     /// The returned value keeps the workers running.
     pub(crate) fn report_exits(self, handle: Handle) -> WorkerProcesses {
         let LocalWorkers { processes, mut exits, .. } = self;
-        let host = host_name();
         tokio::spawn(async move {
-            while let Some((process, how)) = exits.recv().await {
-                let mine = |w: &WorkerInfo| w.process == process && w.host == host;
+            while let Some((instance, how)) = exits.recv().await {
+                let mine = |w: &WorkerInfo| w.instance == instance;
                 if let Some(worker) = handle.workers().iter().position(mine) {
                     handle.report_lost(WorkerId(worker as u16), &how);
                 }
@@ -165,10 +166,6 @@ impl LocalWorkers {
         });
         processes
     }
-}
-
-fn host_name() -> String {
-    gethostname::gethostname().to_string_lossy().into_owned()
 }
 
 fn describe(status: ExitStatus) -> String {
@@ -243,6 +240,16 @@ fn cargo_folders() -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A container may have the name of this machine, and its processes the same ids. JOIN-9.
+    #[test]
+    fn a_local_worker_is_known_by_its_random_number() {
+        let local = LocalWorkers::of_instances(vec![7, 8]);
+        let worker = |instance| WorkerInfo { process: 1, instance, ..WorkerInfo::default() };
+        let known = [7, 9, 8].map(|instance| local.contains(&worker(instance)));
+        assert_eq!((known, local.count()), ([true, false, true], 2));
+        assert_eq!(known, [7, 9, 8].map(|instance| local.recognizer()(&worker(instance))));
+    }
 
     #[test]
     fn the_command_of_a_worker_works_in_any_folder() {

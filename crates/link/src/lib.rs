@@ -26,7 +26,7 @@ pub mod testing;
 pub mod trust;
 
 pub use admission::addresses::{host_and_port, resolve};
-pub use admission::handshake::{instance, WorkerInfo};
+pub use admission::handshake::{draw_instance, instance, WorkerInfo};
 pub use admission::join::{join, query_status, JoinedRun};
 pub use admission::listener::{Listener, ListenerEvent};
 pub use admission::StatusText;

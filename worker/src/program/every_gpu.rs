@@ -133,15 +133,20 @@ fn terminate(child: &Child) {
     }
 }
 
+/// Whether an argument is not meant for the workers that this process starts. Each of them draws a
+/// number of its own.
+fn is_of_this_process(argument: &str) -> bool {
+    let is_set = |flag: &str| argument.starts_with(flag);
+    argument == "--end-with-stdin" || is_set("--device=") || is_set("--local-instance=")
+}
+
 fn arguments_without_device() -> Vec<std::ffi::OsString> {
     let mut kept = Vec::new();
     let mut arguments = std::env::args_os().skip(1);
     while let Some(argument) = arguments.next() {
         if argument == "--device" {
             arguments.next();
-        } else if !argument.to_string_lossy().starts_with("--device=")
-            && argument != "--end-with-stdin"
-        {
+        } else if !is_of_this_process(&argument.to_string_lossy()) {
             kept.push(argument);
         }
     }

@@ -98,11 +98,14 @@ pub struct Options {
     /// it takes the GPU of this number, modulo the number of GPUs.
     #[arg(long, hide = true, value_name = "N")]
     pub local_number: Option<usize>,
+    /// The random number by which the boss that starts this worker knows it.
+    #[arg(long, hide = true, value_name = "N")]
+    pub local_instance: Option<u64>,
 }
 
 /// The flags of a worker that works for a boss. Those that the environment may set, too, are not
 /// among them.
-const WORKING: [&str; 9] = [
+const WORKING: [&str; 10] = [
     "device",
     "relay",
     "transport",
@@ -112,6 +115,7 @@ const WORKING: [&str; 9] = [
     "allow_torchscript",
     "end_with_stdin",
     "local_number",
+    "local_instance",
 ];
 
 /// The first argument of a worker that a boss starts on its own machine.

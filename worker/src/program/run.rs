@@ -377,7 +377,7 @@ fn info(options: &Options, device: Device, nccl: link::Nccl) -> WorkerInfo {
         direct: !options.relay,
         host: gethostname::gethostname().to_string_lossy().into_owned(),
         process: std::process::id(),
-        instance: link::instance(),
+        instance: options.local_instance.unwrap_or_else(link::instance),
         nccl,
     }
 }

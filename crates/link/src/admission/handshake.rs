@@ -85,7 +85,12 @@ impl WorkerInfo {
 /// The random number of this process, for [`WorkerInfo::instance`].
 pub fn instance() -> u64 {
     static INSTANCE: OnceLock<u64> = OnceLock::new();
-    *INSTANCE.get_or_init(|| RandomState::new().build_hasher().finish())
+    *INSTANCE.get_or_init(draw_instance)
+}
+
+/// Draws the random number of a process.
+pub fn draw_instance() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 /// A worker with one CPU thread, on a machine without a name, that others may connect to.
@@ -226,5 +231,6 @@ mod tests {
             assert!(!info.is_same_process(&other), "{other:?}");
         }
         assert_eq!(instance(), instance());
+        assert_ne!(draw_instance(), draw_instance());
     }
 }
