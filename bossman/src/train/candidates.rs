@@ -37,28 +37,28 @@ impl Check {
 /// Judges a worker beside others, with the settings of a session of at most `most` workers.
 pub(super) fn fits_beside(builder: Builder, most: usize) -> FitsBeside {
     Box::new(move |worker: &WorkerInfo, others: &[WorkerInfo]| {
-        fits_with(worker, others, most, |members| Check::of(&builder, members))
+        smallest_session(worker, others, most, |members| Check::of(&builder, members)).is_some()
     })
 }
 
-/// Whether a session could start on this worker and the others. If there is no plan for so many,
-/// more like this one are to come.
-fn fits_with(
+/// The workers of the smallest session that could start on the others and this worker. If there is
+/// no plan for so many, more like this one are to come. `None` if they would not fit.
+fn smallest_session(
     worker: &WorkerInfo,
     others: &[WorkerInfo],
     most: usize,
     check: impl Fn(&[WorkerInfo]) -> Check,
-) -> bool {
+) -> Option<usize> {
     let mut members = others.to_vec();
     while members.len() < most {
         members.push(worker.clone());
         match check(&members) {
             Check::NoPlan => {}
-            Check::Fits => return true,
-            Check::Unfit(_) => return false,
+            Check::Fits => return Some(members.len()),
+            Check::Unfit(_) => return None,
         }
     }
-    false
+    None
 }
 
 /// The workers of a run, and those that could join it.
@@ -89,7 +89,10 @@ impl Candidates {
             let fit = chosen.fitting.last().copied().unwrap_or(known.len());
             let is_whole = fit >= most.min(chosen.members.len());
             if is_whole || !chosen.remove_unfit(fit, &check) {
-                chosen.note_problem_of_all(known.len(), problem);
+                match problem {
+                    Some(problem) => chosen.note_problem_of_all(known.len(), &problem),
+                    None => chosen.note_missing(known.len(), most, &check),
+                }
                 return chosen;
             }
         }
@@ -150,17 +153,36 @@ impl Candidates {
     }
 
     /// Notes why the run does not grow, if no worker by itself is at fault.
-    fn note_problem_of_all(&mut self, present: usize, problem: Option<String>) {
-        let Some(problem) = problem.filter(|_| self.fitting.is_empty() && self.unfit.is_empty())
-        else {
+    fn note_problem_of_all(&mut self, present: usize, problem: &str) {
+        if !self.fitting.is_empty() || !self.unfit.is_empty() {
             return;
-        };
+        }
         let names: Vec<_> = self.members.iter().skip(present).map(name).collect();
         self.problems.push(format!(
             "{} wait and are not taken in: with them, from worker {present} on, a session would \
              not fit: {problem}",
             names.join(", ")
         ));
+    }
+
+    /// Notes how many workers the run needs, if so few of those that wait make no larger session.
+    fn note_missing(
+        &mut self,
+        present: usize,
+        most: usize,
+        check: impl Fn(&[WorkerInfo]) -> Check,
+    ) {
+        let waiting = self.members.len().saturating_sub(present);
+        let Some(last) = self.members.last().filter(|_| self.fitting.is_empty() && waiting > 0)
+        else {
+            return;
+        };
+        let Some(workers) = smallest_session(last, &self.members, most, check) else { return };
+        let wait = match waiting {
+            1 => "1 worker waits".to_string(),
+            _ => format!("{waiting} workers wait"),
+        };
+        self.problems.push(format!("{wait}; the run can continue with {workers}"));
     }
 }
 
@@ -253,7 +275,8 @@ mod tests {
         assert!(chosen.fits(4) && !chosen.fits(3) && !chosen.fits(5));
         assert_eq!(processes(&chosen.newcomers(2, 4)), [7, 8]);
         let chosen = choose(&[worker(7, 8)], pairs);
-        assert!(chosen.fitting.is_empty() && chosen.problems.is_empty());
+        assert!(chosen.fitting.is_empty() && chosen.unfit.is_empty());
+        assert_eq!(chosen.problems, ["1 worker waits; the run can continue with 4"]);
         let chosen = choose(&[worker(7, 8), gpu(3, 99)], pairs);
         assert!(chosen.fitting.is_empty() && chosen.unfit.is_empty());
         assert_eq!(
@@ -266,10 +289,13 @@ mod tests {
     /// The worker was unfit beside others.
     #[test]
     fn a_worker_is_judged_beside_those_that_are_here() {
-        let fits =
-            |worker: WorkerInfo, others: &[WorkerInfo], check: fn(&[WorkerInfo]) -> Check| {
-                fits_with(&worker, others, 4, check)
-            };
+        fn fits(
+            worker: WorkerInfo,
+            others: &[WorkerInfo],
+            check: impl Fn(&[WorkerInfo]) -> Check,
+        ) -> bool {
+            smallest_session(&worker, others, 4, check).is_some()
+        }
         let (cpu, cpus) = (worker(1, 8), [worker(1, 8), worker(2, 8)]);
         assert!(fits(worker(7, 8), &cpus, alike) && !fits(worker(7, 7), &cpus, alike));
         // There is no plan for three: a fourth one would be like the third.
@@ -279,6 +305,21 @@ mod tests {
         assert!(fits(worker(7, 8), &[], pairs) && !fits(worker(7, 7), &[], pairs));
         assert!(!fits(worker(7, 8), &[&cpus[..], &cpus[..]].concat(), alike));
         assert!(!fits(worker(7, 8), &cpus, |_| Check::NoPlan));
+    }
+
+    /// The user learns how many are missing, unless no number helps.
+    #[test]
+    fn so_few_that_there_is_no_plan_learn_for_how_many_there_is_one() {
+        let fives = |workers: &[WorkerInfo]| match workers.len() {
+            5 => alike(workers),
+            _ => Check::NoPlan,
+        };
+        let chosen = choose(&[worker(7, 8), worker(8, 8)], fives);
+        assert_eq!(chosen.problems, ["2 workers wait; the run can continue with 5"]);
+        assert!(choose(&[worker(7, 8)], |_| Check::NoPlan).problems.is_empty());
+        assert!(choose(&[], fives).problems.is_empty());
+        // Nobody like this one helps.
+        assert!(choose(&[gpu(7, 99)], fives).problems.is_empty());
     }
 
     #[test]

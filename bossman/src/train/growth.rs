@@ -284,6 +284,25 @@ mod tests {
         growth.decide_with(at, waiting, odd).0
     }
 
+    #[test]
+    fn a_worker_that_is_too_few_is_told_of_once() {
+        let mut growth = growth();
+        let threes = |members: &[WorkerInfo]| match members.len() {
+            3 => Check::Fits,
+            _ => Check::NoPlan,
+        };
+        let mut warnings = Vec::new();
+        // Every time it has been started again.
+        for process in 2..5 {
+            let step = u64::from(process);
+            let at = Boundary { step, steps: 100, workers: 1, waiting: 1, can_hold_state: true };
+            let (decided, problems) = growth.decide_with(at, &[worker(process)], threes);
+            assert_eq!(decided, None);
+            warnings.extend(problems.into_iter().filter(|problem| growth.is_news(problem)));
+        }
+        assert_eq!(warnings, ["1 worker waits; the run can continue with 3"]);
+    }
+
     /// The unfit one has the smaller process id, so it comes first.
     #[test]
     fn a_fit_worker_is_taken_in_and_an_unfit_one_stays_out() {
