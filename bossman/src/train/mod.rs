@@ -1,17 +1,19 @@
 //! A training run: steps, epochs, validation, metrics and checkpoints.
 //!
 //! ```text
-//! run (Attempts) -> placed                the run's folder
-//!  |             -> prepared (Prepared)   what needs no workers
-//!  |             -> memory_saving         after a run was out of memory
-//!  |             -> growth                takes in workers that come late
-//!  |                 -> candidates       which of those that wait
-//!  +-> attempt (Attempt) -> epochs -> validation -> validation_result (a value)
-//!       +-> checkpoint_writer, digests   receipt_writer (at the end)
-//!       +-> Event -> metrics, trace, and the observers of the caller
+//! run -> placed                     the run's folder
+//!  |  -> prepared (Prepared)        what needs no workers
+//!  |  -> receipt_writer             at the end
+//!  +-> attempts (Attempts) -> memory_saving    after a run was out of memory
+//!       |                  -> growth           takes in workers that come late
+//!       |                      -> candidates   which of those that wait
+//!       +-> attempt (Attempt) -> epochs -> validation -> validation_result (a value)
+//!            +-> checkpoint_writer, digests
+//!            +-> Event -> metrics, trace, and the observers of the caller
 //! ```
 
 mod attempt;
+mod attempts;
 mod candidates;
 pub(crate) mod checkpoint_writer;
 mod digests;
