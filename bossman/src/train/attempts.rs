@@ -1,0 +1,514 @@
+//! The attempts of a run: sessions one after the other, each from the state that the last one left.
+
+use crate::checkpoint::RunRecord;
+use crate::events::{Completed, Event, Events};
+use crate::recovery::policy::{self, FailedSessionFacts, Recovery};
+use crate::recovery::resume::{self, ResumeState};
+use crate::status::StatusBoard;
+use crate::train::attempt::{Attempt, Observers};
+use crate::train::candidates;
+use crate::train::growth::RunGrowth;
+use crate::train::memory_saving::{MeansLeft, MemorySaving};
+use crate::train::metrics::Metrics;
+use crate::train::outcome::{Interruption, Outcome};
+use crate::train::prepared::{Prepared, Start};
+use crate::train::settings::TrainOptions;
+use crate::train::trace::TraceRecorder;
+use crate::workers::host::Workers;
+use crate::{BossMan, BossManError, RecoverySource, StepReport};
+use parking_lot::Mutex;
+use pipeline::ids::WorkerId;
+use pipeline::recovery::{Boundary, Cause, RecoveryCost, Remedy, ResumeReport, StateSource};
+use runtime::Handle;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tracing::info;
+
+/// The time to start a session that is to save what only the workers have.
+const LAST_START: Duration = Duration::from_secs(30);
+
+/// How training ended.
+enum Training {
+    Done,
+    /// The user ended it after this step.
+    Stopped {
+        step: u64,
+    },
+    /// It goes on in a session with more workers.
+    Grows,
+}
+
+/// How an attempt without a failure ended.
+pub(super) enum AttemptEnd {
+    /// The run is over.
+    Done(Box<Outcome>),
+    /// The run goes on in a session with more workers.
+    Grows,
+}
+
+/// The state of a run that outlives its attempts.
+pub(super) struct Attempts {
+    record: RunRecord,
+    observers: Observers,
+    /// The status for callers that ask. It is among the observers.
+    status: StatusBoard,
+    /// The state to resume from, once it is found.
+    state: Option<ResumeState>,
+    recovery: Recovery,
+    growth: RunGrowth,
+    /// The step of the weights that the run saved last.
+    saved: Option<u64>,
+    /// How sessions save memory. Once workers were out of it, by more means.
+    saving: MemorySaving,
+    /// The number of workers in the last session.
+    workers: usize,
+    /// The address at which workers join again, once they have joined.
+    port: Option<u16>,
+    /// The time at which a step failed.
+    failed_at: Option<Instant>,
+    /// The workers' connections, until recovery decides how the run continues.
+    handle: Option<Handle>,
+    time: Duration,
+}
+
+impl Attempts {
+    /// # Errors
+    /// A file of an observer cannot be written.
+    pub(super) fn new(prepared: &Prepared<'_>, start: Start) -> Result<Self, BossManError> {
+        let status = StatusBoard::default();
+        let Observers { events, metrics } = observers(prepared.options, start.state.as_ref())?;
+        Ok(Attempts {
+            observers: Observers { events: status.before(events), metrics },
+            status,
+            record: start.record,
+            state: start.state,
+            recovery: Recovery::default(),
+            growth: RunGrowth::new(prepared.workers),
+            saved: None,
+            saving: MemorySaving::of(prepared.file.recompute),
+            workers: prepared.workers,
+            port: None,
+            failed_at: None,
+            handle: None,
+            time: Duration::ZERO,
+        })
+    }
+
+    /// The events of the run.
+    pub(super) fn events(&self) -> &Events {
+        &self.observers.events
+    }
+
+    /// The last step that any attempt has done.
+    pub(super) fn furthest_step(&self) -> u64 {
+        self.recovery.furthest()
+    }
+
+    /// Trains to the end, to the first failure or until workers are taken in, from the beginning or
+    /// from the state to resume from.
+    pub(super) async fn attempt(
+        &mut self,
+        prepared: &Prepared<'_>,
+        on_step: &mut impl FnMut(&StepReport),
+    ) -> Result<AttemptEnd, BossManError> {
+        let Some(mut attempt) = self.start_unless_stopped(prepared).await? else {
+            let resumes_after = self.state.as_ref().map_or(0, |state| state.counters().step);
+            let done = self.recovery.furthest().max(resumes_after);
+            let outcome = self.interrupted(prepared, done, None).await;
+            return Ok(AttemptEnd::Done(Box::new(outcome)));
+        };
+        let cost = self.recovery.state_restored();
+        self.report_cost(cost);
+        let (workers, from_step) = (self.workers, attempt.done);
+        info!(workers, from_step, steps = prepared.steps, "training begins");
+        let trained = self.train(&mut attempt, prepared, on_step).await;
+        self.failed_at = trained.is_err().then(Instant::now);
+        // Not the latest step: a run that repeats an epoch saves its weights again.
+        self.saved = attempt.epochs.saved.or(self.saved);
+        self.time += match trained {
+            Ok(Training::Done) => attempt.end().await,
+            Ok(Training::Stopped { .. }) => attempt.time(),
+            Ok(Training::Grows) | Err(_) => attempt.abandon().await,
+        };
+        match trained? {
+            Training::Done => self.finish(prepared, attempt).await,
+            Training::Stopped { step } => {
+                let weights = attempt.interrupt(step, self.saved).await;
+                let outcome = self.interrupted(prepared, step, weights).await;
+                let outcome = Outcome { best: attempt.epochs.best, ..outcome };
+                Ok(AttemptEnd::Done(Box::new(outcome)))
+            }
+            Training::Grows => Ok(AttemptEnd::Grows),
+        }
+    }
+
+    /// All steps are done: tests the model, and ends the session.
+    async fn finish(
+        &self,
+        prepared: &Prepared<'_>,
+        mut attempt: Attempt<'_>,
+    ) -> Result<AttemptEnd, BossManError> {
+        self.report_end(prepared.steps, None)?;
+        let test = attempt.test().await?;
+        attempt.boss.shutdown().await;
+        Ok(AttemptEnd::Done(Box::new(Outcome {
+            steps: prepared.steps,
+            time: self.time,
+            best: attempt.epochs.best,
+            test,
+            weights: prepared.options.save.clone(),
+            interrupted: None,
+        })))
+    }
+
+    /// The outcome of a run that the user ended after this step. Its workers wait for the next
+    /// boss.
+    async fn interrupted(
+        &self,
+        prepared: &Prepared<'_>,
+        step: u64,
+        weights: Option<PathBuf>,
+    ) -> Outcome {
+        let events = &self.observers.events;
+        let checkpoint = match &prepared.checkpoints {
+            Some((checkpoints, _)) => checkpoints.newest_step().await.unwrap_or_else(|error| {
+                events.warn(format!("whether there is a checkpoint is not known: {error}"));
+                None
+            }),
+            None => None,
+        };
+        let interruption = Interruption { step, weights: weights.clone(), checkpoint };
+        let event = Event::Interrupted { step: Some(step), weights: weights.clone(), checkpoint };
+        events.report(&event);
+        Outcome {
+            steps: step.min(prepared.steps),
+            time: self.time,
+            best: None,
+            test: None,
+            weights,
+            interrupted: Some(interruption),
+        }
+    }
+
+    /// Starts a session. `None` if the user ends the run before it has started: then nothing can be
+    /// saved.
+    async fn start_unless_stopped<'a>(
+        &mut self,
+        prepared: &'a Prepared<'a>,
+    ) -> Result<Option<Attempt<'a>>, BossManError> {
+        let (stop, events) = (&prepared.options.stop, self.observers.events.clone());
+        let done = self.recovery.furthest();
+        // The workers of a resumed run may have state of the earlier process.
+        let is_of_earlier = prepared.is_resumed && self.recovery.is_recovering();
+        let has_state = is_of_earlier || self.recovery.left_trained_state();
+        let patience = patience_with_start(has_state, prepared.file.redundancy);
+        let problem = tokio::select! {
+            started = self.start(prepared) => match started {
+                // The run would begin anew, which the user does not want any more.
+                Err(error) if stop.is_set() && !patience.is_zero() => error.to_string(),
+                started => return started.map(Some),
+            },
+            () = stop.wait_and_then(patience) => {
+                format!("they are not ready within {} s", patience.as_secs())
+            }
+        };
+        if !patience.is_zero() {
+            events.warn(format!(
+                "the state after {done} steps, which only the workers have, is not saved: {problem}"
+            ));
+        }
+        Ok(None)
+    }
+
+    /// Starts a session, in the state to resume from.
+    async fn start<'a>(&mut self, prepared: &'a Prepared<'a>) -> Result<Attempt<'a>, BossManError> {
+        let workers = self.wait_for_workers(prepared).await?;
+        let builder = prepared.builder(self.record.microbatches, self.saving);
+        let mut boss = builder.build(workers)?;
+        let handle = boss.trainer.handle.clone();
+        self.growth.session_begins(handle.workers());
+        if may_grow(prepared) {
+            handle.offer_places(prepared.workers.saturating_sub(self.workers));
+        }
+        self.handle = Some(handle);
+        // The default depends on the number of workers of the first session. A batch has no more
+        // microbatches than samples.
+        let most = u32::try_from(prepared.file.batch_size).unwrap_or(u32::MAX);
+        self.record.microbatches = boss.trainer.strategy.microbatches.min(most);
+        boss.distribute_model().await?;
+        self.find_state(prepared, &mut boss).await?;
+        let (record, observers) = (self.record.clone(), self.observers.clone());
+        Attempt::start(prepared, boss, record, observers, self.state.take()).await
+    }
+
+    async fn train(
+        &mut self,
+        attempt: &mut Attempt<'_>,
+        prepared: &Prepared<'_>,
+        on_step: &mut impl FnMut(&StepReport),
+    ) -> Result<Training, BossManError> {
+        for step in attempt.done + 1..=prepared.steps {
+            if prepared.options.stop.is_set() {
+                return Ok(Training::Stopped { step: step - 1 });
+            }
+            let report = attempt.train_step().await?;
+            let cost = self.recovery.step_done(step);
+            self.report_cost(cost);
+            self.growth.step_done(attempt.boss.trainer.handle.workers());
+            on_step(&report);
+            attempt.after_step(&report).await?;
+            let Some(workers) = self.grown_number(attempt, prepared, step) else { continue };
+            // Without the state of this step the session goes on. If the user ends the run, its
+            // workers are still needed for what it saves.
+            if attempt.hold_state(step).await && !prepared.options.stop.is_set() {
+                self.begin_growth(prepared, step, workers);
+                return Ok(Training::Grows);
+            }
+        }
+        Ok(Training::Done)
+    }
+
+    /// Decides after a step whether waiting workers are taken in, and returns the number of workers
+    /// with them.
+    fn grown_number(
+        &mut self,
+        attempt: &Attempt<'_>,
+        prepared: &Prepared<'_>,
+        step: u64,
+    ) -> Option<usize> {
+        if !may_grow(prepared) {
+            return None;
+        }
+        let trainer = &attempt.boss.trainer;
+        let waiting = trainer.handle.waiting();
+        let at = Boundary {
+            step,
+            steps: prepared.steps,
+            workers: self.workers,
+            waiting: waiting.len(),
+            can_hold_state: trainer.position.is_between_updates()
+                && !self.recovery.is_recovering()
+                && !attempt.is_writing_checkpoint()
+                && !prepared.options.stop.is_set(),
+        };
+        let builder = || prepared.builder(self.record.microbatches, self.saving);
+        self.growth.decide(at, &waiting, builder, &self.observers.events)
+    }
+
+    /// The state of this step is stored: the next session has this number of workers.
+    fn begin_growth(&mut self, prepared: &Prepared<'_>, step: u64, workers: usize) {
+        let newcomers = workers.saturating_sub(self.workers);
+        self.growth.begin();
+        self.recovery.begin_growth(Instant::now());
+        self.observers.events.report(&Event::Growing {
+            after: step,
+            workers: self.workers,
+            waiting: newcomers,
+            initial_workers: prepared.workers,
+        });
+        // While there is a handle, the session keeps its connections and the port.
+        self.handle = None;
+    }
+
+    /// Decides what to do after a failure.
+    ///
+    /// # Errors
+    /// The run cannot continue.
+    pub(super) fn recover(
+        &mut self,
+        prepared: &Prepared<'_>,
+        error: BossManError,
+    ) -> Result<(), BossManError> {
+        let failed_at = self.failed_at.take();
+        // A session that fails before its first step has stored no activations.
+        let workers = self.handle.as_ref().map(Handle::workers).unwrap_or_default();
+        let left = prepared.means_left(self.saving, workers);
+        let left = MeansLeft { recompute: left.recompute && failed_at.is_some(), ..left };
+        let saving = self.saving.next(left);
+        let with_advice = |error| policy::with_memory_advice(error, left.recompute);
+        // A pool changes its members without a new session.
+        if prepared.options.pool {
+            return Err(with_advice(error));
+        }
+        let done = self.recovery.furthest();
+        // A run that has trained nothing loses nothing if it begins again.
+        let may_begin_again = saving.is_some() && error.cause() == Cause::OutOfMemory && done == 0;
+        if prepared.file.redundancy == RecoverySource::None && !may_begin_again {
+            let error = policy::with_resume_advice(error, prepared.checkpoints.is_some());
+            return Err(with_advice(error));
+        }
+        let at = failed_at.unwrap_or_else(Instant::now);
+        let has_substitute = self.workers > 1 || prepared.options.fleet.local > 0;
+        let facts = FailedSessionFacts {
+            has_substitute,
+            can_save_memory: saving.is_some(),
+            newcomers: self.growth.newcomers().map(<[WorkerId]>::to_vec),
+        };
+        let remedy = self.recovery.decide(&error, at, &facts);
+        self.growth.failed();
+        if !remedy.begins_again() {
+            return Err(with_advice(error));
+        }
+        match saving.filter(|_| remedy == Remedy::SaveMemory) {
+            Some(saving) => {
+                self.saving = saving;
+                self.observers.events.warn(match left.recompute {
+                    true => policy::recompute_warning(&error, done),
+                    false => policy::plan_warning(&error, done),
+                });
+            }
+            None => {
+                let done = Completed::Steps(done);
+                self.observers.events.report(&Event::workers_lost(done, &error));
+            }
+        }
+        if let Some(handle) = self.handle.take() {
+            policy::ban(remedy, &error, &handle);
+        }
+        Ok(())
+    }
+
+    /// Waits for workers. After a loss, waits for the remaining ones, and during a growth for those
+    /// that are taken in, too.
+    async fn wait_for_workers(&mut self, prepared: &Prepared<'_>) -> Result<Workers, BossManError> {
+        let TrainOptions { fleet, pool, .. } = prepared.options;
+        let weights = prepared.weights.as_ref();
+        let host = fleet.host_with_files(prepared.workers, prepared.file, weights);
+        let host = host.observed_by(self.observers.events.clone(), self.status.clone());
+        let host = if *pool { host.open_to_joins() } else { host };
+        let Some(port) = self.port else {
+            let workers = host.wait().await?;
+            self.port = Some(workers.port());
+            return Ok(workers);
+        };
+        // Local workers get another port.
+        let host = if fleet.local == prepared.workers { host } else { host.port(port) };
+        let builder = prepared.builder(self.record.microbatches, self.saving);
+        let fits = |workers| builder.check(workers).is_ok();
+        let fits_beside = candidates::fits_beside(builder.clone(), prepared.workers);
+        let last = self.growth.last_session(self.workers, self.recovery.lost());
+        let workers = host.wait_for_rejoin(last, fits, fits_beside).await?;
+        self.recovery.workers_rejoined();
+        self.growth.workers_rejoined(workers.newcomers(self.growth.known()));
+        (self.port, self.workers) = (Some(workers.port()), workers.count);
+        Ok(workers)
+    }
+
+    /// Finds the state to resume from after a loss of workers or of the boss.
+    async fn find_state(
+        &mut self,
+        prepared: &Prepared<'_>,
+        boss: &mut BossMan,
+    ) -> Result<(), BossManError> {
+        if !self.recovery.is_recovering() && self.state.is_none() {
+            return Ok(());
+        }
+        // A worker that comes late may hold snapshots of steps that the run has taken back.
+        let steps = match self.growth.is_under_way() {
+            true => self.recovery.furthest(),
+            false => prepared.steps,
+        };
+        let search = resume::Search {
+            run: &self.record,
+            steps,
+            checkpoints: prepared.checkpoints.as_ref().map(|(checkpoints, _)| checkpoints),
+            metrics: prepared.options.metrics.as_deref(),
+            events: &self.observers.events,
+        };
+        self.state = search.newest(boss, self.state.take()).await?;
+        if self.state.is_none() && prepared.is_resumed {
+            // The initial weights are not stored.
+            return Err(BossManError::Usage(
+                "recovery: there is no whole checkpoint left to resume from".into(),
+            ));
+        }
+        if self.recovery.is_recovering() {
+            let source = self.state.as_ref().map_or(StateSource::Beginning, ResumeState::source);
+            let (workers, initial_workers) = (self.workers, prepared.workers);
+            let report = ResumeReport { workers, initial_workers, source };
+            self.recovery.resumes(&report);
+            self.observers.events.report(&Event::Resuming(report));
+        }
+        Ok(())
+    }
+
+    fn report_cost(&self, cost: Option<RecoveryCost>) {
+        if let Some(cost) = cost {
+            self.observers.events.report(&Event::Recovered(cost));
+        }
+    }
+
+    /// Reports that training ended.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub(super) fn report_end(
+        &self,
+        steps: u64,
+        error: Option<&BossManError>,
+    ) -> Result<(), BossManError> {
+        let error = error.map(ToString::to_string);
+        self.observers.events.emit(&Event::Ended { steps, time: self.time, error })
+    }
+}
+
+/// Whether late workers are taken in: a run that ends with a loss never has fewer, and a pool takes
+/// them in without a new session.
+fn may_grow(prepared: &Prepared<'_>) -> bool {
+    !prepared.options.pool && prepared.file.redundancy != RecoverySource::None
+}
+
+/// The time that a session has to start once the user ends the run. Only a session can save the
+/// state that a run left to its workers when it grew or lost some. Without such a state there is
+/// nothing to save before the first step.
+fn patience_with_start(has_state: bool, redundancy: RecoverySource) -> Duration {
+    match redundancy {
+        RecoverySource::PeerSnapshot(_) if has_state => LAST_START,
+        RecoverySource::PeerSnapshot(_) | RecoverySource::Checkpoint | RecoverySource::None => {
+            Duration::ZERO
+        }
+    }
+}
+
+/// The observers of a run: those of the caller, metrics and trace.
+///
+/// # Errors
+/// The metrics cannot be written, or are not those of the state to resume from.
+fn observers(
+    options: &TrainOptions,
+    resumed: Option<&ResumeState>,
+) -> Result<Observers, BossManError> {
+    let mut events = options.events.clone();
+    let mut metrics = None;
+    if let Some(path) = &options.metrics {
+        let bytes = resumed.and_then(|found| found.run().metrics).unwrap_or(0);
+        let opened = Arc::new(Mutex::new(Metrics::open(path, bytes)?));
+        events = events.with(opened.clone());
+        metrics = Some(opened);
+    }
+    if let Some(path) = &options.trace {
+        events = events.with(TraceRecorder::new(path.clone()));
+    }
+    Ok(Observers { events, metrics })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Every;
+
+    #[test]
+    fn a_session_that_can_save_the_workers_state_has_time_to_start() {
+        let peers = RecoverySource::PeerSnapshot(Every::Steps(3));
+        for (has_state, redundancy, patience) in [
+            (true, peers, LAST_START),
+            (false, peers, Duration::ZERO),
+            (true, RecoverySource::Checkpoint, Duration::ZERO),
+            (true, RecoverySource::None, Duration::ZERO),
+        ] {
+            let found = patience_with_start(has_state, redundancy);
+            assert_eq!(found, patience, "{has_state}, {redundancy:?}");
+        }
+    }
+}
