@@ -2,7 +2,7 @@
 """Runs all Rust tests as `cargo test --workspace` does, but several at once.
 
     tools/run_tests.py               build, then run all test programs and the docs' examples
-    tools/run_tests.py --lanes 4     four at once (default: the number of cores)
+    tools/run_tests.py --lanes 4     four at once (default: one more than there are cores)
     tools/run_tests.py --gpu-seeds 60    only the tests on the fake GPU, with 60 seeds each
     tools/run_tests.py --real-gpu    only these, on the GPUs of this machine
 
@@ -294,6 +294,8 @@ def run(job):
         **os.environ,
         "CARGO": os.environ.get("CARGO", "cargo"),
         "CARGO_MANIFEST_DIR": str(folder),
+        # Threads of OpenMP that wait for each other leave the core to other tests.
+        "OMP_WAIT_POLICY": "passive",
         **environment,
     }
     try:
@@ -323,7 +325,8 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--lanes", type=int, default=os.cpu_count() or 2)
+    # One more, because many tests wait for a timeout.
+    parser.add_argument("--lanes", type=int, default=(os.cpu_count() or 2) + 1)
     parser.add_argument("--gpu-seeds", type=int, metavar="N")
     parser.add_argument("--real-gpu", action="store_true")
     options = parser.parse_args()
