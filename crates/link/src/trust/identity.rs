@@ -131,13 +131,23 @@ fn create_or_read(path: &Path, fresh: &[u8]) -> Result<Vec<u8>, LinkError> {
         let linked = written.and_then(|()| std::fs::hard_link(&draft, path));
         std::fs::remove_file(&draft).ok();
         match linked {
-            Ok(()) => {}
+            Ok(()) => flush_folder_of(path).map_err(|e| error(&e))?,
             Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
             Err(e) => return Err(error(&e).into()),
         }
     }
     restrict_permissions(path).map_err(|e| error(&e))?;
     Ok(std::fs::read(path).map_err(|e| error(&e))?)
+}
+
+/// Flushes the names in the folder of a file, so that workers' tickets stay valid after a loss of
+/// power. Some systems and network mounts cannot do that.
+fn flush_folder_of(path: &Path) -> std::io::Result<()> {
+    let Some(folder) = path.parent().filter(|_| cfg!(unix)) else { return Ok(()) };
+    match std::fs::File::open(folder)?.sync_all() {
+        Err(e) if matches!(e.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
+        flushed => flushed,
+    }
 }
 
 /// Lets only the owner read the file. A copy, a backup or a umask may have allowed more.
