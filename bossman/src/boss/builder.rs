@@ -18,7 +18,7 @@ use pipeline::ids::WorkerId;
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
 use pipeline::room::CutMemory;
-use pipeline::{Cuts, Determinism, LossSpec, Plan, ScheduleKind};
+use pipeline::{Cuts, Determinism, Initialization, LossSpec, Plan, ScheduleKind};
 
 /// Settings for how a model is cut and trained. Every setting has a default.
 ///
@@ -108,6 +108,12 @@ impl Builder {
     #[must_use]
     pub fn determinism(mut self, determinism: Determinism) -> Self {
         self.settings.determinism = determinism;
+        self
+    }
+
+    /// Sets when workers draw the random initial values of parameters.
+    pub(crate) fn initialization(mut self, initialization: Initialization) -> Self {
+        self.settings.initialization = initialization;
         self
     }
 

@@ -82,6 +82,7 @@ impl Trainer {
         let setup = Setup {
             seed: settings.seed,
             determinism: settings.determinism,
+            initialization: settings.initialization,
             buckets: strategy.buckets,
             max_pending_batches: settings.in_flight,
             ..Setup::new(plan.clone())

@@ -4,7 +4,7 @@ use super::conflicts::{Facts, ReductionOrder};
 use super::guards::Guards;
 use pipeline::lr_schedule::LrSchedule;
 use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
-use pipeline::{Cuts, Determinism, LossSpec, ScheduleKind};
+use pipeline::{Cuts, Determinism, Initialization, LossSpec, ScheduleKind};
 
 /// The default limit of batches that wait for their backward pass.
 const DEFAULT_IN_FLIGHT: usize = 8;
@@ -25,6 +25,8 @@ pub(crate) struct Settings {
     pub(crate) seed: u64,
     /// Whether results on GPUs are equal to the bit from run to run.
     pub(crate) determinism: Determinism,
+    /// When workers draw initial values.
+    pub(crate) initialization: Initialization,
     /// Whether losses are scaled, as float16 requires.
     pub(crate) scales_loss: bool,
     /// Whether a program uses the API. Errors then name calls instead of keys.
@@ -78,6 +80,7 @@ impl Default for Settings {
             guards: Guards::default(),
             seed: 0,
             determinism: Determinism::default(),
+            initialization: Initialization::default(),
             scales_loss: false,
             is_called_by_program: true,
         }

@@ -19,6 +19,7 @@ use crate::{BossMan, BossManError, RecoverySource, StepReport};
 use parking_lot::Mutex;
 use pipeline::ids::WorkerId;
 use pipeline::recovery::{Boundary, Cause, RecoveryCost, Remedy, ResumeReport, StateSource};
+use pipeline::Initialization;
 use runtime::Handle;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -224,8 +225,14 @@ impl Attempts {
     /// Starts a session, in the state to resume from.
     async fn start<'a>(&mut self, prepared: &'a Prepared<'a>) -> Result<Attempt<'a>, BossManError> {
         let workers = self.wait_for_workers(prepared).await?;
+        let loads =
+            prepared.weights.is_some() || self.state.is_some() || self.recovery.is_recovering();
+        let initialization = match loads {
+            true => Initialization::Deferred,
+            false => Initialization::AtOnce,
+        };
         let builder = prepared.builder(self.record.microbatches, self.saving);
-        let mut boss = builder.build(workers)?;
+        let mut boss = builder.initialization(initialization).build(workers)?;
         let handle = boss.trainer.handle.clone();
         self.growth.session_begins(handle.workers());
         if may_grow(prepared) {

@@ -2,6 +2,7 @@
 
 use crate::determinism::Determinism;
 use crate::ids::{StageId, WorkerId};
+use crate::initialization::Initialization;
 use crate::replicas::{BucketBytes, Sharding, StagePlacement};
 use crate::stage_spec::StageSpec;
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,8 @@ pub struct Assignment {
     pub seed: u64,
     /// Whether GPUs use deterministic kernels only.
     pub determinism: Determinism,
+    /// When the initial values of parameters are drawn.
+    pub initialization: Initialization,
 }
 
 /// The address of another worker.

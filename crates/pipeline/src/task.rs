@@ -5,6 +5,7 @@
 
 use crate::determinism::Determinism;
 use crate::ids::{MicrobatchKey, StageId};
+use crate::initialization::Initialization;
 use crate::kv_cache_step::KvCacheStep;
 use crate::loss::LossSpec;
 use crate::map_tensors::{by_stage, named, nested, shards};
@@ -39,6 +40,8 @@ pub enum Task<T> {
         seed: u64,
         /// Whether GPUs use deterministic kernels only.
         determinism: Determinism,
+        /// When the initial values of parameters are drawn.
+        initialization: Initialization,
     },
     /// Use this optimizer, with fresh state.
     SetOptimizer(OptimizerSpec),
@@ -421,9 +424,23 @@ impl<T> Task<T> {
     /// The same task over other tensors. Fails with the first error of `f`.
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Task<U>, E> {
         Ok(match self {
-            Task::Build { stages, buckets, sharding, shard_ids, seed, determinism } => {
-                Task::Build { stages, buckets, sharding, shard_ids, seed, determinism }
-            }
+            Task::Build {
+                stages,
+                buckets,
+                sharding,
+                shard_ids,
+                seed,
+                determinism,
+                initialization,
+            } => Task::Build {
+                stages,
+                buckets,
+                sharding,
+                shard_ids,
+                seed,
+                determinism,
+                initialization,
+            },
             Task::SetOptimizer(spec) => Task::SetOptimizer(spec),
             Task::Forward {
                 stage,

@@ -9,7 +9,7 @@ use link::PoolSize;
 use pipeline::message::Failure;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::Sharding;
-use pipeline::Determinism;
+use pipeline::{Determinism, Initialization};
 use tch::Device;
 use tensor::determinism::Kernels;
 use tracing::debug;
@@ -79,7 +79,11 @@ impl StageCompute {
             shards_parameters: sharding.is_some_and(Sharding::shards_parameters),
             ..stage_config(spec, run.seed, self.device)
         };
-        let engine = Engine::build_undrawn(model, &self.custom_layers).map_err(engine_failure)?;
+        let engine = match run.initialization {
+            Initialization::AtOnce => Engine::build(model, &self.custom_layers),
+            Initialization::Deferred => Engine::build_undrawn(model, &self.custom_layers),
+        };
+        let engine = engine.map_err(engine_failure)?;
         self.stages.insert(stage, engine);
         debug!(stage = stage.0, "stage built");
         Ok(())

@@ -93,6 +93,12 @@ impl Compute for StageCompute {
         if self.ends_views(task) {
             self.views.copy_rest();
         }
+        if needs_parameters(task) {
+            let mut stages = self.stages.values_mut();
+            let draw = || stages.try_for_each(Engine::draw_parameters);
+            // An error comes again in `run`, which reports it.
+            drop(tensor::panics::catch(draw));
+        }
     }
 
     fn run(
@@ -208,8 +214,17 @@ impl StageCompute {
             stages.try_for_each(Engine::draw_parameters).map_err(engine_failure)?;
         }
         match task {
-            Task::Build { stages, buckets, sharding, shard_ids, seed, determinism } => {
-                let args = BuildArgs { buckets, sharding, shard_ids, seed, determinism };
+            Task::Build {
+                stages,
+                buckets,
+                sharding,
+                shard_ids,
+                seed,
+                determinism,
+                initialization,
+            } => {
+                let args =
+                    BuildArgs { buckets, sharding, shard_ids, seed, determinism, initialization };
                 self.build(stages, &args)?;
             }
             Task::SetOptimizer(spec) => {

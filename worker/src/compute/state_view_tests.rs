@@ -10,8 +10,8 @@ use pipeline::replicas::BucketBytes;
 use pipeline::task::{LossTask, Outcome, Task, Update};
 use pipeline::watch::FiniteCheck;
 use pipeline::{
-    hash_tensor, Cuts, Determinism, LoadContent, LossSpec, OptimizerSpec, Placement, Plan,
-    StateForm, StateName,
+    hash_tensor, Cuts, Determinism, Initialization, LoadContent, LossSpec, OptimizerSpec,
+    Placement, Plan, StateForm, StateName,
 };
 use runtime::Compute;
 use std::collections::BTreeMap;
@@ -190,6 +190,7 @@ fn trained() -> StageCompute {
             shard_ids: BTreeMap::new(),
             seed: 7,
             determinism: Determinism::default(),
+            initialization: Initialization::default(),
         },
     );
     run(&mut compute, Task::SetOptimizer(OptimizerSpec::adam(0.1)));

@@ -5,7 +5,7 @@ use pipeline::ids::StageId;
 use pipeline::replicas::{BucketBytes, ShardId, Sharding};
 use pipeline::task::{EarlyOutput, LossTask, TreeLeaf, Update};
 use pipeline::watch::FiniteCheck;
-use pipeline::Determinism;
+use pipeline::{Determinism, Initialization};
 use runtime::TaskTensor;
 use std::collections::BTreeMap;
 
@@ -20,6 +20,7 @@ pub(super) struct BuildArgs {
     pub(super) shard_ids: BTreeMap<StageId, ShardId>,
     pub(super) seed: u64,
     pub(super) determinism: Determinism,
+    pub(super) initialization: Initialization,
 }
 
 /// The arguments of a forward pass.

@@ -149,7 +149,7 @@ pub(super) fn readers(plan: &Plan) -> BTreeSet<WorkerId> {
 }
 
 pub(super) fn assignment(plan: &Plan, setup: &Setup, worker: WorkerId) -> Assignment {
-    let Setup { seed, determinism, buckets, .. } = *setup;
+    let Setup { seed, determinism, initialization, buckets, .. } = *setup;
     // The worker with the lower number dials. A worker without direct connections neither dials nor
     // is dialled.
     let peers = plan.peers_of(worker).into_iter().map(|peer| PeerAddress {
@@ -161,5 +161,15 @@ pub(super) fn assignment(plan: &Plan, setup: &Setup, worker: WorkerId) -> Assign
     let peers = peers.collect();
     let (stages, stage_placement, sharding) =
         (plan.stages_of(worker), plan.stage_placement.clone(), plan.sharding);
-    Assignment { worker, stages, stage_placement, buckets, sharding, peers, seed, determinism }
+    Assignment {
+        worker,
+        stages,
+        stage_placement,
+        buckets,
+        sharding,
+        peers,
+        seed,
+        determinism,
+        initialization,
+    }
 }

@@ -3,6 +3,7 @@
 use super::snapshot_request::SnapshotRequest;
 use crate::determinism::Determinism;
 use crate::ids::{Slot, StageId, WorkerId};
+use crate::initialization::Initialization;
 use crate::kv_cache_step::KvCacheStep;
 use crate::message::{Mode, Reduction, RoundLoss, RoundUpdate};
 use crate::optimizer::OptimizerSpec;
@@ -29,6 +30,8 @@ pub struct Setup {
     pub seed: u64,
     /// Whether GPUs use deterministic kernels only.
     pub determinism: Determinism,
+    /// When the initial values of parameters are drawn.
+    pub initialization: Initialization,
     /// The sizes of the buckets in which replicas exchange gradients.
     pub buckets: BucketBytes,
     /// The address at which each worker accepts direct connections, if any.
@@ -44,6 +47,7 @@ impl Setup {
             plan,
             seed: 0,
             determinism: Determinism::default(),
+            initialization: Initialization::default(),
             buckets: BucketBytes::default(),
             addresses: Vec::new(),
             max_pending_batches: MAX_PENDING_BATCHES,

@@ -127,8 +127,16 @@ impl StageSession {
         let shard_ids = membership.shard_ids();
         self.membership = membership;
         self.job = Some(Job::Assign { id, built: false });
-        let Assignment { stages, buckets, sharding, peers, seed, determinism, .. } = assignment;
-        let task = Task::Build { stages, buckets, sharding, shard_ids, seed, determinism };
+        let peers = assignment.peers;
+        let task = Task::Build {
+            stages: assignment.stages,
+            buckets: assignment.buckets,
+            sharding: assignment.sharding,
+            shard_ids,
+            seed: assignment.seed,
+            determinism: assignment.determinism,
+            initialization: assignment.initialization,
+        };
         self.compute(Purpose::Command(id), task);
         self.links.forget_relays();
         self.open_links(now, &peers);

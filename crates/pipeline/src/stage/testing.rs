@@ -9,7 +9,7 @@ use crate::message::{Assignment, Mode, PeerAddress, Reduction, Round};
 use crate::replicas::{BucketBytes, MicrobatchAssignment, Sharding, WorkerGroups};
 use crate::schedule::{Action, Order};
 use crate::watch::Watch;
-use crate::{Cuts, Determinism, Placement, Plan};
+use crate::{Cuts, Determinism, Initialization, Placement, Plan};
 use layerspec::LayerGraph;
 
 /// A worker's place in a model of three linear layers. `replicas` is the number of replicas of each
@@ -30,6 +30,7 @@ pub(super) fn membership(replicas: &[u16], worker: u16, sharding: Option<Shardin
         peers: Vec::new(),
         seed: 1,
         determinism: Determinism::Strict,
+        initialization: Initialization::AtOnce,
     };
     Membership::assigned(&assignment).expect("a good assignment")
 }

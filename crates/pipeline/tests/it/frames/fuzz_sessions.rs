@@ -23,7 +23,7 @@ use pipeline::stage::StageSession;
 use pipeline::task::{EarlyOutput, LayerTimes, Outcome, Task};
 use pipeline::watch::Watch;
 use pipeline::StateForm;
-use pipeline::{Determinism, LossSpec, OptimizerSpec};
+use pipeline::{Determinism, Initialization, LossSpec, OptimizerSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use testkit::Random;
 
@@ -344,6 +344,7 @@ fn a_peer_cannot_fill_a_worker_with_batches() {
         peers: Vec::new(),
         seed: 1,
         determinism: Determinism::Strict,
+        initialization: Initialization::AtOnce,
     };
     let head = ToWorker::Command { id: 1, body: Command::Assign(Box::new(assignment)) };
     driver.session.on_message(Micros(0), head);

@@ -22,7 +22,9 @@ use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes, LoadContent};
 use pipeline::watch::{FiniteCheck, LayerHealth, Watch};
 use pipeline::StateForm;
-use pipeline::{Cuts, Determinism, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta};
+use pipeline::{
+    Cuts, Determinism, Initialization, LossSpec, OptimizerSpec, Placement, Plan, TensorMeta,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::LazyLock;
@@ -424,6 +426,7 @@ fn assignment(random: &mut Random) -> Assignment {
         peers,
         seed: random.next(),
         determinism: *random.pick(&[Determinism::Strict, Determinism::Fast]),
+        initialization: *random.pick(&[Initialization::AtOnce, Initialization::Deferred]),
     }
 }
 

@@ -13,7 +13,7 @@ use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
 use pipeline::watch::Watch;
-use pipeline::{Cuts, Determinism, Placement, Plan};
+use pipeline::{Cuts, Determinism, Initialization, Placement, Plan};
 
 const NOW: Micros = Micros(0);
 const BATCH: u64 = 9;
@@ -50,6 +50,7 @@ impl Worker {
             peers: Vec::new(),
             seed: 0,
             determinism: Determinism::Strict,
+            initialization: Initialization::AtOnce,
         };
         let (_, tasks) = session.hear(1, Command::Assign(Box::new(assignment)));
         session.done(tasks, &Outcome::Done);

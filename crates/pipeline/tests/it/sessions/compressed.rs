@@ -12,7 +12,7 @@ use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{EarlyOutput, Outcome};
 use pipeline::watch::Watch;
-use pipeline::{Cuts, Determinism, Placement, Plan};
+use pipeline::{Cuts, Determinism, Initialization, Placement, Plan};
 
 const NOW: Micros = Micros(0);
 const STAGE: StageId = StageId(0);
@@ -45,6 +45,7 @@ impl Replica {
             peers: vec![PeerAddress { worker: OTHER, address, dial: true, relayed: false }],
             seed: 0,
             determinism: Determinism::Strict,
+            initialization: Initialization::AtOnce,
         };
         replica.command(1, Command::Assign(Box::new(assignment)));
         replica.session.on_link_up(NOW, OTHER);

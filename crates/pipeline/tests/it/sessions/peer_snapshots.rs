@@ -17,7 +17,7 @@ use pipeline::stage::StageSession;
 use pipeline::task::{LoadContent, Outcome, Task};
 use pipeline::watch::Watch;
 use pipeline::StateForm;
-use pipeline::{Cuts, Determinism, Placement, Plan};
+use pipeline::{Cuts, Determinism, Initialization, Placement, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 
 const NOW: Micros = Micros(0);
@@ -57,6 +57,7 @@ fn assigned(plan: Plan, worker: WorkerId, kept: Vec<PeerSnapshot>) -> StageSessi
         peers: Vec::new(),
         seed: 1,
         determinism: Determinism::Strict,
+        initialization: Initialization::AtOnce,
     };
     let mut session = StageSession::with_snapshots(kept);
     let effects = tell(&mut session, 1, Command::Assign(Box::new(assignment)));

@@ -9,7 +9,7 @@ use pipeline::message::{
 use pipeline::replicas::{BucketBytes, WorkerGroups};
 use pipeline::stage::StageSession;
 use pipeline::task::{LoadContent, Outcome, Task};
-use pipeline::{Cuts, Determinism, Placement, Plan};
+use pipeline::{Cuts, Determinism, Initialization, Placement, Plan};
 
 const NOW: Micros = Micros(0);
 
@@ -86,6 +86,7 @@ fn second_of_five() -> StageSession {
         peers: Vec::new(),
         seed: 1,
         determinism: Determinism::Strict,
+        initialization: Initialization::AtOnce,
     };
     let mut session = StageSession::new();
     tell(&mut session, ToWorker::Command { id: 1, body: Command::Assign(Box::new(assignment)) });
