@@ -8,6 +8,7 @@ pub(crate) mod answer;
 mod background;
 mod collector;
 mod commands;
+mod conservation;
 mod links;
 mod members;
 mod model_state;

@@ -289,6 +289,18 @@ impl Request {
         }
     }
 
+    /// The number of tensors in it.
+    pub(super) fn slot_count(&self) -> usize {
+        match self {
+            Request::Run(run) => {
+                let grads = run.grads.iter().flatten().map(|(.., slots)| slots.len());
+                run.inputs.len() + run.targets.len() + grads.sum::<usize>()
+            }
+            Request::Instruct(instruction) => instruction.slot_count(),
+            _ => 0,
+        }
+    }
+
     /// The pairs of workers of which one sends the other parts of snapshots.
     pub(super) fn snapshot_routes(&self, plan: &Plan) -> Vec<(WorkerId, WorkerId)> {
         match self {
@@ -308,6 +320,23 @@ impl Request {
 }
 
 impl Instruction {
+    fn slot_count(&self) -> usize {
+        match self {
+            Instruction::LoadState { tensors, .. } => tensors.len(),
+            Instruction::SendFiles(files) => files.len(),
+            Instruction::Prepare(prepare) => prepare.files.len(),
+            Instruction::Use(_)
+            | Instruction::Distribute
+            | Instruction::OpenData(_)
+            | Instruction::SetOptimizer(_)
+            | Instruction::Discard { .. }
+            | Instruction::StoreSnapshot(_)
+            | Instruction::RestoreSnapshot { .. }
+            | Instruction::Communicate(_)
+            | Instruction::Stop => 0,
+        }
+    }
+
     fn into_slots(self) -> Vec<Slot> {
         match self {
             Instruction::LoadState { tensors, .. } => {

@@ -51,6 +51,12 @@ impl EarlyFrames {
         self.0.values_mut().flat_map(|of| of.remove(&batch).unwrap_or_default()).collect()
     }
 
+    /// The number of tensors in all frames.
+    pub(super) fn held(&self) -> usize {
+        let frames = self.0.values().flat_map(BTreeMap::values).flatten();
+        frames.map(|frame| frame.slots.len()).sum()
+    }
+
     /// Removes the frames of a cancelled batch.
     pub(super) fn cancel(&mut self, batch: u64) -> Vec<Slot> {
         self.take(batch).into_iter().flat_map(|frame| frame.slots).collect()

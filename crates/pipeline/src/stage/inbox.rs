@@ -105,6 +105,11 @@ impl Inbox {
         slots
     }
 
+    /// The number of tensors in it.
+    pub(super) fn held(&self) -> usize {
+        self.batches.values().flat_map(BTreeMap::values).map(Vec::len).sum()
+    }
+
     /// Removes the tensors of all batches but this one.
     pub(super) fn keep_only(&mut self, batch: Option<u64>) -> Vec<Slot> {
         let kept =

@@ -222,6 +222,11 @@ impl Loading {
         Some(Loaded { id, result: Ok(kind.task(tensors)) })
     }
 
+    /// The number of tensors that arrived, and are neither loaded nor passed on.
+    pub(super) fn held(&self) -> usize {
+        self.arrivals.values().map(Arrivals::held).sum()
+    }
+
     /// Removes the arrivals for a command.
     pub(super) fn cancel(&mut self, id: u64) -> Vec<Slot> {
         self.arrivals.remove(&id).map_or(Vec::new(), Arrivals::into_slots)
@@ -281,6 +286,11 @@ impl Loading {
 }
 
 impl Arrivals {
+    fn held(&self) -> usize {
+        let waiting = self.waiting.iter().map(|weight| weight.slots.len());
+        self.tensors.len() + waiting.sum::<usize>()
+    }
+
     fn into_slots(self) -> Vec<Slot> {
         let waiting = self.waiting.into_iter().flat_map(|weight| weight.slots);
         self.tensors.into_iter().map(|(_, slot)| slot).chain(waiting).collect()

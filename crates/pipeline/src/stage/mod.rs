@@ -21,6 +21,7 @@ mod action_task;
 mod active_round;
 mod command_queue;
 mod commands;
+mod conservation;
 mod context;
 mod early_frames;
 mod inbox;

@@ -42,6 +42,11 @@ impl NamedTensors {
         self.tensors.len() == self.of as usize
     }
 
+    /// The number of tensors that have arrived.
+    pub(super) fn held(&self) -> usize {
+        self.tensors.len()
+    }
+
     pub(super) fn into_tensors(self) -> Vec<(String, Slot)> {
         self.tensors
     }

@@ -192,6 +192,12 @@ impl PeerSnapshots {
         }
     }
 
+    /// The number of tensors of parts that are arriving.
+    pub(super) fn held(&self) -> usize {
+        let parts = self.arrivals.values().flat_map(|arrivals| arrivals.parts.values());
+        parts.map(NamedTensors::held).sum()
+    }
+
     /// Cancels a command and frees its arrivals. Returns whether that is all: the compute thread
     /// has work for a command that was not answered.
     pub(super) fn cancel(&mut self, id: u64, answered: u64, outbox: &mut Outbox) -> bool {

@@ -65,6 +65,11 @@ impl StateFrames {
         }
     }
 
+    /// The number of frames that wait, each with one tensor.
+    pub(super) fn held(&self) -> usize {
+        self.0.values().map(|waiting| waiting.frames.len()).sum()
+    }
+
     /// Removes what waits for a command.
     pub(super) fn cancel(&mut self, id: u64) -> Vec<Slot> {
         let frames = self.0.remove(&id).map(|waiting| waiting.frames).unwrap_or_default();

@@ -142,6 +142,13 @@ impl StateTransfer {
         Some(Task::Load { tensors: state.into_tensors(), content: LoadContent::WholeState })
     }
 
+    /// The number of tensors that arrived or are copied, and are neither loaded nor sent.
+    pub(super) fn held(&self) -> usize {
+        let arrived = self.arrivals.values().flat_map(BTreeMap::values).map(NamedTensors::held);
+        let copied = self.current.as_ref().and_then(|transfer| transfer.copied.as_ref());
+        arrived.sum::<usize>() + copied.map_or(0, Vec::len)
+    }
+
     /// Removes the states that arrived for a command.
     pub(super) fn cancel(&mut self, id: u64) -> Vec<Slot> {
         let states = self.arrivals.remove(&id).unwrap_or_default();

@@ -393,13 +393,24 @@ impl World {
             }
         }
         assert!(self.boss.poll_timeout().is_none());
+        // A tensor that the driver holds and the session does not is lost.
+        assert_eq!(self.boss_slots.held().len(), self.boss.held_slots(), "the boss lost tensors");
+    }
+
+    /// Fails if the session reports a mistake of its own. A run with faults would take it for an
+    /// injected failure.
+    fn tell_boss(&mut self, id: WorkerId, message: ToBoss) {
+        if let ToBoss::Failed { failure, .. } = &message {
+            assert!(!failure.message.ends_with("please report it"), "{failure}");
+        }
+        self.tell(Peer::Worker(id), Peer::Boss, message);
     }
 
     fn drain_worker(&mut self, id: WorkerId) {
         while let Some(effect) = self.workers[id.0 as usize].session.poll_effect() {
             let worker = &mut self.workers[id.0 as usize];
             match effect {
-                StageEffect::Tell(message) => self.tell(Peer::Worker(id), Peer::Boss, message),
+                StageEffect::Tell(message) => self.tell_boss(id, message),
                 StageEffect::Send { to, slots } => {
                     let tensors = worker.slots.give_up_all(slots);
                     self.send(Peer::Worker(id), to, tensors);
@@ -471,6 +482,8 @@ impl World {
                 }
             }
         }
+        let worker = &self.workers[id.0 as usize];
+        assert_eq!(worker.slots.held().len(), worker.session.held_slots(), "{id} lost tensors");
     }
 }
 

@@ -350,6 +350,15 @@ impl Collector {
         }
     }
 
+    /// The number of arrived tensors that were not handed out.
+    pub(super) fn held(&self) -> usize {
+        match &self.parts {
+            Parts::Run(run) => run.held(),
+            Parts::State(state) => state.held(),
+            _ => 0,
+        }
+    }
+
     /// Removes every arrived tensor, to free an answer that is not given.
     pub(super) fn take_slots(&mut self) -> Vec<Slot> {
         match std::mem::replace(&mut self.parts, Parts::Nothing) {

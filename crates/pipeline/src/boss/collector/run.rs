@@ -94,6 +94,11 @@ impl RunParts {
         Ok(norm)
     }
 
+    /// The number of outputs that have arrived.
+    pub(super) fn held(&self) -> usize {
+        self.results.outputs.len()
+    }
+
     pub(super) fn into_slots(self) -> Vec<Slot> {
         self.results.outputs.into_iter().map(|(.., slot)| slot).collect()
     }

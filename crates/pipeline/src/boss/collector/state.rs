@@ -174,6 +174,11 @@ impl StateParts {
         waits.map(|(worker, _)| *worker).collect()
     }
 
+    /// The number of frames that the caller has not received.
+    pub(super) fn held(&self) -> usize {
+        self.senders.values().map(|sender| sender.kept.len()).sum()
+    }
+
     pub(super) fn into_slots(self) -> Vec<Slot> {
         let kept = self.senders.into_values().flat_map(|sender| sender.kept);
         kept.map(|(_, slot)| slot).collect()

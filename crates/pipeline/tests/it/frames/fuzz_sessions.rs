@@ -278,6 +278,8 @@ impl StageDriver {
                 | StageEffect::Leave => {}
             }
         }
+        // A tensor that the driver holds and the session does not is lost.
+        assert_eq!(self.slots.held.len(), self.session.held_slots());
     }
 }
 
@@ -551,6 +553,8 @@ impl BossDriver {
                 BossEffect::Notice(_) | BossEffect::Hangup { .. } | BossEffect::Dismiss { .. } => {}
             }
         }
+        // A tensor that the driver holds and the session does not is lost.
+        assert_eq!(self.slots.held.len(), self.session.held_slots());
     }
 }
 
