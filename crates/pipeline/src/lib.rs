@@ -50,6 +50,7 @@ pub mod replicas;
 pub mod room;
 pub mod samples;
 pub mod schedule;
+mod slot_ledger;
 pub mod stage;
 mod stage_spec;
 mod state_digest;

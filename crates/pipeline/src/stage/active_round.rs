@@ -228,7 +228,7 @@ impl ActiveRound {
         span: Span,
         outcome: Outcome<Slot>,
         context: &mut RoundContext<'_>,
-    ) {
+    ) -> Result<(), Failure> {
         if self.spans.len() < MAX_SPANS {
             self.spans.push(span);
         }
@@ -237,7 +237,8 @@ impl ActiveRound {
             self.visits.entry(stage).or_default().shared += 1;
         }
         let Some(spec) = context.membership.stage(action.stage()) else {
-            return context.outbox.drop_slots(outcome.into_tensors());
+            context.outbox.drop_slots(outcome.into_tensors());
+            return Ok(());
         };
         let key =
             MicrobatchKey { batch: self.round.batch, index: action.microbatch().unwrap_or(0) };
@@ -248,14 +249,17 @@ impl ActiveRound {
             links: context.links,
             outbox: context.outbox,
         };
-        match outcome {
+        let sent = match outcome {
             Outcome::Forward { outputs, loss } => {
                 self.losses.extend(loss.map(|loss| (key.index, loss)));
                 self.sent += results.outputs_to_boss();
-                results.send_outputs(key, outputs);
+                results.send_outputs(key, outputs)
             }
             Outcome::Backward { grads } => results.send_grads(key, grads),
-            Outcome::Tied { tensors } => results.send_tied(action, tensors),
+            Outcome::Tied { tensors } => {
+                results.send_tied(action, tensors);
+                Ok(())
+            }
             Outcome::Norms { squares } => {
                 self.norm.squares.extend(squares);
                 self.norm.missing = self.norm.missing.saturating_sub(1);
@@ -264,9 +268,14 @@ impl ActiveRound {
                     let losses = std::mem::take(&mut self.losses);
                     context.outbox.tell_boss(ToBoss::Norms { id: self.id, squares, losses });
                 }
+                Ok(())
             }
-            other => context.outbox.drop_slots(other.into_tensors()),
-        }
+            other => {
+                context.outbox.drop_slots(other.into_tensors());
+                Ok(())
+            }
+        };
+        sent.map_err(|failure| in_action(action, failure))
     }
 
     /// The compute thread hands out a result during a task.
@@ -321,6 +330,12 @@ impl ActiveRound {
             self.reduction.add(StageBucket { stage, bucket }, context);
         }
     }
+}
+
+/// The same failure, with the action as its place.
+fn in_action(action: Action, failure: Failure) -> Failure {
+    let (stage, verb) = (Some(action.stage()), Some(action.verb().to_string()));
+    Failure { stage, action: verb, microbatch: action.microbatch(), ..failure }
 }
 
 /// Whether an action adds the gradients of a microbatch to those of the batch.

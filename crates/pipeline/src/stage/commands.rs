@@ -293,7 +293,9 @@ impl StageSession {
             }
             (Some(Job::ChangeMembership { .. }), outcome) => {
                 match outcome {
-                    Outcome::State { tensors, .. } => self.transfer.on_copied(tensors),
+                    Outcome::State { tensors, .. } => {
+                        self.transfer.on_copied(tensors, &mut self.outbox);
+                    }
                     other => {
                         self.outbox.drop_slots(other.into_tensors());
                         self.transfer.on_loaded();
@@ -344,8 +346,9 @@ impl StageSession {
     ) {
         let sent = u32::try_from(tensors.len()).unwrap_or(u32::MAX);
         self.outbox.tell_boss(ToBoss::StateHeads { id, heads });
-        self.answer(id, RoundAnswer { sent, ..RoundAnswer::default() });
+        self.tell_done(id, RoundAnswer { sent, ..RoundAnswer::default() });
         self.state_frames.begin(id, window, tensors, &mut self.outbox);
+        self.next_command();
     }
 
     /// Cancels a command, and drops its arrivals.

@@ -1,6 +1,9 @@
-//! The tensors that a driver holds for a session: every machine in which they wait.
+//! The balance of the tensors that a driver holds for a session.
+//!
+//! A machine in which tensors wait must be in the sum. Otherwise every round with them fails.
 
 use super::session::StageSession;
+use crate::failure::Failure;
 
 impl StageSession {
     /// The number of tensors that its driver holds for it, once all effects are taken.
@@ -11,5 +14,29 @@ impl StageSession {
             + self.transfer.held()
             + self.state_frames.held()
             + self.snapshots.held()
+    }
+
+    /// Fails if a tensor was lost or given back twice. No tensor may be in a local variable then.
+    pub(super) fn settle_slots(&mut self) -> Result<(), Failure> {
+        let held = self.held_slots();
+        self.outbox.settle(held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{membership, round, text};
+    use super::*;
+
+    #[test]
+    fn a_round_after_which_tensors_are_lost_fails_and_the_next_does_not() {
+        let membership = membership(&[1, 1], 0, None);
+        let mut session = StageSession { membership, ..StageSession::default() };
+        session.outbox.take(2);
+        session.run(1, round(Vec::new()));
+        assert_eq!(text(&mut session.outbox), "tell the boss Failed\n");
+        session.job = None;
+        session.run(2, round(Vec::new()));
+        assert_eq!(text(&mut session.outbox), "tell the boss Done\n");
     }
 }

@@ -6,7 +6,7 @@
 use crate::effect::Peer;
 use crate::ids::Slot;
 use crate::message::TensorHead;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// The most batches for which frames of one worker may wait.
 const MAX_BATCHES: usize = 64;
@@ -22,7 +22,7 @@ pub(super) struct ReplicaFrame {
 
 /// Frames by sender and by batch, so that one sender cannot take the place of others.
 #[derive(Default)]
-pub(super) struct EarlyFrames(BTreeMap<Peer, BTreeMap<u64, Vec<ReplicaFrame>>>);
+pub(super) struct EarlyFrames(BTreeMap<Peer, BTreeMap<u64, VecDeque<ReplicaFrame>>>);
 
 impl EarlyFrames {
     /// Stores a frame. Returns its slots if the sender violates a limit, with the reason.
@@ -42,13 +42,20 @@ impl EarlyFrames {
                 format!("sent gradients of batch {batch} while {MAX_FRAMES} frames of it wait");
             return Err((frame.slots, reason));
         }
-        of_batch.push(frame);
+        of_batch.push_back(frame);
         Ok(())
     }
 
-    /// Removes the frames of a batch. Those of each sender are in the order of arrival.
-    pub(super) fn take(&mut self, batch: u64) -> Vec<ReplicaFrame> {
-        self.0.values_mut().flat_map(|of| of.remove(&batch).unwrap_or_default()).collect()
+    /// Removes a frame of a batch. Those of each sender come in the order of arrival.
+    pub(super) fn pop(&mut self, batch: u64) -> Option<ReplicaFrame> {
+        self.0.values_mut().find_map(|of| {
+            let frames = of.get_mut(&batch)?;
+            let frame = frames.pop_front();
+            if frames.is_empty() {
+                of.remove(&batch);
+            }
+            frame
+        })
     }
 
     /// The number of tensors in all frames.
@@ -59,7 +66,7 @@ impl EarlyFrames {
 
     /// Removes the frames of a cancelled batch.
     pub(super) fn cancel(&mut self, batch: u64) -> Vec<Slot> {
-        self.take(batch).into_iter().flat_map(|frame| frame.slots).collect()
+        std::iter::from_fn(|| self.pop(batch)).flat_map(|frame| frame.slots).collect()
     }
 
     /// Removes the frames of batches up to this one, whose rounds are over.
@@ -91,9 +98,10 @@ mod tests {
         for (batch, from, slot) in [(3, 1, 1), (3, 0, 2), (4, 0, 3), (3, 0, 4)] {
             assert!(early.put(batch, frame(from, slot)).is_ok());
         }
-        let slots: Vec<_> = early.take(3).into_iter().flat_map(|frame| frame.slots).collect();
+        let taken = std::iter::from_fn(|| early.pop(3));
+        let slots: Vec<_> = taken.flat_map(|frame| frame.slots).collect();
         assert_eq!(slots, [Slot(2), Slot(4), Slot(1)]);
-        assert!(early.take(3).is_empty());
+        assert!(early.pop(3).is_none());
         assert_eq!(early.cancel_until(4), [Slot(3)]);
     }
 

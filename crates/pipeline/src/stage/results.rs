@@ -5,7 +5,7 @@ use super::membership::Membership;
 use super::outbox::Outbox;
 use crate::effect::{Destination, Peer};
 use crate::ids::{MicrobatchKey, Slot, StageId};
-use crate::message::{Round, TensorHead};
+use crate::message::{Failure, Round, TensorHead};
 use crate::plan::{StageOutput, StageSpec};
 use crate::schedule::Action;
 
@@ -28,10 +28,22 @@ impl Results<'_> {
         self.spec.outputs.iter().filter(|output| self.is_for_boss(output)).count() as u32
     }
 
-    /// Sends the outputs of a forward pass, which are only those that leave the stage.
-    pub(super) fn send_outputs(&mut self, key: MicrobatchKey, outputs: Vec<Slot>) {
+    /// Sends the outputs of a forward pass, which are only those that leave the stage. Fails if
+    /// there are more or fewer: the next stage would wait forever.
+    pub(super) fn send_outputs(
+        &mut self,
+        key: MicrobatchKey,
+        outputs: Vec<Slot>,
+    ) -> Result<(), Failure> {
         let leaves = |output: &&StageOutput| !output.to.is_empty() || self.is_for_boss(output);
         let leaving: Vec<&StageOutput> = self.spec.outputs.iter().filter(leaves).collect();
+        let (made, wanted) = (outputs.len(), leaving.len());
+        if made != wanted {
+            self.outbox.drop_slots(outputs);
+            let problem =
+                format!("{made} outputs where {wanted} leave the stage; please report it");
+            return Err(Failure::new(problem));
+        }
         for (output, slot) in leaving.into_iter().zip(outputs) {
             let value = output.value;
             let users = output.to.iter().copied();
@@ -45,10 +57,23 @@ impl Results<'_> {
             let to = users.chain(boss).collect();
             self.send(to, vec![slot]);
         }
+        Ok(())
     }
 
-    /// Sends the gradients of a stage's inputs to the stages that made them.
-    pub(super) fn send_grads(&mut self, key: MicrobatchKey, grads: Vec<Vec<Slot>>) {
+    /// Sends the gradients of a stage's inputs to the stages that made them. Fails if there are
+    /// gradients of more or fewer inputs.
+    pub(super) fn send_grads(
+        &mut self,
+        key: MicrobatchKey,
+        grads: Vec<Vec<Slot>>,
+    ) -> Result<(), Failure> {
+        let (made, wanted) = (grads.len(), self.spec.inputs.len());
+        if made != wanted {
+            self.outbox.drop_slots(grads.into_iter().flatten().collect());
+            let problem =
+                format!("gradients of {made} inputs of a stage with {wanted}; please report it");
+            return Err(Failure::new(problem));
+        }
         for (input, slots) in self.spec.inputs.iter().zip(grads) {
             let maker = input.from.filter(|_| input.needs_grad);
             let head = |to| TensorHead::Gradient {
@@ -63,6 +88,7 @@ impl Results<'_> {
                 self.send(to.into_iter().collect(), slots);
             }
         }
+        Ok(())
     }
 
     /// Sends gradients or new values of tied parameters to the stages at the other end.
@@ -96,5 +122,50 @@ impl Results<'_> {
             true => self.outbox.drop_slots(slots),
             false => self.outbox.send(to, slots),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{links, membership, round, text};
+    use super::*;
+
+    const KEY: MicrobatchKey = MicrobatchKey { batch: 7, index: 0 };
+
+    /// The effects of the first of two stages, and its failure.
+    fn sent(send: impl FnOnce(&mut Results<'_>) -> Result<(), Failure>) -> [String; 2] {
+        let (membership, links) = (membership(&[1, 1], 0, None), links(0, &[]));
+        let (round, mut outbox) = (round(Vec::new()), Outbox::default());
+        let mut results = Results {
+            round: &round,
+            spec: membership.stage(StageId(0)).expect("the first stage"),
+            membership: &membership,
+            links: &links,
+            outbox: &mut outbox,
+        };
+        let failure = send(&mut results).err().map(|failure| failure.message);
+        [text(&mut outbox), failure.unwrap_or_default()]
+    }
+
+    #[test]
+    fn a_stage_sends_as_many_outputs_as_leave_it() {
+        let outputs = |slots: &[u64]| {
+            sent(|results| results.send_outputs(KEY, slots.iter().copied().map(Slot).collect()))
+        };
+        assert_eq!(outputs(&[1]), ["send [1] as Value to worker 1\n", ""]);
+        let failure = "0 outputs where 1 leave the stage; please report it";
+        assert_eq!(outputs(&[]), ["", failure]);
+        let failure = "2 outputs where 1 leave the stage; please report it";
+        assert_eq!(outputs(&[1, 2]), ["drop [1, 2]\n", failure]);
+    }
+
+    #[test]
+    fn a_stage_has_gradients_of_as_many_inputs_as_it_has() {
+        let grads = |grads: Vec<Vec<Slot>>| sent(|results| results.send_grads(KEY, grads));
+        assert_eq!(grads(vec![Vec::new()]), ["", ""], "the model's input needs none");
+        let failure = "gradients of 0 inputs of a stage with 1; please report it";
+        assert_eq!(grads(Vec::new()), ["", failure]);
+        let failure = "gradients of 2 inputs of a stage with 1; please report it";
+        assert_eq!(grads(vec![vec![Slot(1)], vec![Slot(2)]]), ["drop [1, 2]\n", failure]);
     }
 }

@@ -29,7 +29,9 @@ impl StageSession {
         let samples = round.samples.take();
         self.job = Some(Job::Round(Box::new(ActiveRound::new(id, round, &self.membership))));
         // Frames of other replicas may have arrived before the command.
-        for frame in self.early_frames.take(batch) {
+        // A round without actions may end with the first of them.
+        while self.is_active(id) {
+            let Some(frame) = self.early_frames.pop(batch) else { break };
             self.on_replica_frame(batch, frame);
         }
         match (samples, &self.job) {
@@ -141,10 +143,16 @@ impl StageSession {
 
     /// An action of the current round is complete.
     pub(super) fn action_done(&mut self, span: Span, outcome: Outcome<Slot>) {
-        if let Some(RoundAtWork { active, mut context }) = self.round() {
-            active.on_done(span, outcome, &mut context);
-        }
-        self.advance();
+        let result = match self.round() {
+            Some(RoundAtWork { active, mut context }) => {
+                active.on_done(span, outcome, &mut context)
+            }
+            None => {
+                self.outbox.drop_slots(outcome.into_tensors());
+                Ok(())
+            }
+        };
+        self.round_advanced(result);
     }
 
     /// A machine of the current round has worked.
@@ -176,7 +184,13 @@ impl StageSession {
         if !active.is_over() || !self.tasks.is_empty() {
             return;
         }
-        let (id, batch, used) = (active.id, active.round.batch, active.uses_compressed());
+        let id = active.id;
+        // Before anything counts as done: then the step can be repeated.
+        if let Err(failure) = self.settle_slots() {
+            return self.fail(id, failure);
+        }
+        let Some(Job::Round(active)) = &mut self.job else { return };
+        let (batch, used) = (active.round.batch, active.uses_compressed());
         if active.round.is_step() {
             self.last_step = Some(active.round.step);
         }

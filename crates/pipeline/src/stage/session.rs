@@ -137,6 +137,7 @@ impl StageSession {
     pub fn on_frame(&mut self, now: Micros, from: Peer, frame: Frame) {
         self.now = now;
         let Frame { route, head, slots } = frame;
+        self.outbox.take(slots.len());
         // The boss passes frames on for pairs that cannot connect.
         let from = match route {
             Some(route) if from == Peer::Boss => Peer::Worker(route.from),
@@ -240,9 +241,15 @@ impl StageSession {
         span: (Micros, Micros),
     ) {
         self.now = now;
-        let Some(purpose) = self.tasks.remove(&ticket) else { return };
+        let result = result.map(|outcome| self.outbox.take_outcome(outcome));
+        let Some(purpose) = self.tasks.remove(&ticket) else {
+            return self.outbox.drop_slots(result.map_or(Vec::new(), Outcome::into_tensors));
+        };
         match (purpose, result) {
-            (Purpose::Discard(id), _) => self.aborted(id),
+            (Purpose::Discard(id), result) => {
+                self.outbox.drop_slots(result.map_or(Vec::new(), Outcome::into_tensors));
+                self.aborted(id);
+            }
             (Purpose::Command(id), Ok(outcome)) if self.is_active(id) => {
                 self.command_done(id, outcome);
             }
@@ -275,6 +282,7 @@ impl StageSession {
     /// The compute thread hands out a result during a task.
     pub fn on_early_output(&mut self, now: Micros, output: EarlyOutput<Slot>) {
         self.now = now;
+        let output = self.outbox.take_early(output);
         match self.round() {
             Some(mut at_work) if !at_work.active.failed => {
                 let result = at_work.active.on_early_output(output, &mut at_work.context);
@@ -287,6 +295,7 @@ impl StageSession {
     /// The result of a [`StageEffect::Sum`] arrived.
     pub fn on_summed(&mut self, now: Micros, ticket: Ticket, result: Result<Vec<Slot>, Failure>) {
         self.now = now;
+        self.outbox.take(result.as_ref().map_or(0, Vec::len));
         match self.round() {
             Some(RoundAtWork { active, mut context })
                 if !active.failed && active.reduction.requested(ticket) =>
@@ -301,6 +310,7 @@ impl StageSession {
     /// Data was opened, or a microbatch read: a tensor for each column that was asked for.
     pub fn on_data(&mut self, now: Micros, ticket: Ticket, result: Result<Vec<Slot>, Failure>) {
         self.now = now;
+        self.outbox.take(result.as_ref().map_or(0, Vec::len));
         let Some(Answer { id, result }) = self.reader.on_data(ticket, result, &mut self.outbox)
         else {
             return;
@@ -349,12 +359,17 @@ impl StageSession {
 
     /// Answers a command, and begins the next one that waits.
     pub(super) fn answer(&mut self, id: u64, answer: RoundAnswer) {
+        self.tell_done(id, answer);
+        self.next_command();
+    }
+
+    /// Answers a command. The next one does not begin before the caller has put everything away.
+    pub(super) fn tell_done(&mut self, id: u64, answer: RoundAnswer) {
         self.end_job();
         self.commands.answer(id);
         let RoundAnswer { losses, sent, spans } = answer;
         let (received, answered) = (self.received, self.now);
         self.outbox.tell_boss(ToBoss::Done { id, losses, sent, received, answered, spans });
-        self.next_command();
     }
 
     pub(super) fn fail(&mut self, id: u64, mut failure: Failure) {

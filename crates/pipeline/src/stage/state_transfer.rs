@@ -68,11 +68,13 @@ impl StateTransfer {
         self.current.as_ref().is_none_or(is_done)
     }
 
-    /// This worker's state is copied.
-    pub(super) fn on_copied(&mut self, tensors: Vec<(String, Slot)>) {
-        if let Some(transfer) = &mut self.current {
-            transfer.copied = Some(tensors);
-        }
+    /// This worker's state is copied. Frees a copy that nobody takes.
+    pub(super) fn on_copied(&mut self, tensors: Vec<(String, Slot)>, outbox: &mut Outbox) {
+        let unused = match &mut self.current {
+            Some(transfer) => transfer.copied.replace(tensors),
+            None => Some(tensors),
+        };
+        outbox.drop_slots(unused.into_iter().flatten().map(|(_, slot)| slot).collect());
     }
 
     /// The state of the source is loaded.
@@ -198,7 +200,7 @@ mod tests {
         transfer.begin(Transfer::new(4, vec![WorkerId(1), WorkerId(2)], None));
         transfer.send(&links(0, &[2]), &mut outbox);
         assert!(!transfer.is_done(), "it is not copied yet");
-        transfer.on_copied(vec![("a".to_string(), Slot(1))]);
+        transfer.on_copied(vec![("a".to_string(), Slot(1))], &mut outbox);
         transfer.send(&links(0, &[2]), &mut outbox);
         let sent = "send [1] as ReplicaState to worker 1, ReplicaState to the boss for worker 2\n";
         assert_eq!(text(&mut outbox), sent);
@@ -209,9 +211,11 @@ mod tests {
     fn a_copy_that_was_not_sent_is_freed() {
         let (mut transfer, mut outbox) = (StateTransfer::default(), Outbox::default());
         transfer.begin(Transfer::new(4, vec![WorkerId(1)], None));
-        transfer.on_copied(vec![("a".to_string(), Slot(1))]);
+        transfer.on_copied(vec![("a".to_string(), Slot(1))], &mut outbox);
         transfer.end(&mut outbox);
         assert_eq!(text(&mut outbox), "drop [1]\n");
+        transfer.on_copied(vec![("a".to_string(), Slot(2))], &mut outbox);
+        assert_eq!(text(&mut outbox), "drop [2]\n", "the command is over");
     }
 
     #[test]
