@@ -8,10 +8,11 @@ use crate::schedule::Action;
 use layerspec::ValueId;
 use std::collections::BTreeSet;
 
-/// Checks that a round has each outside tensor of its actions exactly once.
+/// Checks that a round has each action and each outside tensor of its actions exactly once.
 pub(super) fn check(run: &RunRequest, plan: &Plan) -> Result<(), Failure> {
     let mut wanted = Wanted::default();
     for (worker, list) in run.actions.iter().enumerate() {
+        let mut seen = BTreeSet::new();
         for action in list {
             let spec = plan.stages.get(action.stage().0 as usize);
             let me = WorkerId(worker as u16);
@@ -29,6 +30,9 @@ pub(super) fn check(run: &RunRequest, plan: &Plan) -> Result<(), Failure> {
                     action.stage()
                 )));
             };
+            if !action.may_repeat() && !seen.insert(*action) {
+                return Err(listed_twice(action).on(me));
+            }
             wanted.add(run, spec, action);
         }
     }
@@ -81,6 +85,15 @@ pub(super) fn check(run: &RunRequest, plan: &Plan) -> Result<(), Failure> {
     let grads = run.grads.iter().flatten().filter(|(_, value, _)| wants_grad(*value));
     each_once("a gradient", &mut wanted.grads, grads.map(|(index, value, _)| (*index, *value)))?;
     update(run)
+}
+
+fn listed_twice(action: &Action) -> Failure {
+    Failure {
+        stage: Some(action.stage()),
+        action: Some(action.verb().to_string()),
+        microbatch: action.microbatch(),
+        ..Failure::new("it is listed twice")
+    }
 }
 
 /// The tensors that actions take from the boss, by microbatch and variable.

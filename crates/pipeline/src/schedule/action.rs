@@ -110,6 +110,11 @@ impl Action {
         }
     }
 
+    /// Whether a round may have it several times: visits to a stage gather its parameters anew.
+    pub fn may_repeat(&self) -> bool {
+        matches!(self, Action::Share { .. } | Action::AllGather { .. } | Action::Reshard { .. })
+    }
+
     /// The same action for another microbatch, if it has one.
     pub(super) fn on(self, other: impl Fn(u32) -> u32) -> Self {
         match self {

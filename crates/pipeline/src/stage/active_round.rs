@@ -1,5 +1,6 @@
 //! The round of the current command: its next action, and the results of actions.
 
+use super::action_ledger::{broken, in_action, ActionLedger};
 use super::action_task::{skips_update, TaskBuilder};
 use super::context::RoundContext;
 use super::inbox::{Inbox, Item};
@@ -22,6 +23,7 @@ pub(super) struct ActiveRound {
     pub(super) id: u64,
     pub(super) round: Round,
     picker: Picker,
+    ledger: ActionLedger,
     /// The weighted loss of each microbatch that the boss does not know yet.
     pub(super) losses: Vec<(u32, f32)>,
     /// The number of frames with tensors sent to the boss.
@@ -90,6 +92,7 @@ impl ActiveRound {
         ActiveRound {
             id,
             picker,
+            ledger: ActionLedger::new(&round.actions),
             losses: Vec::new(),
             sent: 0,
             spans: Vec::new(),
@@ -106,6 +109,11 @@ impl ActiveRound {
     /// may still send gradients that other workers wait for.
     pub(super) fn is_over(&self) -> bool {
         self.picker.is_done() && self.reduction.is_idle()
+    }
+
+    /// Fails if an action of a round that is over has not ended.
+    pub(super) fn check_actions(&self) -> Result<(), Failure> {
+        self.ledger.check()
     }
 
     /// Whether this round updates parameters with compressed gradients. `None` if nothing is
@@ -135,18 +143,21 @@ impl ActiveRound {
         compute_thread: ComputeThread,
         membership: &Membership,
         inbox: &mut Inbox,
-    ) -> Option<Next> {
+    ) -> Result<Option<Next>, Failure> {
         let ready = |action: &Action| self.is_ready(action, membership, inbox);
-        let action = match compute_thread {
+        let picked = match compute_thread {
             ComputeThread::Busy => self.picker.pick_early(ready),
             ComputeThread::Idle => self.picker.pick(ready),
-        }?;
-        let task = self.task(action, membership, inbox)?;
+        };
+        let Some(action) = picked else { return Ok(None) };
+        self.ledger.start(action)?;
+        let task = self.task(action, membership, inbox);
+        let task = task.ok_or_else(|| broken(action, "it has no task"))?;
         self.picker.start(&action);
         if let Action::AllGather { stage } = action {
             self.visits.entry(stage).or_default().gathered += 1;
         }
-        Some(Next { action, task })
+        Ok(Some(Next { action, task }))
     }
 
     fn is_ready(&self, action: &Action, membership: &Membership, inbox: &Inbox) -> bool {
@@ -229,10 +240,14 @@ impl ActiveRound {
         outcome: Outcome<Slot>,
         context: &mut RoundContext<'_>,
     ) -> Result<(), Failure> {
+        let action = span.action;
+        if let Err(failure) = self.ledger.end(action) {
+            context.outbox.drop_slots(outcome.into_tensors());
+            return Err(failure);
+        }
         if self.spans.len() < MAX_SPANS {
             self.spans.push(span);
         }
-        let action = span.action;
         if let Action::Share { stage } = action {
             self.visits.entry(stage).or_default().shared += 1;
         }
@@ -330,12 +345,6 @@ impl ActiveRound {
             self.reduction.add(StageBucket { stage, bucket }, context);
         }
     }
-}
-
-/// The same failure, with the action as its place.
-fn in_action(action: Action, failure: Failure) -> Failure {
-    let (stage, verb) = (Some(action.stage()), Some(action.verb().to_string()));
-    Failure { stage, action: verb, microbatch: action.microbatch(), ..failure }
 }
 
 /// Whether an action adds the gradients of a microbatch to those of the batch.

@@ -17,6 +17,7 @@
 //! counted, costs its sender the connection. A duplicate of something already used or answered is
 //! dropped, at the latest with the next command.
 
+mod action_ledger;
 mod action_task;
 mod active_round;
 mod command_queue;

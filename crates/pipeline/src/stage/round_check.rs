@@ -7,6 +7,7 @@ use super::replica_group::ReplicaGroup;
 use crate::ids::StageId;
 use crate::message::{Round, MAX_MICROBATCHES};
 use crate::schedule::{Action, Order};
+use std::collections::BTreeSet;
 
 /// Fails with the reason if a round breaks it.
 type Rule = fn(&Check<'_>) -> Result<(), String>;
@@ -14,6 +15,7 @@ type Rule = fn(&Check<'_>) -> Result<(), String>;
 /// Every rule. The first one that is broken is the reason.
 const RULES: &[Rule] = &[
     |check| check.stages_are_here(),
+    |check| check.actions_are_distinct(),
     |check| check.losses_have_weights(),
     |check| check.updates_have_a_learning_rate(),
     |check| check.limits_come_with_norms(),
@@ -73,6 +75,13 @@ impl Check<'_> {
             Some(action) => Err(format!("an action for {}, which is not here", action.stage())),
             None => Ok(()),
         }
+    }
+
+    /// Gradients would count twice, and parameters would be updated twice.
+    fn actions_are_distinct(&self) -> Result<(), String> {
+        let mut seen = BTreeSet::new();
+        let mut once = self.actions().filter(|action| !action.may_repeat());
+        ensure(once.all(|action| seen.insert(*action)), "a round with the same action twice")
     }
 
     fn losses_have_weights(&self) -> Result<(), String> {
@@ -247,6 +256,22 @@ mod tests {
         assert_eq!(refused(&alone, &[forward(1, 0)], |_| ()), reason);
         let reason = Some("a batch of 4 microbatches with actions for 5".to_string());
         assert_eq!(refused(&alone, &[forward(0, 4)], |_| ()), reason);
+    }
+
+    #[test]
+    fn only_actions_that_gather_parameters_come_twice() {
+        let alone = membership(&[1, 1], 0, None);
+        let forward = |microbatch| Action::Forward { stage: STAGE, microbatch };
+        let reason = Some("a round with the same action twice".to_string());
+        assert_eq!(refused(&alone, &[forward(0), forward(1), forward(0)], |_| ()), reason);
+        let step = Action::OptimStep { stage: STAGE };
+        assert_eq!(refused(&alone, &[step, step], update(None)), reason);
+        let gather = [
+            Action::Share { stage: STAGE },
+            Action::AllGather { stage: STAGE },
+            Action::Reshard { stage: STAGE },
+        ];
+        assert_eq!(refused(&alone, &[gather, gather].concat(), |_| ()), None);
     }
 
     #[test]

@@ -175,18 +175,21 @@ impl StageSession {
                 true => ComputeThread::Idle,
                 false => ComputeThread::Busy,
             };
-            let next = active.next(compute_thread, &self.membership, &mut self.inbox);
-            let Some(Next { action, task }) = next else { break };
-            let purpose = Purpose::Action(active.id, action);
-            self.compute(purpose, task);
+            let id = active.id;
+            match active.next(compute_thread, &self.membership, &mut self.inbox) {
+                Ok(Some(Next { action, task })) => self.compute(Purpose::Action(id, action), task),
+                Ok(None) => break,
+                Err(failure) => return self.fail(id, failure),
+            }
         }
         let Some(Job::Round(active)) = &mut self.job else { return };
         if !active.is_over() || !self.tasks.is_empty() {
             return;
         }
-        let id = active.id;
-        // Before anything counts as done: then the step can be repeated.
-        if let Err(failure) = self.settle_slots() {
+        let (id, complete) = (active.id, active.check_actions());
+        // Before anything counts as done: then the step can be repeated. Both are checked, because
+        // each difference is reported once.
+        if let Err(failure) = complete.and(self.settle_slots()) {
             return self.fail(id, failure);
         }
         let Some(Job::Round(active)) = &mut self.job else { return };

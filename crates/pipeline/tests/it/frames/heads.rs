@@ -441,7 +441,7 @@ pub fn node(random: &mut Random) -> Node {
 }
 
 fn round(random: &mut Random) -> Round {
-    // Most rounds are for one stage and could be carried out on its worker.
+    // Most rounds are for one stage, have no action twice, and could be carried out on its worker.
     let (tidy, one) = (random.chance(70), stage(random));
     let action = |random: &mut Random| {
         let stage = if tidy { one } else { stage(random) };
@@ -461,6 +461,9 @@ fn round(random: &mut Random) -> Round {
             _ => Action::OptimStep { stage },
         }
     };
+    let mut actions: Vec<Action> = (0..random.below(6)).map(|_| action(random)).collect();
+    let (distinct, mut seen) = (random.chance(90), BTreeSet::new());
+    actions.retain(|action| !distinct || action.may_repeat() || seen.insert(*action));
     let classes = Classes { weight: vec![0.5, 2.0], ignore_index: 1, class_dim: ClassDim::Last };
     let spec = random
         .pick(&[LossSpec::MSELoss, LossSpec::CrossEntropyLoss { classes, label_smoothing: 0.1 }])
@@ -471,7 +474,7 @@ fn round(random: &mut Random) -> Round {
         step: random.next(),
         mode: *random.pick(&[Mode::Train, Mode::Eval]),
         kv_cache: maybe(random, cached),
-        actions: (0..random.below(6)).map(|_| action(random)).collect(),
+        actions,
         loss: random.chance(50).then_some(RoundLoss { spec, weights }),
         outputs: random.chance(50),
         grads_from_boss: random.chance(50),

@@ -215,6 +215,13 @@ fn a_round_that_lacks_something_is_refused_rather_than_waited_for() {
                 ..forward(1)
             },
         ),
+        (
+            "stage 0, forward, microbatch 0: it is listed twice",
+            RunRequest {
+                actions: vec![vec![Action::Forward { stage: StageId(0), microbatch: 0 }; 2]],
+                ..forward(1)
+            },
+        ),
         ("without a learning rate", run(layout.ending(Ending::Step))),
         (
             "a limit for the norm",
