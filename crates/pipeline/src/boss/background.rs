@@ -35,7 +35,7 @@ impl BossSession {
             return self.refuse(from, slots, &reason);
         }
         let arrived = collector.hand_out_state(*request);
-        self.effects.extend(arrived);
+        self.outbox.extend(arrived);
         if collector.is_complete() {
             if let Some((request, collector)) = self.background.remove(&id) {
                 self.reply(request, collector.into_answer(self.behind()));
@@ -62,7 +62,7 @@ impl BossSession {
         };
         if waits && self.alive(worker) {
             let body = ToWorker::MoreState { id, frames: 1 };
-            self.effects.push_back(BossEffect::Tell(vec![Message { to: worker, body }]));
+            self.outbox.push(BossEffect::Tell(vec![Message { to: worker, body }]));
         }
     }
 
@@ -117,8 +117,8 @@ impl BossSession {
             // The parts that arrived are useless now, and nobody takes what waits.
             let body = ToWorker::Abort { id, batch: None, gradients: false };
             let abort = |to| Message { to, body: body.clone() };
-            self.effects.push_back(BossEffect::Tell(told.into_iter().map(abort).collect()));
+            self.outbox.push(BossEffect::Tell(told.into_iter().map(abort).collect()));
         }
-        self.effects.push_back(BossEffect::Reply { request, result: Err(failure) });
+        self.outbox.push(BossEffect::Reply { request, result: Err(failure) });
     }
 }

@@ -85,7 +85,7 @@ impl BossSession {
     pub fn tell(&mut self, worker: WorkerId, progress: Progress) {
         if self.alive(worker) {
             let body = ToWorker::Progress(progress);
-            self.effects.push_back(BossEffect::Tell(vec![Message { to: worker, body }]));
+            self.outbox.push(BossEffect::Tell(vec![Message { to: worker, body }]));
         }
     }
 
@@ -169,7 +169,7 @@ impl BossSession {
             commands.into_iter().map(|body| command(worker, next(), body)).collect();
         let last = self.next_id - 1;
         sends.extend(commands.into_iter().map(|command| BossEffect::Tell(vec![command])));
-        self.effects.extend(sends);
+        self.outbox.extend(sends);
         self.preparing.insert(worker, Preparing { request: number, last });
     }
 
@@ -192,7 +192,7 @@ impl BossSession {
             ToBoss::Failed { failure, .. } => match self.preparing.remove(&from) {
                 Some(Preparing { request, .. }) => {
                     let result = Err(failure.clone().on(from));
-                    self.effects.push_back(BossEffect::Reply { request, result });
+                    self.outbox.push(BossEffect::Reply { request, result });
                 }
                 None => self.dismiss(from, &format!("it could not follow: {}", failure.message)),
             },
@@ -214,7 +214,7 @@ impl BossSession {
 
     /// Closes the connection to a worker, which may join again. The driver then reports it lost.
     fn dismiss(&mut self, worker: WorkerId, reason: &str) {
-        self.effects.push_back(BossEffect::Dismiss { worker, reason: reason.into() });
+        self.outbox.push(BossEffect::Dismiss { worker, reason: reason.into() });
     }
 
     /// Lets workers go that leave. Between two requests nobody waits for anything of theirs but
@@ -242,7 +242,7 @@ impl BossSession {
     pub(super) fn on_joining_lost(&mut self, worker: WorkerId, reason: &str) {
         if let Some(Preparing { request, .. }) = self.preparing.remove(&worker) {
             let result = Err(self.lost_failure(worker, reason));
-            self.effects.push_back(BossEffect::Reply { request, result });
+            self.outbox.push(BossEffect::Reply { request, result });
         }
         self.followers.remove(&worker);
         self.awaited_followers.remove(&worker);

@@ -12,6 +12,7 @@ mod conservation;
 mod links;
 mod members;
 mod model_state;
+mod outbox;
 mod request;
 mod round;
 mod round_frames;
@@ -33,6 +34,7 @@ use collector::Collector;
 use links::Links;
 use members::{Follower, Preparing};
 use model_state::ModelState;
+use outbox::Outbox;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use work::Work;
 
@@ -60,7 +62,7 @@ pub struct BossSession {
     awaited_followers: BTreeSet<WorkerId>,
     /// The workers that were told to leave, and wait for the end of the request.
     leaving: BTreeSet<WorkerId>,
-    effects: VecDeque<BossEffect>,
+    outbox: Outbox,
 }
 
 /// The current request.
@@ -104,13 +106,13 @@ impl BossSession {
             followers: BTreeMap::new(),
             awaited_followers: BTreeSet::new(),
             leaving: BTreeSet::new(),
-            effects: VecDeque::new(),
+            outbox: Outbox::default(),
         }
     }
 
     /// Removes the next effect, if any.
     pub fn poll_effect(&mut self) -> Option<BossEffect> {
-        self.effects.pop_front()
+        self.outbox.pop()
     }
 
     /// Always `None`: every wait of the boss ends with an answer or a lost connection.
@@ -120,6 +122,7 @@ impl BossSession {
 
     /// A request of the user. The answer is a [`BossEffect::Reply`] with the same number.
     pub fn on_request(&mut self, now: Micros, number: u64, request: Request) {
+        self.outbox.take(request.slot_count());
         self.waiting.push_back((number, request));
         self.next_request(now);
     }
@@ -189,13 +192,14 @@ impl BossSession {
     /// A frame with tensors arrived from a worker.
     pub fn on_frame(&mut self, now: Micros, from: WorkerId, frame: Frame) {
         let Frame { route, head, slots } = frame;
+        self.outbox.take(slots.len());
         if let Some(route) = route {
             if route.from != from {
                 return self.refuse(from, slots, "sent a frame in another worker's name");
             }
             let relays = self.relays(from, route.to, &head);
             let to = vec![Destination { peer: Peer::Worker(route.to), route: Some(route), head }];
-            self.effects.push_back(if relays {
+            self.outbox.push(if relays {
                 BossEffect::Send { to, slots }
             } else {
                 BossEffect::Drop(slots)
@@ -276,7 +280,7 @@ impl BossSession {
                 let slots = request.into_slots();
                 self.drop_slots(slots);
                 let result = Err(failure.before_start());
-                self.effects.push_back(BossEffect::Reply { request: number, result });
+                self.outbox.push(BossEffect::Reply { request: number, result });
                 continue;
             }
             self.start(now, number, request);
@@ -330,7 +334,7 @@ impl BossSession {
     }
 
     fn reply(&mut self, request: u64, answer: Answer) {
-        self.effects.push_back(BossEffect::Reply { request, result: Ok(answer) });
+        self.outbox.push(BossEffect::Reply { request, result: Ok(answer) });
     }
 
     /// Sends the commands of a request to workers, and collects their answers.
@@ -369,7 +373,7 @@ impl BossSession {
         sends.extend(changes);
         let phase = Phase::Collecting(Box::new(collector));
         self.job = Some(Job { id, request: number, batch, step, work, phase, leaves });
-        self.effects.extend(sends);
+        self.outbox.extend(sends);
         self.finish();
     }
 
@@ -395,7 +399,7 @@ impl BossSession {
                 let followers: Vec<WorkerId> = self.followers.keys().copied().collect();
                 let to = self.living().into_iter().chain(followers);
                 let to = to.map(|to| Message { to, body: ToWorker::TotalNorm { id, norm } });
-                self.effects.push_back(BossEffect::Tell(to.collect()));
+                self.outbox.push(BossEffect::Tell(to.collect()));
             }
             Err(reason) => self.refuse(from, Vec::new(), &reason),
         }
@@ -420,7 +424,7 @@ impl BossSession {
     fn finish(&mut self) {
         if let Some(Job { request, phase: Phase::Collecting(collector), .. }) = &mut self.job {
             let arrived = collector.hand_out_state(*request);
-            self.effects.extend(arrived);
+            self.outbox.extend(arrived);
         }
         self.move_to_background();
         match &self.job {
@@ -436,6 +440,10 @@ impl BossSession {
                 return;
             }
             _ => return,
+        }
+        // Before anything counts as done: then the step can be repeated.
+        if let Err(failure) = self.settle_slots() {
+            return self.fail(failure);
         }
         let Some(Job { request, work, batch, leaves, phase: Phase::Collecting(collector), .. }) =
             self.job.take()
@@ -462,8 +470,8 @@ impl BossSession {
         self.followers.retain(|_, follower| !follower.started_with(job.id));
         self.model.failed(job.work, job.batch);
         job.phase = Phase::Aborting { uncleared: alive, stepped: false };
-        self.effects.push_back(BossEffect::Tell(to));
-        self.effects.push_back(BossEffect::Reply { request: job.request, result: Err(failure) });
+        self.outbox.push(BossEffect::Tell(to));
+        self.outbox.push(BossEffect::Reply { request: job.request, result: Err(failure) });
         self.drop_slots(slots);
         self.finish();
     }
@@ -505,13 +513,13 @@ impl BossSession {
         }
         let relay = |to, peer| Message { to, body: ToWorker::UseRelay { peer } };
         let to = vec![relay(from, peer), relay(peer, from)];
-        self.effects.push_back(BossEffect::Tell(to));
+        self.outbox.push(BossEffect::Tell(to));
         if self.links.is_news(from, peer) {
             let notice = format!(
                 "{from} and {peer} cannot reach each other ({reason}); the boss relays between \
                  them"
             );
-            self.effects.push_back(BossEffect::Notice(notice));
+            self.outbox.push(BossEffect::Notice(notice));
         }
         if was_up {
             self.snapshots_lost();
@@ -525,12 +533,12 @@ impl BossSession {
 
     fn refuse(&mut self, from: WorkerId, slots: Vec<Slot>, reason: &str) {
         self.drop_slots(slots);
-        self.effects.push_back(BossEffect::Hangup { worker: from, reason: reason.to_string() });
+        self.outbox.push(BossEffect::Hangup { worker: from, reason: reason.to_string() });
     }
 
     fn drop_slots(&mut self, slots: Vec<Slot>) {
         if !slots.is_empty() {
-            self.effects.push_back(BossEffect::Drop(slots));
+            self.outbox.push(BossEffect::Drop(slots));
         }
     }
 }

@@ -367,6 +367,9 @@ impl World {
                     self.notices.push(text);
                 }
                 BossEffect::Reply { request, result } => {
+                    if let Err(failure) = &result {
+                        assert_no_mistake(failure);
+                    }
                     let result = result.map(|answer| self.answered(request, answer));
                     if result.is_err() {
                         self.fetches.forget(request);
@@ -397,11 +400,9 @@ impl World {
         assert_eq!(self.boss_slots.held().len(), self.boss.held_slots(), "the boss lost tensors");
     }
 
-    /// Fails if the session reports a mistake of its own. A run with faults would take it for an
-    /// injected failure.
     fn tell_boss(&mut self, id: WorkerId, message: ToBoss) {
         if let ToBoss::Failed { failure, .. } = &message {
-            assert!(!failure.message.ends_with("please report it"), "{failure}");
+            assert_no_mistake(failure);
         }
         self.tell(Peer::Worker(id), Peer::Boss, message);
     }
@@ -499,6 +500,12 @@ fn sum_slices(microbatches: u32, sums: Vec<(Node, Vec<Fake>)>) -> Vec<Fake> {
         tree.into_root().expect("all microbatches").unwrap_or(NOTHING)
     };
     (0..slices).map(sum).collect()
+}
+
+/// Fails if a session reports a mistake of its own. A run with faults would take it for an injected
+/// failure.
+fn assert_no_mistake(failure: &Failure) {
+    assert!(!failure.message.ends_with("please report it"), "{failure}");
 }
 
 fn hold_all(outcome: Outcome<Fake>, slots: &mut Slots) -> Outcome<Slot> {
