@@ -215,9 +215,11 @@ impl Attempts {
             }
         };
         if !patience.is_zero() {
-            events.warn(format!(
-                "the state after {done} steps, which only the workers have, is not saved: {problem}"
-            ));
+            let state = match done {
+                0 => "the state of the resumed run".to_string(),
+                _ => format!("the state after {done} steps"),
+            };
+            events.warn(format!("{state}, which only the workers have, is not saved: {problem}"));
         }
         Ok(None)
     }

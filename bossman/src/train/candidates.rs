@@ -4,7 +4,7 @@ use crate::output;
 use crate::tuning::replica_devices::device_kind;
 use crate::workers::last_session::FitsBeside;
 use crate::Builder;
-use link::WorkerInfo;
+use link::{Nccl, WorkerInfo};
 use std::cmp::Reverse;
 use std::slice::from_ref;
 
@@ -50,8 +50,10 @@ fn smallest_session(
     check: impl Fn(&[WorkerInfo]) -> Check,
 ) -> Option<usize> {
     let mut members = others.to_vec();
+    let mut next = worker.clone();
     while members.len() < most {
-        members.push(worker.clone());
+        members.push(next);
+        next = another(worker, members.len());
         match check(&members) {
             Check::NoPlan => {}
             Check::Fits => return Some(members.len()),
@@ -59,6 +61,15 @@ fn smallest_session(
         }
     }
     None
+}
+
+/// One more worker like this one, on a device of its own.
+fn another(like: &WorkerInfo, number: usize) -> WorkerInfo {
+    let mut info = WorkerInfo { host: format!("{}/{number}", like.host), ..like.clone() };
+    if let Nccl::Here(nccl) = &mut info.nccl {
+        nccl.gpu = format!("{}/{number}", nccl.gpu);
+    }
+    info
 }
 
 /// The workers of a run, and those that could join it.
@@ -177,7 +188,8 @@ impl Candidates {
         else {
             return;
         };
-        let Some(workers) = smallest_session(last, &self.members, most, check) else { return };
+        let next = another(last, self.members.len());
+        let Some(workers) = smallest_session(&next, &self.members, most, check) else { return };
         let wait = match waiting {
             1 => "1 worker waits".to_string(),
             _ => format!("{waiting} workers wait"),
@@ -206,6 +218,7 @@ fn name(worker: &WorkerInfo) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     fn worker(process: u32, memory: u64) -> WorkerInfo {
         let (host, memory_bytes) = (format!("host{process}"), Some(memory));
@@ -305,6 +318,22 @@ mod tests {
         assert!(fits(worker(7, 8), &[], pairs) && !fits(worker(7, 7), &[], pairs));
         assert!(!fits(worker(7, 8), &[&cpus[..], &cpus[..]].concat(), alike));
         assert!(!fits(worker(7, 8), &cpus, |_| Check::NoPlan));
+    }
+
+    /// Workers of one device share its memory.
+    #[test]
+    fn those_that_are_to_come_have_devices_of_their_own() {
+        let apart = |workers: &[WorkerInfo]| {
+            let hosts: BTreeSet<_> = workers.iter().map(|info| &info.host).collect();
+            match hosts.len() == workers.len() {
+                true => pairs(workers),
+                false => Check::Unfit("two share a device".into()),
+            }
+        };
+        let problems = choose(&[worker(7, 8)], apart).problems;
+        assert_eq!(problems, ["1 worker waits; the run can continue with 4"]);
+        let cpus = [worker(1, 8), worker(2, 8)];
+        assert_eq!(smallest_session(&worker(7, 8), &cpus, 4, apart), Some(4));
     }
 
     /// The user learns how many are missing, unless no number helps.

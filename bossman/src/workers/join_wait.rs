@@ -12,6 +12,8 @@ use tokio::time::Instant;
 /// How often those with state are let first. Each time makes an order that lasts, unless workers
 /// come and go.
 const MOST_TURNS: u32 = 2;
+/// The most unfit workers that are judged at a time.
+const MOST_JUDGED: usize = 8;
 
 /// The workers of the last session, which are to join again.
 pub(super) struct Returning {
@@ -199,16 +201,21 @@ impl JoinWait {
         let Some(again) = &mut self.again else { return };
         again.known = None;
         if !std::mem::replace(&mut again.unfit.is_judged, true) {
-            self.judge_unfit();
+            self.judge_unfit(None);
         }
     }
 
     /// Excludes the unfit workers that do not fit beside those that are here, and no others. Their
-    /// verdict holds until a worker joins or leaves.
-    fn judge_unfit(&mut self) {
+    /// verdict holds until a worker joins or leaves. If the one that joined is no unfit one, those
+    /// that do not fit beside it leave.
+    fn judge_unfit(&mut self, joined: Option<&WorkerInfo>) {
         let Some(again) = self.again.as_ref().filter(|again| again.unfit.is_judged) else { return };
         let here: Vec<_> = self.listener.connected().cloned().collect();
-        self.listener.replace_exclusion(is_one_of(again.unfit.beside(&here)));
+        let excluded = again.unfit.beside(&here);
+        if joined.is_some_and(|joined| !again.unfit.has(joined)) {
+            self.listener.send_away(is_one_of(excluded.clone()));
+        }
+        self.listener.replace_exclusion(is_one_of(excluded));
     }
 
     /// Tells the user once that too few workers remain.
@@ -223,14 +230,14 @@ impl JoinWait {
 
     fn on_event(&mut self, event: ListenerEvent) {
         match &event {
-            ListenerEvent::Joined { .. } => {
+            ListenerEvent::Joined { info, .. } => {
                 self.last_joined = Instant::now();
                 self.end_turn();
-                self.judge_unfit();
+                self.judge_unfit(Some(info));
             }
             ListenerEvent::Left { .. } if self.again.is_some() => {
                 self.close_gap();
-                self.judge_unfit();
+                self.judge_unfit(None);
             }
             ListenerEvent::Left { .. } | ListenerEvent::Rejected { .. } => {}
         }
@@ -252,9 +259,17 @@ impl Unfit {
         Unfit { workers, fits_beside, is_judged: false }
     }
 
-    /// Those that do not fit beside the workers `here`.
+    /// Those that do not fit beside the workers `here`. Judges the last ones only: each takes a
+    /// plan, and strangers may make many.
     fn beside(&self, here: &[WorkerInfo]) -> Vec<WorkerInfo> {
-        self.workers.iter().filter(|one| !self.fits(one, here)).cloned().collect()
+        let (others, judged) =
+            self.workers.split_at(self.workers.len().saturating_sub(MOST_JUDGED));
+        let unfit = judged.iter().filter(|one| !self.fits(one, here));
+        others.iter().chain(unfit).cloned().collect()
+    }
+
+    fn has(&self, info: &WorkerInfo) -> bool {
+        self.workers.iter().any(|one| one.is_same_process(info))
     }
 
     fn fits(&self, one: &WorkerInfo, here: &[WorkerInfo]) -> bool {
@@ -514,6 +529,22 @@ mod tests {
         next(&mut wait).await;
         let _other = join(&mut wait, identity.ticket(), 8).await;
         assert_eq!(wait.listener.missing(), PLACES - 2);
+    }
+
+    /// It was let in beside one survivor. Then another one comes back, beside which it does not fit.
+    #[tokio::test]
+    async fn an_unfit_worker_leaves_a_survivor_its_place() {
+        let identity = identity();
+        let failed = FailedSession { workers: 2, local: 0, lost: 0, newcomers: 0 };
+        let mut wait = exclude(wait(&identity, failed, &[1, 8]), &[9]);
+        let _survivor = join(&mut wait, identity.ticket(), 1).await;
+        wait.count_on_anybody();
+        let unfit = join(&mut wait, identity.ticket(), 9).await;
+        let _late = join(&mut wait, identity.ticket(), 8).await;
+        next(&mut wait).await;
+        assert!(unfit.boss.is_closed());
+        let refusal = refused(&mut wait, identity.ticket(), 9).await;
+        assert!(matches!(refusal, Some(LinkError::Refused { retry: true, .. })), "{refusal:?}");
     }
 
     /// Two survivors and a spare: the spare is no survivor, however many workers are there.

@@ -200,6 +200,13 @@ impl Listener {
         }
     }
 
+    /// Closes the connections of these workers. Unless they are excluded, they may ask again.
+    pub fn send_away(&mut self, whom: impl Fn(&WorkerInfo) -> bool) {
+        for member in self.places.iter().flatten().filter(|member| whom(&member.info)) {
+            member.connection.close(DONE, "the run has no place for this worker beside the others");
+        }
+    }
+
     /// The next event. Cancel safe.
     pub async fn next(&mut self) -> ListenerEvent {
         loop {

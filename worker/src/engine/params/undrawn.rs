@@ -1,5 +1,5 @@
-//! Initial values that are not drawn yet. A run that loads its state needs none of them, and drawing
-//! takes longer than copying.
+//! Initial values that are not drawn yet. A run that loads its state needs none of them, and
+//! drawing takes longer than copying.
 
 use layerspec::Init;
 use std::ops::Range;
