@@ -385,13 +385,52 @@ class Traced(unittest.TestCase):
 
         self.same(forward)
 
-        def through_a_view(m, x):
+    def test_views_of_a_tensor_that_is_written_to(self):
+        def later(m, x):
             y = x.tanh()
-            z = y.transpose(1, 2)
+            z = y.transpose(1, 2)[:, 2:5]
+            first, second = y.chunk(2, -1)
+            y.relu_()
+            return z.tanh(), first + second
+
+        self.assertNotIn("Aten", self.same(later))
+
+        def parts(m, x):
+            y = x.tanh()
+            y[:, 1:, 2:-2] = y[:, 1:, 2:-2].view(-1, 2, 2, 2).flip(1).flatten(2)
+            y[:, 0] *= 3
+            y[..., -1] = 2
+            y[:, 1].zero_()
+            y.transpose(1, 2)[:, 3] = x[:, :, 0]
+            y.view(-1, 24)[:, 20:].add_(m.w)
+            return y
+
+        self.same(parts, w=torch.nn.Parameter(torch.rand(4)))
+
+        def within(m, x):
+            y = x.tanh()
+            part = y[:, :, 1:4]
+            other = y[:, 1]
+            part.mul_(2)
+            part[:, 0].neg_()
+            return y + other.unsqueeze(1) + part.sum(-1, keepdim=True)
+
+        self.same(within)
+
+        def perhaps_a_view(m, x):
+            y = x.tanh()
+            z = y.reshape(-1, 24)
             y.relu_()
             return z.sin()
 
-        self.refused("a view is used later", through_a_view)
+        self.refused("a view is used later", perhaps_a_view)
+
+        def steps(m, x):
+            y = x.tanh()
+            y[:, :, ::2] = 1
+            return y
+
+        self.refused("a view is used later", steps)
 
     def test_a_function_without_a_layer_is_an_operator(self):
         text = self.same(lambda m, x: torch.erfinv(x.tanh()))

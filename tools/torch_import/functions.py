@@ -5,7 +5,7 @@ from .entries import Value
 from .problem import NoLayer
 from .regions import writes
 from .table import HANDLERS
-from .views import zeroed
+from .views import written, zeroed
 
 __all__ = ["arithmetic", "call", "learned", "pointwise", "shapes", "windows"]
 
@@ -19,13 +19,13 @@ def call(translation, node, name, arguments, named):
     if in_place:
         if not isinstance(arguments[0], Value):
             raise translation.unknown(node, "it writes to a parameter or a constant")
-        translation.refuse_used_views(node, node.args[0])
     if handler is None:
         made = operators.operator(translation, node, arguments, named)
     else:
         made = by_handler(handler, translation, node, arguments, named)
     if in_place and made is not arguments[0]:
-        translation.rebind(node.args[0], made)
+        made = translation.value(made, node)
+        written(translation, node, node.args[0], made)
     return made
 
 

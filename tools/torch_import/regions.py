@@ -6,6 +6,7 @@ import torch
 
 from . import modules
 from .entries import Value
+from .views import written
 
 FOUR = {"Upsample", "Dropout2d", "InstanceNorm2d", "AdaptiveMaxPool2d"}
 LAST = {"RNN": "rnn", "GRU": "gru", "LSTM": "lstm"}
@@ -102,7 +103,7 @@ def one_layer(translation, call, path, module, inside):
     value = translation.env[given[0]]
     for node in same:
         translation.env[node] = value.copy()
-    written = [node for node in inside if writes(node) and node.args[0] is given[0]]
+    in_place = [node for node in inside if writes(node) and node.args[0] is given[0]]
     if chosen:
         layer, arguments = chosen
     else:
@@ -122,8 +123,6 @@ def one_layer(translation, call, path, module, inside):
         fakes = [None] * (3 if layer == "LSTM" else 2)
     elif len(outside) != 1:
         return False
-    for node in written:
-        translation.refuse_used_views(node, given[0])
     tensors = {local: f"{path}.{local}" if path else local for local in module.state_dict()}
     node = outside[0] if outside else inside[-1]
     made = translation.native(node, layer, arguments, [value], tensors, name, fakes)
@@ -135,8 +134,8 @@ def one_layer(translation, call, path, module, inside):
             output = made[node.args[1]]
             output.fake, output.hint = node.meta["val"], node.name
             translation.env[node] = output
-    if written:
-        translation.rebind(given[0], made)
+    for node in in_place:
+        written(translation, node, given[0], made)
     return True
 
 

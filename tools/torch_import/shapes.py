@@ -346,6 +346,9 @@ def expand(t, node, x, *_, **__):
 
 
 def expanded(t, node, x, shape):
+    if is_constant(x):
+        rank = len(shape) - x.tensor.dim()
+        x = type(x)([trial.reshape([1] * rank + list(trial.shape)) for trial in x.trials])
     before = list(fake(x).shape)
     if same_shape(before, shape):
         return unchanged(x)
@@ -457,6 +460,24 @@ def pad(t, node, x, sizes, mode="constant", value=None):
     if value:
         arguments["value"] = value
     return t.emit(node, "Pad", arguments, [x]) if any(sizes) else unchanged(x)
+
+
+@function("copy")
+def copy(t, node, x, source, non_blocking=False):
+    """What `x.copy_(source)` and `x[..] = source` give: the source in the shape and dtype of x."""
+    source = converted(t, node, source, fake(x).dtype)
+    made = expanded(t, node, source, fake(x).shape)
+    return t.value(made, node)
+
+
+@function("fill", "zero")
+def fill(t, node, x, number=0):
+    """What `x[..] = number` gives."""
+    if not isinstance(number, (bool, int, float)):
+        return copy(t, node, x, number)
+    sizes = [1] * fake(x).dim()
+    source = t.stand_in([torch.full(sizes, number, dtype=fake(x).dtype) for _ in range(2)])
+    return copy(t, node, x, source)
 
 
 @function(

@@ -9,6 +9,7 @@ from .entries import Entry, Value, formal_inputs, used
 from .exported import SIZES, location
 from .problem import NoLayer, Unknown
 from .repeats import hoisted
+from .views import roots
 from .yaml_text import NAME
 
 IGNORED = {
@@ -222,6 +223,7 @@ class Translation:
         inner = self.env[node.args[place]]
         given = [self.resolve(part) for part in node.args[place + 1 :]]
         nodes = list(inner.graph.nodes)
+        self.roots.update(roots(inner))
         for holder, value in zip([part for part in nodes if part.op == "placeholder"], given):
             self.env[holder] = value
         self.run(nodes)
@@ -405,26 +407,6 @@ class Translation:
             if known is old:
                 self.env[name] = value
 
-    def refuse_used_views(self, node, written):
-        """Refuses to write to a tensor of which a view is used later."""
-        root = self.roots.get(written, written)
-        same = self.env[written]
-        later = False
-        for other in self.nodes:
-            if other is node:
-                later = True
-            elif later:
-                for used_node in other.all_input_nodes:
-                    if (
-                        self.roots.get(used_node, used_node) is root
-                        and used_node in self.env
-                        and self.env[used_node] is not same
-                    ):
-                        raise self.unknown(
-                            node,
-                            "it writes to a tensor of which a view is used later; write to a copy",
-                        )
-
     def refuse_written_buffers(self):
         owned = {path for entry in self.entries for path in entry.tensors.values()}
         for name, (tensor, trials) in self.buffers.items():
@@ -503,17 +485,3 @@ def is_size(value):
 def still(node):
     """Whether a dropout drops nothing."""
     return "dropout" in str(node.target) and (node.args[1] == 0 or node.args[2] is False)
-
-
-def roots(graph_module):
-    """The tensor whose memory each node shows."""
-    found = {}
-    for node in graph_module.graph.nodes:
-        first = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
-        if first is None:
-            continue
-        schema = getattr(node.target, "_schema", None)
-        shows = schema and any(result.alias_info is not None for result in schema.returns)
-        if shows or node.target is operator.getitem:
-            found[node] = found.get(first, first)
-    return found
