@@ -439,7 +439,7 @@ class Traced(unittest.TestCase):
         self.assertIn(
             '- Aten: {op: "linalg_vector_norm", args: {ord: 3, dim: [-1]}, out: ["batch", 3]}', text
         )
-        text = self.same(lambda m, x: torch.einsum("bij,bkj->bik", x, x.sin()))
+        text = self.same(lambda m, x: torch.einsum("...j,...j->...", x, x.sin()))
         self.assertIn("einsum", text)
         text = self.same(lambda m, x: x.cumsum(-1).cos_())
         self.assertIn('- Aten: {op: "cos"}', text)
@@ -498,6 +498,33 @@ class Traced(unittest.TestCase):
         self.refused("fills with NaN", lambda m, x: x.masked_fill(x > 0, float("nan")))
         weight = torch.nn.Parameter(torch.rand(8))
         self.refused("is a mask", lambda m, x: x[:, :, m.w > 0], w=weight)
+
+    def test_sums_of_products_are_products_of_matrices(self):
+        weight = lambda *sizes: torch.nn.Parameter(torch.rand(sizes))  # noqa: E731
+        for equation, *sizes in (
+            ("bij,bkj->bik", "x"),
+            ("bij,bij->bi", "x"),
+            ("bij,bij->b", "x"),
+            ("bij,bkl->bkilj", "x"),
+            ("bij,ji->b", 8, 3),
+            ("bij,jkil->bkl", 8, 5, 3, 2),
+            ("bij,jk->kbi", 8, 4),
+            ("bij,ikj->bik", 3, 4, 8),
+            ("bij,k->bkij", 4),
+        ):
+            own = weight(*sizes) if sizes != ["x"] else None
+            text = self.same(
+                lambda m, x, equation=equation: torch.einsum(
+                    equation, x, x.tanh() if m.w is None else m.w
+                ),
+                w=own,
+            )
+            self.assertNotIn("Aten", text)
+        self.same(lambda m, x: torch.einsum("ijk,bkj->bi", m.w, x), w=weight(5, 8, 3))
+        windows = lambda m, x: torch.einsum("nc,kc->nk", x.reshape(-1, 8), m.w)  # noqa: E731
+        self.same(lambda m, x: windows(m, x).view(-1, 3, 4), w=weight(4, 8))
+        self.refused("begin with the batch", lambda m, x: torch.einsum("bij,bkj->ik", x, x))
+        self.refused("einsum", lambda m, x: torch.einsum("bij,ckj->bcik", x, x))
 
     def test_repeated_elements(self):
         token = torch.nn.Parameter(torch.rand(2, 3, 8))

@@ -135,8 +135,12 @@ OTHER_CLASSIFICATION = {
     "vit_l_16": (64, {"image_size": 64}),
     "vit_l_32": (64, {"image_size": 64}),
 }
-# The constructors inside get fewer layers: the models have 300 to 650 million parameters.
+FILM = {"spatial_size": (64, 64), "temporal_size": 8}
+# Arguments of constructors that the builders set themselves: sizes of films, and fewer layers for
+# the models that have 300 to 650 million parameters.
 WITHIN = {
+    "mvit_v1_b": {"torchvision.models.video.mvit:MViT": FILM},
+    "mvit_v2_s": {"torchvision.models.video.mvit:MViT": FILM},
     "regnet_y_128gf": {"torchvision.models.regnet:BlockParams.from_init_params": {"depth": 9}},
     "vit_h_14": {"torchvision.models.vision_transformer:VisionTransformer": {"num_layers": 4}},
     "vit_l_16": {"torchvision.models.vision_transformer:VisionTransformer": {"num_layers": 6}},
@@ -151,11 +155,11 @@ lraspp_mobilenet_v3_large
 # Frames, pixels and arguments.
 VIDEO = {
     "mc3_18": (4, 64, {}),
-    "mvit_v1_b": (8, 64, {"spatial_size": (64, 64), "temporal_size": 8}),
-    "mvit_v2_s": (8, 64, {"spatial_size": (64, 64), "temporal_size": 8}),
+    "mvit_v1_b": (8, 64, {}),
+    "mvit_v2_s": (8, 64, {}),
     "r2plus1d_18": (4, 64, {}),
     "r3d_18": (4, 64, {}),
-    "s3d": (16, 64, {}),
+    "s3d": (16, 224, {}),
     "swin3d_b": (4, 64, {}),
     "swin3d_s": (4, 64, {}),
     "swin3d_t": (4, 64, {}),
@@ -461,7 +465,7 @@ def cases():
             ),
             (Case("segmentation", name, image()) for name in SEGMENTATION),
             (
-                Case("video", name, film(frames, size), given)
+                Case("video", name, film(frames, size), given, WITHIN.get(name))
                 for name, (frames, size, given) in VIDEO.items()
             ),
             (Case("timm", name, image(size), given) for name, (size, given) in TIMM_MODELS.items()),

@@ -1,13 +1,13 @@
 """Functions of aten as layers."""
 
-from . import arithmetic, learned, operators, pointwise, shapes, windows
+from . import arithmetic, contractions, learned, operators, pointwise, shapes, windows
 from .entries import Value
 from .problem import NoLayer
 from .regions import writes
 from .table import HANDLERS
 from .views import written, zeroed
 
-__all__ = ["arithmetic", "call", "learned", "pointwise", "shapes", "windows"]
+__all__ = ["arithmetic", "call", "contractions", "learned", "pointwise", "shapes", "windows"]
 
 
 def call(translation, node, name, arguments, named):

@@ -1,4 +1,4 @@
-"""Writes in place: a tensor, the tensor whose part it is, and other views of that get new values."""
+"""Writes in place: the tensor, the tensor that it is a part of, and its views get new values."""
 
 import operator
 
