@@ -32,7 +32,7 @@ def compute(torch, translation, entry, tensors, inputs):
         size = [len(inputs[0]), *tensor.shape[1:]]
         return tensor.expand(size) if says.get("expand") else tensor
     if kind == "Parameter":
-        tensor = tensors["value"]
+        tensor = tensors["value"].reshape(says["shape"])
         size = [len(inputs[0]), *tensor.shape[1:]]
         return tensor.expand(size) if says.get("expand", True) else tensor
     if kind == "Aten":

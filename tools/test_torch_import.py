@@ -287,6 +287,9 @@ class Traced(unittest.TestCase):
     def test_shapes(self):
         self.same(lambda m, x: x.reshape(x.shape[0], 3, 2, 4).permute(0, 2, 1, 3).flatten(2))
         self.same(lambda m, x: torch.cat([*x.split([2, 6], -1), *x.chunk(2, 2)], 2)[:, 1:, ::2])
+        parts = self.same(lambda m, x: torch.cat(x.tensor_split((1, 4), 2)[::-1], 2))
+        self.assertIn("Split: {split_size_or_sections: [1, 3, 4], dim: 2}", parts)
+        self.same(lambda m, x: torch.cat(x.tensor_split(3, -1)[1:], -1))
         self.same(lambda m, x: torch.stack(x.unbind(1), 2)[:, -1].unsqueeze(1).expand(-1, 5, -1))
         self.same(lambda m, x: torch.cat([x[..., :0], x, x[..., 8:]], -1).tanh())
         self.same(lambda m, x: x.roll((1, 2), (1, 2))[:, [2, 0]].squeeze().view(-1, 4))
@@ -637,6 +640,20 @@ class Traced(unittest.TestCase):
             w=torch.nn.Parameter(torch.rand(8, 4)),
         )
         self.assertIn("out: [1, 4]}", text)
+
+    def test_a_learned_number(self):
+        number = torch.nn.Parameter(torch.tensor(1.5))
+        text = self.same(lambda m, x: x.tanh().mul_(m.a) + m.a * x - x / m.a, a=number)
+        self.assertIn("- Parameter: {shape: [1], expand: false}", text)
+        self.refused("a is a number", lambda m, x: x + m.a.exp(), a=number)
+        module = made(lambda m, x: x * m.a, {"a": number})
+        with tempfile.TemporaryDirectory() as path:
+            from_torch.write(module, ["x: [batch, 8]"], Path(path))
+            (tensor,) = tensor_file.read_bytes(Path(path) / "model.safetensors").values()
+        self.assertEqual(list(tensor[1]), [1])
+        # As trained weights have it.
+        module.load_state_dict({"a": torch.ones(1)})
+        self.assertEqual((module.a.dim(), module.a.item()), (0, 1))
 
     def test_a_slice_that_is_filled_with_zeros_is_a_mask(self):
         def forward(m, x):

@@ -81,6 +81,8 @@ def difference(expected, found):
     """The largest error, as a part of the largest magnitude."""
     code, shape, content = found
     expected = expected.detach().double()
+    if not expected.dim() and list(shape) == [1]:
+        expected = expected.reshape(1)
     if list(expected.shape) != list(shape):
         raise Unknown(f"--check: expected the shape {list(expected.shape)}, BossMan has {shape}")
     if not expected.numel():

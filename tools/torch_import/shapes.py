@@ -216,6 +216,14 @@ def chunk(t, node, x, chunks, dim=0):
     return parts(t, node, "Chunk", {"chunks": chunks, "dim": dim}, x)
 
 
+@function("tensor_split")
+def tensor_split(t, node, x, places, dim=0):
+    sizes = [number(one.shape[dim]) for one in node.meta["val"]]
+    if None in sizes or 0 in sizes or len(sizes) == 1:
+        raise t.no_layer(node, "BossMan splits a known size into parts that have elements")
+    return parts(t, node, "Split", {"split_size_or_sections": sizes, "dim": dim}, x)
+
+
 @function("cat", "concat", "concatenate")
 def concat(t, node, tensors, dim=0):
     # PyTorch leaves out empty vectors, whatever the shapes of the others.

@@ -92,6 +92,11 @@ class Traced:
         translation = translation or self.translation
         state = translation.state
         found = {name: state[path] for name, path in self.tensors(translation).items()}
+        for entry in translation.entries:
+            # A learned number is a tensor of one dimension in BossMan.
+            if entry.kind == "Parameter" and entry.tensors:
+                name = f"{entry.name}.value"
+                found[name] = found[name].reshape(entry.arguments["shape"])
         save(folder / "model.safetensors", found)
         needed = {
             entry.arguments["tensor"] for entry in translation.entries if entry.kind == "Constant"

@@ -326,17 +326,19 @@ class Translation:
         path = found.names[0]
         owner = self.owners.get(id(found.tensor))
         key = (path, expand)
+        if not found.tensor.dim() and not broadcasts(node):
+            raise self.unknown(
+                node, f"{path} is a number; BossMan can add it and multiply with it alone"
+            )
         if key in self.made:
             return self.made[key]
         if owner and owner[0].kind != "Parameter":
             raise self.unknown(
                 node, f"it uses {path}, which belongs to the layer {owner[0].name}, by itself"
             )
-        arguments = {"shape": list(found.tensor.shape), "expand": expand}
+        arguments = {"shape": list(found.tensor.shape) or [1], "expand": expand}
         if expand:
             del arguments["expand"]
-        if not found.tensor.dim():
-            raise self.unknown(node, f"{path} is a number; BossMan has tensors of one dimension up")
         made = self.native(node, "Parameter", arguments, [], {"value": path}, path)
         made.hint = path.replace(".", "_")
         made.fake = found.tensor if not expand else node.meta.get("val")
@@ -456,6 +458,14 @@ def constant(trials):
     if isinstance(trials[0], (tuple, list)):
         return [constant(list(parts)) for parts in zip(*trials)]
     return trials[0]
+
+
+def broadcasts(node):
+    """Whether an operand of one element has no say in the shape of the result."""
+    name = str(node.target).split(".")[1:2]
+    made = node.meta.get("val")
+    known = {"add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_"}
+    return bool(known & set(name)) and isinstance(made, torch.Tensor) and made.dim() > 0
 
 
 def leaves(found):

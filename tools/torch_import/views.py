@@ -13,7 +13,7 @@ from .table import number, same_shape
 VIEWS = set(
     """
     alias chunk expand getitem mT movedim narrow numpy_T permute select slice split split_with_sizes
-    squeeze swapaxes t transpose unbind unflatten unsqueeze view view_as
+    squeeze swapaxes t tensor_split transpose unbind unflatten unsqueeze view view_as
     """.split()
 )
 USED_LATER = "it writes to a tensor of which a view is used later; write to a copy"
