@@ -540,9 +540,12 @@ mod tests {
         let _survivor = join(&mut wait, identity.ticket(), 1).await;
         wait.count_on_anybody();
         let unfit = join(&mut wait, identity.ticket(), 9).await;
-        let _late = join(&mut wait, identity.ticket(), 8).await;
+        let _behind_it = join(&mut wait, identity.ticket(), 8).await;
+        // It leaves, and the survivor behind its place joins again.
+        next(&mut wait).await;
         next(&mut wait).await;
         assert!(unfit.boss.is_closed());
+        let _late = join(&mut wait, identity.ticket(), 8).await;
         let refusal = refused(&mut wait, identity.ticket(), 9).await;
         assert!(matches!(refusal, Some(LinkError::Refused { retry: true, .. })), "{refusal:?}");
     }
