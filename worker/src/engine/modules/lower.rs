@@ -12,6 +12,7 @@ use crate::engine::modules::by_autograd::AutogradOp;
 use crate::engine::modules::constant::ConstantTensor;
 use crate::engine::modules::custom::{RustLayer, TorchScriptLayer};
 use crate::engine::modules::weighted::conv::Convolution;
+use crate::engine::modules::weighted::parameter;
 use crate::engine::modules::weighted::recurrent::Recurrent;
 use layerspec::{Layer, LayerKind};
 use parking_lot::Mutex;
@@ -51,7 +52,7 @@ pub(crate) fn lower(
         ],
         autograd: [
             Bilinear RMSNorm GroupNorm BatchNorm1d BatchNorm2d BatchNorm3d InstanceNorm2d
-            Parameter LearnedPositions RotaryEmbedding
+            LearnedPositions RotaryEmbedding
             LeakyReLU PReLU ReLU6 ELU CELU SELU Mish Softplus LogSigmoid Softmin Softsign Hardtanh
             Hardsigmoid Hardswish Hardshrink Softshrink Tanhshrink Threshold GLU
             Clamp Abs Exp Sqrt Rsqrt
@@ -73,6 +74,7 @@ pub(crate) fn lower(
         LayerKind::PositionalEncoding(layer) => return Ok(positions::lower(&layer)),
         LayerKind::LlamaAttention(layer) => return Ok(llama::lower_attention(&layer, inputs)),
         LayerKind::LlamaMLP(layer) => return Ok(llama::lower_mlp(&layer)),
+        LayerKind::Parameter(layer) => parameter::op(layer),
         LayerKind::Conv1d(layer) => return Ok(layer.lower()),
         LayerKind::Conv2d(layer) => return Ok(layer.lower()),
         LayerKind::Conv3d(layer) => return Ok(layer.lower()),
