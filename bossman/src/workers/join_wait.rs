@@ -531,7 +531,7 @@ mod tests {
         assert_eq!(wait.listener.missing(), PLACES - 2);
     }
 
-    /// It was let in beside one survivor. Then another one comes back, beside which it does not fit.
+    /// It was let in beside one survivor. Then another one comes, beside which it does not fit.
     #[tokio::test]
     async fn an_unfit_worker_leaves_a_survivor_its_place() {
         let identity = identity();

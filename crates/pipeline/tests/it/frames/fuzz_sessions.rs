@@ -2,7 +2,8 @@
 //! without end. They must give back every tensor once, and answer every request.
 
 use super::fuzz;
-use super::heads::{self, envelope, head, node, stage, worker, Head, BUCKETS, GRAPH, KINDS, PLAN};
+use super::heads::{self, envelope, head, node, Head, BUCKETS, GRAPH, KINDS, PLAN};
+use super::names::{stage, worker};
 use super::slots::Slots;
 use pipeline::boss::{
     BossSession, Instruction, IntoRequest, ListSnapshots, Measure, ReportLinks, Request,

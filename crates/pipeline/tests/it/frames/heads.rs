@@ -1,9 +1,10 @@
 //! Heads of every kind, with random contents from a small range, so that they often fit each other.
 
-use layerspec::{DType, LayerGraph, LayerId, ValueId};
+use super::names::{batch, key, maybe, stage, text, value, worker};
+use layerspec::{DType, LayerGraph, LayerId};
 use pipeline::effect::Micros;
 use pipeline::frame::{encode, Envelope, Route, TensorEnvelope};
-use pipeline::ids::{MicrobatchKey, StageId, WorkerId};
+use pipeline::ids::{StageId, WorkerId};
 use pipeline::kv_cache_step::KvCacheStep;
 use pipeline::loss::{ClassDim, Classes};
 use pipeline::message::{
@@ -571,32 +572,4 @@ fn losses(random: &mut Random) -> Vec<(u32, f32)> {
 fn tensor(random: &mut Random) -> TensorMeta {
     let dtype = *random.pick(&[DType::Float32, DType::BFloat16, DType::Int64, DType::Bool]);
     TensorMeta { dtype, shape: (0..random.below(4)).map(|_| random.below(70)).collect() }
-}
-
-pub fn worker(random: &mut Random) -> WorkerId {
-    WorkerId(random.below(4) as u16)
-}
-
-pub fn stage(random: &mut Random) -> StageId {
-    StageId(random.below(4) as u16)
-}
-
-fn value(random: &mut Random) -> ValueId {
-    ValueId(random.below(6) as u32)
-}
-
-fn batch(random: &mut Random) -> u64 {
-    *random.pick(&[1, 2, 3, 4, 60, 1000, u64::MAX])
-}
-
-fn key(random: &mut Random) -> MicrobatchKey {
-    MicrobatchKey { batch: batch(random), index: random.below(3) as u32 }
-}
-
-fn text(random: &mut Random) -> String {
-    random.pick(&["", "0.weight", "a longer text, with \u{fc}mlauts and\nlines", "\0"]).to_string()
-}
-
-fn maybe<T>(random: &mut Random, make: impl FnOnce(&mut Random) -> T) -> Option<T> {
-    random.chance(50).then(|| make(random))
 }

@@ -6,6 +6,7 @@
 mod fuzz_frame;
 mod fuzz_sessions;
 mod heads;
+mod names;
 mod refused;
 mod roundtrip;
 mod slots;
