@@ -10,8 +10,8 @@ use crate::session::replica_check::{self, compare_replicas};
 use crate::session::train_step::TrainedStep;
 use crate::session::trainer::Trainer;
 use crate::workers::host::Host;
-use crate::workers::last_session::{FitsBeside, KeptPlaces, LastSession};
 use crate::BossManError;
+use link::WorkerInfo;
 use pipeline::recovery::{
     Cause, RecoveryCost, RecoveryPolicy, Remedy, Repeated, ResumeReport, Situation, StateSource,
 };
@@ -212,7 +212,7 @@ impl BossMan {
             unfit: Vec::new(),
         };
         // No worker is unfit, so none is judged.
-        let fits_beside: FitsBeside = Box::new(|_, _| true);
+        let fits_beside: FitsBeside<WorkerInfo> = Box::new(|_, _| true);
         let workers = self.host.clone().wait_for_rejoin(before, fits, fits_beside).await?;
         let rejoined = Instant::now();
         let (mut trainer, host) = self.builder.start(workers)?;

@@ -2,9 +2,9 @@
 
 use crate::output;
 use crate::tuning::replica_devices::device_kind;
-use crate::workers::last_session::FitsBeside;
 use crate::Builder;
 use link::{Nccl, WorkerInfo};
+use pipeline::recovery::FitsBeside;
 use std::cmp::Reverse;
 use std::slice::from_ref;
 
@@ -35,7 +35,7 @@ impl Check {
 }
 
 /// Judges a worker beside others, with the settings of a session of at most `most` workers.
-pub(super) fn fits_beside(builder: Builder, most: usize) -> FitsBeside {
+pub(super) fn fits_beside(builder: Builder, most: usize) -> FitsBeside<WorkerInfo> {
     Box::new(move |worker: &WorkerInfo, others: &[WorkerInfo]| {
         smallest_session(worker, others, most, |members| Check::of(&builder, members)).is_some()
     })

@@ -2,11 +2,10 @@
 
 use crate::events::Events;
 use crate::train::candidates::{Candidates, Check};
-use crate::workers::last_session::{KeptPlaces, LastSession};
 use crate::Builder;
 use link::WorkerInfo;
 use pipeline::ids::WorkerId;
-use pipeline::recovery::{Boundary, Growth};
+use pipeline::recovery::{Boundary, Growth, KeptPlaces, LastSession};
 use std::cell::OnceCell;
 use std::collections::VecDeque;
 
@@ -141,7 +140,7 @@ impl RunGrowth {
     }
 
     /// The last session, of which `lost` of the `workers` may not come again.
-    pub(super) fn last_session(&self, workers: usize, lost: usize) -> LastSession {
+    pub(super) fn last_session(&self, workers: usize, lost: usize) -> LastSession<WorkerInfo> {
         let (kept, known) = (KeptPlaces::Remaining, self.known.clone());
         let (newcomers, unfit) = (Vec::new(), self.unfit.iter().cloned().collect());
         let last = LastSession { workers, lost, newcomers, kept, known, unfit };

@@ -3,12 +3,11 @@
 use crate::events::{Event, Events, Invitation, WaitReason};
 use crate::status::StatusBoard;
 use crate::workers::join_wait::{is_one_of, JoinWait, Returning, Unfit};
-use crate::workers::last_session::{FitsBeside, KeptPlaces, LastSession};
 use crate::workers::local_processes::{worker_command, LocalWorkers, WorkerFlags};
 use crate::BossManError;
 use link::{Identity, LinkError, Listener, Ticket, Transport, WorkerInfo};
 use pipeline::ids::WorkerId;
-use pipeline::recovery::{FailedSession, RejoinWait};
+use pipeline::recovery::{FitsBeside, LastSession, RejoinWait};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -221,21 +220,14 @@ impl Host {
     /// `fits_beside` judges unfit workers anew if too few remain.
     pub(crate) async fn wait_for_rejoin(
         self,
-        before: LastSession,
+        last: LastSession<WorkerInfo>,
         fits: impl Fn(usize) -> bool,
-        fits_beside: FitsBeside,
+        fits_beside: FitsBeside<WorkerInfo>,
     ) -> Result<Workers, BossManError> {
-        let LastSession { workers, lost, newcomers, kept, known, unfit } = before;
-        let expected = newcomers.len();
-        let failed = FailedSession { workers, local: self.local, lost, newcomers: expected };
-        let wait = RejoinWait::new(failed, self.workers, fits);
-        let remaining = workers.saturating_sub(self.local).saturating_sub(lost);
-        let kept = match kept {
-            KeptPlaces::None => 0,
-            KeptPlaces::Remaining => self.local + remaining,
-            KeptPlaces::All => self.workers,
-        };
-        let reason = if expected > 0 { WaitReason::Grow } else { WaitReason::Rejoin };
+        let wait = RejoinWait::new(last.failed(self.local), self.workers, fits);
+        let kept = last.kept_places(self.workers, self.local);
+        let LastSession { newcomers, known, unfit, .. } = last;
+        let reason = if newcomers.is_empty() { WaitReason::Rejoin } else { WaitReason::Grow };
         let again = Again { wait, reason, kept, known, newcomers, unfit, fits_beside };
         self.wait_for(Some(again)).await
     }
@@ -362,7 +354,7 @@ struct Again {
     /// Those that get no place, until too few others remain.
     unfit: Vec<WorkerInfo>,
     /// Judges them then.
-    fits_beside: FitsBeside,
+    fits_beside: FitsBeside<WorkerInfo>,
 }
 
 impl Again {

@@ -1,12 +1,11 @@
 //! A wait for workers in progress.
 
 use crate::events::{Event, Events, WaitReason};
-use crate::workers::last_session::FitsBeside;
 use crate::workers::local_processes::LocalWorkers;
 use crate::BossManError;
 use link::admission::listener::Reservation;
 use link::{Listener, ListenerEvent, WorkerInfo};
-use pipeline::recovery::{RejoinWait, Rejoined, Sufficiency};
+use pipeline::recovery::{FitsBeside, RejoinWait, Rejoined, Sufficiency};
 use tokio::time::Instant;
 
 /// How often those with state are let first. Each time makes an order that lasts, unless workers
@@ -28,7 +27,7 @@ pub(super) struct Returning {
 /// Workers beside which no session of the run could start. That may be different beside others.
 pub(super) struct Unfit {
     workers: Vec<WorkerInfo>,
-    fits_beside: FitsBeside,
+    fits_beside: FitsBeside<WorkerInfo>,
     /// Whether they are judged beside those that are here, because too few others remain.
     is_judged: bool,
 }
@@ -255,7 +254,7 @@ impl Returning {
 
 impl Unfit {
     /// These workers, which `fits_beside` judges anew if too few others remain.
-    pub(super) fn new(workers: Vec<WorkerInfo>, fits_beside: FitsBeside) -> Self {
+    pub(super) fn new(workers: Vec<WorkerInfo>, fits_beside: FitsBeside<WorkerInfo>) -> Self {
         Unfit { workers, fits_beside, is_judged: false }
     }
 
@@ -343,7 +342,7 @@ mod tests {
     const PLACES: usize = 4;
 
     /// Workers fit beside each other if their numbers differ by more than two.
-    fn far_apart() -> FitsBeside {
+    fn far_apart() -> FitsBeside<WorkerInfo> {
         Box::new(|one, others| others.iter().all(|info| info.process.abs_diff(one.process) > 2))
     }
 

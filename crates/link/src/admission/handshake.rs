@@ -14,6 +14,7 @@ use crate::memory::shared::Transport;
 use crate::nccl::Nccl;
 use pipeline::ids::WorkerId;
 use pipeline::message::PROTOCOL_VERSION;
+use pipeline::recovery::Applicant;
 use quinn::{RecvStream, SendStream};
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -79,6 +80,16 @@ impl WorkerInfo {
     /// Whether both describe the same process.
     pub fn is_same_process(&self, other: &WorkerInfo) -> bool {
         self.instance == other.instance && self.process == other.process && self.host == other.host
+    }
+}
+
+impl Applicant for WorkerInfo {
+    fn is_same_process(&self, other: &Self) -> bool {
+        WorkerInfo::is_same_process(self, other)
+    }
+
+    fn instance(&self) -> u64 {
+        self.instance
     }
 }
 

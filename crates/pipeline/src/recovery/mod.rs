@@ -6,7 +6,7 @@
 //!                    +-> RecoveryPolicy::decide -> Remedy (-> ResumeReport, RecoveryCost)
 //!        Situation --+
 //!
-//! Rebuild: RejoinWait::sufficiency (with how many workers)
+//! Rebuild: LastSession (who comes again) -> RejoinWait::sufficiency (with how many workers)
 //!              -> StoredSteps::newest (from which state)
 //!
 //! Boundary (after a step) -> Growth::decide -> a new session with more workers, as for Rebuild
@@ -14,6 +14,7 @@
 
 mod cause;
 mod growth;
+mod last_session;
 mod newest;
 mod policy;
 mod rejoin;
@@ -21,6 +22,7 @@ mod report;
 
 pub use cause::Cause;
 pub use growth::{Boundary, Growth};
+pub use last_session::{Applicant, FitsBeside, KeptPlaces, LastSession};
 pub use newest::StoredSteps;
 pub use policy::{RecoveryPolicy, Remedy, Situation, StopReason, MAX_ATTEMPTS, POOL_ATTEMPTS};
 pub use rejoin::{FailedSession, RejoinWait, Rejoined, Sufficiency};
