@@ -6,7 +6,8 @@
 //!                    +-> RecoveryPolicy::decide -> Remedy (-> ResumeReport, RecoveryCost)
 //!        Situation --+
 //!
-//! Rebuild: LastSession (who comes again) -> RejoinWait::sufficiency (with how many workers)
+//! Rebuild: LastSession (who comes again) -> JoinDesk (who gets which place)
+//!              -> RejoinWait::sufficiency (with how many workers)
 //!              -> StoredSteps::newest (from which state)
 //!
 //! Boundary (after a step) -> Growth::decide -> a new session with more workers, as for Rebuild
@@ -14,6 +15,7 @@
 
 mod cause;
 mod growth;
+mod join_desk;
 mod last_session;
 mod newest;
 mod policy;
@@ -22,6 +24,7 @@ mod report;
 
 pub use cause::Cause;
 pub use growth::{Boundary, Growth};
+pub use join_desk::{Answer, JoinDesk, Next};
 pub use last_session::{Applicant, FitsBeside, KeptPlaces, LastSession};
 pub use newest::StoredSteps;
 pub use policy::{RecoveryPolicy, Remedy, Situation, StopReason, MAX_ATTEMPTS, POOL_ATTEMPTS};

@@ -1,0 +1,337 @@
+//! The desk at which workers ask for a place before a session.
+//!
+//! It decides who gets which place, who joins again for another order of places, and when the
+//! session begins with how many workers. Its owner tells it who asks and who leaves, and carries out
+//! what [`JoinDesk::poll`] returns. Times count from the beginning of the wait.
+
+use super::{Applicant, FitsBeside, LastSession, RejoinWait, Rejoined, Sufficiency};
+use core::time::Duration;
+
+/// How often those with state are let first. Each time makes an order that lasts, unless workers
+/// come and go.
+const MOST_TURNS: u32 = 2;
+/// The most unfit workers that are refused with a verdict until a worker joins or leaves. The
+/// others get none, because each verdict takes a plan.
+const MOST_JUDGED: usize = 8;
+
+/// The answer to a worker that asks for a place. Only `Place` takes one; the others may ask again.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It gets this place, which is its number.
+    Place(usize),
+    /// All places are taken.
+    Full,
+    /// No session could start beside it.
+    Unfit,
+    /// The free places are kept for other workers.
+    Kept,
+}
+
+/// What the owner of a desk does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Close the connections of these places. Their workers join again and take the first ones that
+    /// are free.
+    AskToRejoin(Vec<usize>),
+    /// Tell the user that too few workers remain. Comes once.
+    AskForMore,
+    /// Wait for a worker, and not beyond this time.
+    Wait(Option<Duration>),
+    /// Begin the session with the workers of the first places.
+    Begin(usize),
+}
+
+/// The places of a run until its session begins.
+pub struct JoinDesk<W> {
+    seats: Vec<Option<Seat<W>>>,
+    /// The random numbers of the local workers.
+    local: Vec<u64>,
+    /// Set after a session. At first every place must be taken, by anybody.
+    again: Option<Again<W>>,
+}
+
+struct Seat<W> {
+    worker: W,
+    /// It was asked to join again, and has not left yet.
+    leaves: bool,
+}
+
+/// A wait after a session.
+struct Again<W> {
+    wait: RejoinWait,
+    last: LastSession<W>,
+    /// The places that only expected workers get. None once these have had their time.
+    kept: usize,
+    /// Whether only known workers may hold state. Else any worker is as good.
+    needs_known: bool,
+    /// Whether unfit workers are judged beside those that are here.
+    judges: bool,
+    /// Those that do not fit beside them.
+    denied: Vec<W>,
+    /// Whether a worker has joined or left since those that are here were judged.
+    has_changed: bool,
+    fits_beside: FitsBeside<W>,
+    /// The time since which missing workers are waited for.
+    counts_from: Duration,
+    last_joined: Duration,
+    /// Those with state join again before others do, until this number of them is here.
+    turn: Option<usize>,
+    turns: u32,
+    asked_for_more: bool,
+}
+
+impl<W: Applicant> JoinDesk<W> {
+    /// The desk of a run's first session, which needs all these workers.
+    pub fn new(places: usize) -> Self {
+        JoinDesk { seats: (0..places).map(|_| None).collect(), local: Vec::new(), again: None }
+    }
+
+    /// The same after a session. `fits` tells whether the run can continue with a number of
+    /// workers, and `fits_beside` judges unfit workers if too few others remain.
+    pub fn again(
+        places: usize,
+        local: Vec<u64>,
+        last: LastSession<W>,
+        fits: impl Fn(usize) -> bool,
+        fits_beside: FitsBeside<W>,
+    ) -> Self {
+        let kept = last.kept_places(places, local.len());
+        let again = Again {
+            wait: RejoinWait::new(last.failed(local.len()), places, fits),
+            last,
+            kept,
+            needs_known: kept > 0,
+            judges: false,
+            denied: Vec::new(),
+            has_changed: false,
+            fits_beside,
+            counts_from: Duration::ZERO,
+            last_joined: Duration::ZERO,
+            turn: None,
+            turns: 0,
+            asked_for_more: false,
+        };
+        JoinDesk { local, again: Some(again), ..JoinDesk::new(places) }
+    }
+
+    /// The number of places.
+    pub fn places(&self) -> usize {
+        self.seats.len()
+    }
+
+    /// The number of free places.
+    pub fn free(&self) -> usize {
+        self.seats.iter().filter(|seat| seat.is_none()).count()
+    }
+
+    /// The workers that have a place, by number.
+    pub fn joined(&self) -> impl Iterator<Item = &W> {
+        self.seats.iter().flatten().map(|seat| &seat.worker)
+    }
+
+    /// The same without those that are to join again.
+    pub fn here(&self) -> impl Iterator<Item = &W> {
+        self.seats.iter().flatten().filter(|seat| !seat.leaves).map(|seat| &seat.worker)
+    }
+
+    /// A worker asks for a place.
+    pub fn ask(&mut self, now: Duration, worker: &W) -> Answer {
+        let Some(place) = self.seats.iter().position(Option::is_none) else { return Answer::Full };
+        if self.is_unfit(worker) {
+            return Answer::Unfit;
+        }
+        if self.is_kept_from(worker) {
+            return Answer::Kept;
+        }
+        self.seats[place] = Some(Seat { worker: worker.clone(), leaves: false });
+        let known_here = self.known_here();
+        if let Some(again) = &mut self.again {
+            again.last_joined = now;
+            again.turn.take_if(|known| known_here >= *known);
+        }
+        self.judge_anew();
+        Answer::Place(place)
+    }
+
+    /// The connection of a place has ended.
+    pub fn left(&mut self, place: usize) {
+        if let Some(seat) = self.seats.get_mut(place) {
+            *seat = None;
+        }
+        self.judge_anew();
+    }
+
+    /// What to do next. Call it after every event, until it says to wait or to begin.
+    pub fn poll(&mut self, now: Duration) -> Next {
+        let misplaced = self.misplaced();
+        if !misplaced.is_empty() {
+            return self.move_up(now, misplaced);
+        }
+        let here = self.here().count();
+        if here == self.seats.len() {
+            return Next::Begin(here);
+        }
+        let local_here = self.here().filter(|worker| self.is_local(worker)).count();
+        // A local worker joins, or its process ends, which its owner notices.
+        let Some(again) = self.again.as_ref().filter(|_| local_here >= self.local.len()) else {
+            return Next::Wait(None);
+        };
+        let sufficiency = again.wait.sufficiency(Rejoined {
+            workers: here,
+            known: self.known_here(),
+            has_gap: self.joined().count() > here,
+            since_begin: now.saturating_sub(again.counts_from),
+            since_last: now.saturating_sub(again.last_joined),
+        });
+        match sufficiency {
+            Sufficiency::Enough(workers) => self.let_known_first(now, workers),
+            Sufficiency::OpenFor(time) => Next::Wait(Some(now.saturating_add(time))),
+            Sufficiency::Gap => Next::Wait(None),
+            Sufficiency::TooFew => self.count_on_anybody(),
+        }
+    }
+
+    fn is_local(&self, worker: &W) -> bool {
+        self.local.contains(&worker.instance())
+    }
+
+    /// Whether this worker may have state of the run, or is as good as one that has.
+    fn has_state(&self, worker: &W) -> bool {
+        let again = self.again.as_ref().filter(|again| again.needs_known);
+        self.is_local(worker) || again.is_none_or(|again| is_among(worker, &again.last.known))
+    }
+
+    /// Whether places are kept for this worker.
+    fn is_expected(&self, worker: &W) -> bool {
+        let newcomers = self.again.as_ref().map(|again| &again.last.newcomers[..]);
+        self.has_state(worker) || is_among(worker, newcomers.unwrap_or_default())
+    }
+
+    /// The number of those that are here and may have state.
+    fn known_here(&self) -> usize {
+        self.here().filter(|worker| self.has_state(worker)).count()
+    }
+
+    /// Whether no session could start beside this worker, as far as is known.
+    fn is_listed_as_unfit(&self, worker: &W) -> bool {
+        self.again.as_ref().is_some_and(|again| is_among(worker, &again.last.unfit))
+    }
+
+    /// Whether this worker gets no place. A verdict holds until a worker joins or leaves.
+    fn is_unfit(&mut self, worker: &W) -> bool {
+        if !self.is_listed_as_unfit(worker) {
+            return false;
+        }
+        let has_verdict = self.again.as_ref().is_some_and(|again| {
+            !again.judges || again.denied.len() >= MOST_JUDGED || is_among(worker, &again.denied)
+        });
+        if has_verdict || self.fits_beside_those_here(worker) {
+            return has_verdict;
+        }
+        self.again.iter_mut().for_each(|again| again.denied.push(worker.clone()));
+        true
+    }
+
+    fn fits_beside_those_here(&self, worker: &W) -> bool {
+        let others = self.here().filter(|one| !one.is_same_process(worker));
+        let others: Vec<W> = others.cloned().collect();
+        self.again.as_ref().is_none_or(|again| (again.fits_beside)(worker, &others))
+    }
+
+    /// The workers that are here are others than before.
+    fn judge_anew(&mut self) {
+        if let Some(again) = &mut self.again {
+            again.has_changed = true;
+            again.denied.clear();
+        }
+    }
+
+    /// Whether all free places are kept for other workers. One that is to join again needs its
+    /// place.
+    fn is_kept_from(&self, worker: &W) -> bool {
+        let Some(again) = &self.again else { return false };
+        let is_kept_for = |one: &W| match again.turn {
+            Some(_) => self.has_state(one),
+            None => self.is_expected(one),
+        };
+        let kept = if again.turn.is_some() { self.seats.len() } else { again.kept };
+        let here = self.here().filter(|one| is_kept_for(one)).count();
+        !is_kept_for(worker) && self.free() <= kept.saturating_sub(here)
+    }
+
+    /// The places whose workers are to join again: those behind a free one, and those of unfit
+    /// workers that do not fit beside the others any more.
+    fn misplaced(&mut self) -> Vec<usize> {
+        let Some(again) = &mut self.again else { return Vec::new() };
+        let judges = std::mem::take(&mut again.has_changed) && again.judges;
+        let is_denied = |worker: &W| {
+            judges && self.is_listed_as_unfit(worker) && !self.fits_beside_those_here(worker)
+        };
+        let first_free = self.seats.iter().position(Option::is_none).unwrap_or(self.seats.len());
+        let seats = (0..).zip(&self.seats).filter_map(|(n, seat)| Some((n, seat.as_ref()?)));
+        seats
+            .filter(|(n, seat)| !seat.leaves && (*n > first_free || is_denied(&seat.worker)))
+            .map(|(n, _)| n)
+            .collect()
+    }
+
+    /// These workers join again. If some have state, the run waits for them as it did at first. An
+    /// unfit one is not waited for.
+    fn move_up(&mut self, now: Duration, places: Vec<usize>) -> Next {
+        let is_awaited = |worker: &W| self.has_state(worker) && !self.is_listed_as_unfit(worker);
+        let mut leaving = places.iter().filter_map(|place| self.seats.get(*place)?.as_ref());
+        let waits = leaving.any(|seat| is_awaited(&seat.worker));
+        if let Some(again) = self.again.as_mut().filter(|_| waits) {
+            again.counts_from = now;
+        }
+        self.leave(&places);
+        Next::AskToRejoin(places)
+    }
+
+    fn leave(&mut self, places: &[usize]) {
+        for place in places {
+            if let Some(Some(seat)) = self.seats.get_mut(*place) {
+                seat.leaves = true;
+            }
+        }
+        self.judge_anew();
+    }
+
+    /// A session with this number of workers takes those with the first places. If one with state
+    /// would not be among them, but one without, all join again, those with state first.
+    fn let_known_first(&mut self, now: Duration, workers: usize) -> Next {
+        let have_state: Vec<bool> = self.joined().map(|worker| self.has_state(worker)).collect();
+        let (first, others) = have_state.split_at(workers.min(have_state.len()));
+        let is_in_order = !first.contains(&false) || !others.contains(&true);
+        let known_here = self.known_here();
+        let Some(again) = &mut self.again else { return Next::Begin(workers) };
+        if is_in_order || again.turns >= MOST_TURNS {
+            return Next::Begin(workers);
+        }
+        again.turns += 1;
+        again.turn = Some(known_here);
+        (again.counts_from, again.last_joined) = (now, now);
+        let all: Vec<usize> = (0..have_state.len()).collect();
+        self.leave(&all);
+        Next::AskToRejoin(all)
+    }
+
+    /// Those for whom places are kept have had their time. A worker that does not fit beside all of
+    /// them may fit beside those that are here.
+    fn count_on_anybody(&mut self) -> Next {
+        let Some(again) = &mut self.again else { return Next::Wait(None) };
+        (again.turn, again.kept, again.needs_known, again.judges) = (None, 0, false, true);
+        match std::mem::replace(&mut again.asked_for_more, true) {
+            true => Next::Wait(None),
+            false => Next::AskForMore,
+        }
+    }
+}
+
+/// Whether one of these is the same process.
+fn is_among<W: Applicant>(worker: &W, all: &[W]) -> bool {
+    all.iter().any(|one| one.is_same_process(worker))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,265 @@
+//! Waits at the desk, text in and text out.
+
+use super::super::KeptPlaces;
+use super::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
+#[derive(Clone, Debug, PartialEq)]
+struct Process(u64);
+
+impl Applicant for Process {
+    fn is_same_process(&self, other: &Self) -> bool {
+        self == other
+    }
+
+    fn instance(&self) -> u64 {
+        self.0
+    }
+}
+
+/// A desk of four places after a session of `workers` workers, 1 to `workers`, of which `lost`
+/// are lost. 6 waits, and 8 and 9 are unfit. Workers fit beside each other if their numbers
+/// differ by more than two.
+fn desk(workers: usize, lost: usize, kept: KeptPlaces, local: &[u64]) -> JoinDesk<Process> {
+    let known: Vec<_> = (1..=workers as u64).map(Process).collect();
+    let newcomers = if kept == KeptPlaces::All { vec![Process(6)] } else { Vec::new() };
+    let unfit = vec![Process(8), Process(9)];
+    let last = LastSession { workers, lost, newcomers, kept, known, unfit };
+    let far = |one: &Process, others: &[Process]| others.iter().all(|at| at.0.abs_diff(one.0) > 2);
+    JoinDesk::again(4, local.to_vec(), last, |workers| workers != 3, Box::new(far))
+}
+
+/// Plays lines `MILLISECONDS ask WORKER: ANSWER`, `.. left PLACE` and `.. poll: NEXT`.
+fn play(mut desk: JoinDesk<Process>, script: &str) {
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (event, expected) = line.split_once(": ").unwrap_or((line, ""));
+        let words: Vec<_> = event.split(' ').collect();
+        let now = Duration::from_millis(words[0].parse().unwrap());
+        let number = || words[2].parse::<u64>().unwrap();
+        let came = match words[1] {
+            "ask" => format!("{:?}", desk.ask(now, &Process(number()))),
+            "poll" => format!("{:?}", desk.poll(now)),
+            _ => {
+                desk.left(number() as usize);
+                String::new()
+            }
+        };
+        assert_eq!(came, expected, "{line}");
+    }
+}
+
+#[test]
+fn a_first_session_needs_every_place() {
+    play(
+        JoinDesk::new(2),
+        "0 ask 1: Place(0)
+         0 poll: Wait(None)
+         9 left 0
+         9 ask 2: Place(0)
+         9 ask 3: Place(1)
+         9 ask 4: Full
+         9 poll: Begin(2)",
+    );
+}
+
+/// Two places are kept. Three are here, the run fits two, and the stranger came first.
+#[test]
+fn a_stranger_does_not_push_out_a_worker_with_state() {
+    play(
+        desk(2, 0, KeptPlaces::Remaining, &[]),
+        "0 ask 7: Place(0)
+         0 ask 5: Place(1)
+         0 ask 4: Kept
+         10 ask 1: Place(2)
+         20 ask 2: Place(3)
+         20 poll: Begin(4)
+         30 left 1
+         30 poll: AskToRejoin([2, 3])
+         40 poll: Wait(Some(15.03s))
+         50 left 2
+         50 left 3
+         60 ask 1: Place(1)
+         60 ask 2: Place(2)
+         1560 poll: AskToRejoin([0, 1, 2])
+         1570 left 0
+         1570 ask 7: Kept
+         1571 ask 2: Place(0)
+         1572 left 1
+         1573 ask 1: Place(1)
+         1575 left 2
+         1575 ask 7: Place(2)
+         3075 poll: Begin(2)",
+    );
+}
+
+/// The unfit ones fit beside the survivor, but not both of them.
+#[test]
+fn unfit_workers_are_judged_beside_those_that_are_here() {
+    play(
+        desk(2, 1, KeptPlaces::Remaining, &[]),
+        "0 ask 8: Unfit
+         14999 poll: Wait(Some(15s))
+         15000 poll: AskForMore
+         15000 poll: Wait(None)
+         15001 ask 9: Place(0)
+         15001 ask 8: Unfit
+         15002 ask 1: Place(1)
+         15003 left 0
+         15003 poll: AskToRejoin([1])
+         15004 left 1
+         15005 ask 1: Place(0)
+         15006 ask 8: Place(1)",
+    );
+}
+
+#[test]
+fn local_workers_and_newcomers_have_their_places() {
+    play(
+        desk(2, 0, KeptPlaces::All, &[70]),
+        "0 ask 5: Kept
+         0 ask 6: Place(0)
+         0 ask 1: Place(1)
+         0 poll: Wait(None)
+         100 ask 70: Place(2)
+         100 poll: Wait(Some(1.6s))
+         1600 poll: AskToRejoin([0, 1, 2])",
+    );
+    play(
+        desk(2, 0, KeptPlaces::None, &[]),
+        "0 ask 5: Place(0)
+         0 ask 7: Place(1)
+         1500 poll: Begin(2)",
+    );
+}
+
+/// A spare leaves late, and the survivor behind it joins again.
+#[test]
+fn survivors_that_are_asked_to_join_again_have_time() {
+    play(
+        desk(2, 0, KeptPlaces::Remaining, &[]),
+        "0 ask 5: Place(0)
+         0 ask 1: Place(1)
+         14000 poll: Wait(Some(15s))
+         14000 left 0
+         14000 poll: AskToRejoin([1])
+         14000 left 1
+         15000 poll: Wait(Some(29s))
+         15000 ask 1: Place(0)
+         28999 poll: Wait(Some(29s))
+         29000 poll: Begin(1)",
+    );
+}
+
+/// A spare that asks early is no survivor. Once too few remain, any worker is as good.
+#[test]
+fn a_spare_does_not_count_as_a_worker_with_state() {
+    play(
+        desk(3, 1, KeptPlaces::Remaining, &[]),
+        "0 ask 5: Place(0)
+         0 ask 1: Place(1)
+         1500 poll: Wait(Some(15s))
+         15000 poll: Begin(2)",
+    );
+    play(
+        desk(3, 1, KeptPlaces::Remaining, &[]),
+        "15000 poll: AskForMore
+         15000 ask 5: Place(0)
+         15000 ask 7: Place(1)
+         16000 poll: Wait(Some(16.5s))
+         16500 poll: Begin(2)",
+    );
+}
+
+/// Its place is taken until it has left, also if all places are.
+#[test]
+fn a_session_does_not_begin_with_workers_that_leave() {
+    play(
+        desk(4, 1, KeptPlaces::None, &[]),
+        "0 ask 1: Place(0)
+         0 ask 2: Place(1)
+         5 left 0
+         5 poll: AskToRejoin([1])
+         6 ask 3: Place(0)
+         6 ask 4: Place(2)
+         6 ask 5: Place(3)
+         1506 poll: Wait(None)
+         1507 left 1
+         1507 poll: AskToRejoin([2, 3])",
+    );
+}
+
+/// A worker before the local one dies, so the local one joins twice.
+#[test]
+fn a_local_worker_that_joins_twice_is_one() {
+    play(
+        desk(3, 1, KeptPlaces::Remaining, &[70]),
+        "0 ask 1: Place(0)
+         1 ask 70: Place(1)
+         1 poll: Wait(Some(1.501s))
+         2 left 0
+         2 poll: AskToRejoin([1])
+         3 left 1
+         9000 poll: Wait(None)
+         9000 ask 70: Place(0)
+         9000 poll: Wait(Some(15.002s))",
+    );
+}
+
+/// It was unfit beside two others, and both are lost.
+#[test]
+fn an_unfit_worker_may_come_once_it_is_alone() {
+    play(
+        desk(2, 2, KeptPlaces::All, &[]),
+        "1500 poll: Wait(Some(6s))
+         6000 poll: AskForMore
+         6001 ask 7: Place(0)
+         6002 ask 9: Unfit
+         6003 left 0
+         6003 ask 9: Place(0)
+         7503 poll: Begin(1)",
+    );
+}
+
+/// It was let in beside one survivor. Then another one comes back, beside which it does not fit.
+#[test]
+fn an_unfit_worker_leaves_a_survivor_its_place() {
+    play(
+        desk(2, 0, KeptPlaces::Remaining, &[]),
+        "15000 poll: AskForMore
+         15001 ask 5: Place(0)
+         15001 ask 9: Place(1)
+         15001 poll: Wait(Some(16.501s))
+         15002 ask 7: Place(2)
+         15002 poll: AskToRejoin([1])
+         15003 left 1
+         15003 poll: AskToRejoin([2])
+         15004 left 2
+         15005 ask 7: Place(1)
+         15005 ask 9: Unfit
+         16505 poll: Begin(2)",
+    );
+}
+
+/// Each verdict takes a plan.
+#[test]
+fn a_crowd_of_unfit_workers_is_judged_in_part() {
+    let (judged, count) = (Arc::new(AtomicUsize::new(0)), 20);
+    let counter = judged.clone();
+    let unfit: Vec<_> = (100..100 + count).map(Process).collect();
+    let (kept, newcomers, known) = (KeptPlaces::All, Vec::new(), Vec::new());
+    let last = LastSession { workers: 1, lost: 1, newcomers, kept, known, unfit };
+    let never = move |_: &Process, _: &[Process]| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        false
+    };
+    let mut desk = JoinDesk::again(2, Vec::new(), last, |_| true, Box::new(never));
+    let late = Duration::from_secs(60);
+    assert_eq!(desk.poll(late), Next::AskForMore);
+    for _ in 0..3 {
+        for process in (100..100 + count).map(Process) {
+            assert_eq!(desk.ask(late, &process), Answer::Unfit);
+        }
+    }
+    assert_eq!(judged.load(Ordering::Relaxed), MOST_JUDGED);
+}
