@@ -1,7 +1,7 @@
 //! The desk at which workers ask for a place before a session.
 //!
 //! It decides who gets which place, who joins again for another order of places, and when the
-//! session begins with how many workers. Its owner tells it who asks and who leaves, and carries out
+//! session begins with how many workers. Its owner tells it who asks and who leaves. It carries out
 //! what [`JoinDesk::poll`] returns. Times count from the beginning of the wait.
 
 use super::{Applicant, FitsBeside, LastSession, RejoinWait, Rejoined, Sufficiency};
@@ -74,7 +74,8 @@ struct Again<W> {
     /// The time since which missing workers are waited for.
     counts_from: Duration,
     last_joined: Duration,
-    /// Those with state join again before others do, until this number of them is here.
+    /// Those with state join again before others do, until the first places are this number of
+    /// theirs.
     turn: Option<usize>,
     turns: u32,
     asked_for_more: bool,
@@ -144,10 +145,10 @@ impl<W: Applicant> JoinDesk<W> {
             return Answer::Kept;
         }
         self.seats[place] = Some(Seat { worker: worker.clone(), leaves: false });
-        let known_here = self.known_here();
+        let known_first = self.known_first();
         if let Some(again) = &mut self.again {
             again.last_joined = now;
-            again.turn.take_if(|known| known_here >= *known);
+            again.turn.take_if(|known| known_first >= *known);
         }
         self.judge_anew();
         Answer::Place(place)
@@ -210,6 +211,12 @@ impl<W: Applicant> JoinDesk<W> {
     /// The number of those that are here and may have state.
     fn known_here(&self) -> usize {
         self.here().filter(|worker| self.has_state(worker)).count()
+    }
+
+    /// The number of first places that those with state have and keep.
+    fn known_first(&self) -> usize {
+        let keeps = |seat: &Seat<W>| !seat.leaves && self.has_state(&seat.worker);
+        self.seats.iter().take_while(|seat| seat.as_ref().is_some_and(|seat| keeps(seat))).count()
     }
 
     /// Whether no session could start beside this worker, as far as is known.

@@ -93,6 +93,31 @@ fn a_stranger_does_not_push_out_a_worker_with_state() {
     );
 }
 
+/// The first to join again are behind those that have not left, so they move up. Others may not
+/// come between.
+#[test]
+fn a_turn_ends_once_those_with_state_have_the_first_places() {
+    play(
+        desk(1, 0, KeptPlaces::All, &[70]),
+        "0 ask 6: Place(0)
+         0 ask 70: Place(1)
+         0 ask 1: Place(2)
+         1500 poll: AskToRejoin([0, 1, 2])
+         1501 left 2
+         1501 ask 1: Place(2)
+         1502 ask 70: Place(3)
+         1503 left 0
+         1503 poll: AskToRejoin([2, 3])
+         1504 ask 6: Kept
+         1505 left 1
+         1506 ask 70: Place(0)
+         1507 ask 6: Kept
+         1508 ask 1: Place(1)
+         1509 left 2
+         1510 ask 6: Place(2)",
+    );
+}
+
 /// The unfit ones fit beside the survivor, but not both of them.
 #[test]
 fn unfit_workers_are_judged_beside_those_that_are_here() {
