@@ -23,6 +23,8 @@ mod every_event;
 mod failing;
 mod faults;
 mod growing;
+mod join_player;
+mod joining;
 mod last_fault;
 mod links;
 mod liveness;

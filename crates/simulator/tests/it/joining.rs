@@ -1,0 +1,286 @@
+//! The desk at which workers ask for a place before a session. Survivors, spares, newcomers and
+//! unfit workers come in any order and die at any time. A session begins in time with workers that
+//! make one, and leaves out none that has state for one that has none.
+
+use crate::join_player::{Begun, Caller, Happened, JoinPlayer};
+use crate::recovering_run::Counts;
+use crate::seeds::{each_seed, Log};
+use pipeline::recovery::{Answer, JoinDesk, KeptPlaces, LastSession};
+use testkit::Random;
+
+/// The longest time from the last event of a worker to the beginning of a session, in milliseconds:
+/// a wait for a survivor and one for a newcomer.
+const LONGEST_WAIT: u64 = 21_000;
+/// The most turns in a wait.
+const MOST_TURNS: usize = 2;
+
+/// The numbers of processes. Workers of the last session count from 1.
+const SPARES: u64 = 50;
+const UNFIT: u64 = 70;
+const NEWCOMERS: u64 = 90;
+const LOCAL: u64 = 200;
+
+/// Defects that are counted until they are fixed. The others fail.
+const EXCEPTIONS: [&str; 2] = ["a process in two places", "a run whose state nobody holds"];
+
+/// All that happens at some seed, if there are many.
+const ALL: [&str; 8] = [
+    "a turn",
+    "a gap",
+    "too few",
+    "an unfit worker that was taken in",
+    "a ghost",
+    "a local worker that joined twice",
+    "a lost worker that came again",
+    "a newcomer that died at the desk",
+];
+
+/// A wait after a session.
+#[derive(Debug)]
+struct Wait {
+    places: usize,
+    local: Vec<u64>,
+    last: LastSession<Caller>,
+    /// Whether the run can continue with 0, 1, 2, ... workers.
+    usable: Vec<bool>,
+    /// An unfit worker fits beside fewer others than these.
+    crowd: usize,
+    /// When they ask first.
+    comes: Vec<(u64, u64)>,
+    dies: Vec<(u64, u64)>,
+}
+
+impl Wait {
+    fn draw(random: &mut Random) -> Self {
+        let places = 2 + random.below(4) as usize;
+        let workers = 1 + random.below(places as u64) as usize;
+        let local = if random.chance(25) { random.below(workers as u64 + 1) } else { 0 };
+        let grows = random.chance(40) && workers < places;
+        let lost = if grows { 0 } else { random.below(2) as usize };
+        let most_new = if grows { 1 + random.below((places - workers) as u64) } else { 0 };
+        let all = |first: u64, count: u64| (first..first + count).map(Caller).collect::<Vec<_>>();
+        let kept =
+            [KeptPlaces::None, KeptPlaces::Remaining, KeptPlaces::Remaining, KeptPlaces::All];
+        let last = LastSession {
+            workers,
+            lost,
+            newcomers: all(NEWCOMERS, most_new),
+            kept: if grows { KeptPlaces::All } else { *random.pick(&kept) },
+            known: all(1, workers as u64 - local),
+            unfit: all(UNFIT, random.below(3)),
+        };
+        let usable = (0..=places).map(|number| number == places || random.chance(60)).collect();
+        let mut wait = Wait {
+            places,
+            local: (LOCAL..LOCAL + local).collect(),
+            last,
+            usable,
+            crowd: 1 + random.below(3) as usize,
+            comes: Vec::new(),
+            dies: Vec::new(),
+        };
+        wait.draw_comers(random);
+        if random.chance(50) {
+            wait.draw_deaths(random);
+        }
+        wait
+    }
+
+    fn draw_comers(&mut self, random: &mut Random) {
+        for (number, Caller(process)) in self.last.known.iter().enumerate() {
+            // One that counts as lost may come again.
+            if number >= self.last.lost || random.chance(20) {
+                let latest = *random.pick(&[1, 300, 3000, 14_000]);
+                self.comes.push((random.below(latest), *process));
+            }
+        }
+        for process in &self.local {
+            self.comes.push((random.below(500), *process));
+        }
+        let spares: Vec<_> = (0..random.below(3)).map(|number| Caller(SPARES + number)).collect();
+        for Caller(process) in spares.iter().chain(&self.last.unfit).chain(&self.last.newcomers) {
+            let latest = if random.chance(50) { 1000 } else { 25_000 };
+            self.comes.push((random.below(latest), *process));
+        }
+    }
+
+    /// The exit of a local worker ends the run, so none dies.
+    fn draw_deaths(&mut self, random: &mut Random) {
+        let all = self.comes.iter().map(|(_, process)| *process);
+        let mortal: Vec<u64> = all.filter(|process| *process < LOCAL).collect();
+        if mortal.is_empty() {
+            return;
+        }
+        for _ in 0..1 + random.below(4) {
+            self.dies.push((random.below(30_000), *random.pick(&mortal)));
+        }
+    }
+
+    fn player(&self, random: Random, log: Log) -> JoinPlayer {
+        let (usable, crowd) = (self.usable.clone(), self.crowd);
+        let fits = |workers: usize| usable[workers];
+        let fits_beside = Box::new(move |_: &Caller, others: &[Caller]| others.len() < crowd);
+        let (local, last) = (self.local.clone(), self.last.clone());
+        let desk = JoinDesk::again(self.places, local.clone(), last, fits, fits_beside);
+        let mut player = JoinPlayer::new(desk, local, random, log);
+        for (at, process) in &self.comes {
+            let is_spare = (SPARES..LOCAL).contains(process);
+            player.comes(*at, *process, if is_spare { 1500 } else { 300 });
+        }
+        for (at, process) in &self.dies {
+            player.dies(*at, *process);
+        }
+        player
+    }
+
+    fn has_state(&self, process: u64) -> bool {
+        process >= LOCAL || self.last.known.contains(&Caller(process))
+    }
+
+    fn is_unfit(&self, process: u64) -> bool {
+        self.last.unfit.contains(&Caller(process))
+    }
+
+    /// Whether nothing happens but that the workers of the session come again.
+    fn is_plain(&self) -> bool {
+        let is_expected = |(_, process): &(u64, u64)| self.has_state(*process);
+        self.last.lost == 0 && self.dies.is_empty() && self.comes.iter().all(is_expected)
+    }
+}
+
+/// How often those with state were let first.
+fn turns(wait: &Wait, happened: &[Happened]) -> usize {
+    let is_turn = |one: &&Happened| match one {
+        Happened::AskedToRejoin { processes, is_everybody } => {
+            *is_everybody && processes.iter().any(|process| wait.has_state(*process))
+        }
+        _ => false,
+    };
+    happened.iter().filter(is_turn).count()
+}
+
+/// Places are kept from others only, and unfit workers come last.
+fn check_answers(wait: &Wait, happened: &[Happened]) {
+    for (place, one) in happened.iter().enumerate() {
+        let before = &happened[..place];
+        let has_asked = before.contains(&Happened::AskedForMore);
+        match one {
+            Happened::Asked { process, answer: Answer::Kept, .. } => {
+                assert!(!has_asked, "places are kept for nobody");
+                assert!(!wait.has_state(*process), "no place for {process}");
+                let is_newcomer = wait.last.newcomers.contains(&Caller(*process));
+                assert!(!is_newcomer || turns(wait, before) > 0, "no place for {process}");
+            }
+            Happened::Asked { process, answer: Answer::Place(_), .. } => {
+                assert!(has_asked || !wait.is_unfit(*process), "{process} is unfit");
+            }
+            Happened::AskedForMore => assert!(!has_asked, "the user is told twice"),
+            Happened::AskedToRejoin { .. } => assert!(!wait.is_plain(), "nobody is in the way"),
+            Happened::Asked { .. } | Happened::Died { .. } => {}
+        }
+    }
+    assert!(turns(wait, happened) <= MOST_TURNS);
+}
+
+/// The workers of a session make one. Returns the exception if there is one.
+fn check_members(wait: &Wait, begun: &Begun, happened: &[Happened]) -> Option<&'static str> {
+    let Begun { members, others } = begun;
+    assert!(wait.usable[members.len()], "{members:?} make no run");
+    let mut once = members.clone();
+    once.sort_unstable();
+    once.dedup();
+    if once.len() < members.len() {
+        return Some("a process in two places");
+    }
+    let fits = |process: &u64| !wait.is_unfit(*process) || members.len() <= wait.crowd;
+    assert!(members.iter().all(fits), "one of {members:?} is unfit");
+    let is_new = |process: &u64| !wait.has_state(*process);
+    let is_displaced = members.iter().any(is_new) && !others.iter().all(is_new);
+    let any_is_as_good =
+        wait.last.kept == KeptPlaces::None || happened.contains(&Happened::AskedForMore);
+    if !is_displaced || any_is_as_good {
+        return None;
+    }
+    if wait.last.kept_places(wait.places, wait.local.len()) == 0 {
+        return Some("a run whose state nobody holds");
+    }
+    // Workers that come and go use up the turns.
+    assert!(!wait.dies.is_empty() && turns(wait, happened) == MOST_TURNS, "{others:?} have state");
+    Some("a worker with state that was left out")
+}
+
+/// If enough workers are alive, the session begins, and in time. Else the user is asked for more.
+fn check_end(wait: &Wait, player: &JoinPlayer, has_begun: bool) {
+    if has_begun {
+        let waited = player.now - player.last_change;
+        return assert!(waited <= LONGEST_WAIT, "it began after {waited} ms");
+    }
+    let fit = player.alive().filter(|process| !wait.is_unfit(*process)).count();
+    let suffices = (1..=fit.min(wait.places)).any(|workers| wait.usable[workers]);
+    assert!(!suffices, "{fit} workers would do");
+    assert!(player.happened.contains(&Happened::AskedForMore), "the user was not told");
+}
+
+/// What a wait has seen, for [`ALL`].
+fn marks(wait: &Wait, begun: Option<&Begun>, happened: &[Happened]) -> [bool; ALL.len()] {
+    let placed = |of: u64| {
+        let has_place = |one: &&Happened| match one {
+            Happened::Asked { process, answer: Answer::Place(_), .. } => *process == of,
+            _ => false,
+        };
+        happened.iter().filter(has_place).count()
+    };
+    let turns = turns(wait, happened);
+    let rejoins = happened.iter().filter(|one| matches!(one, Happened::AskedToRejoin { .. }));
+    let is_ghost = |one: &Happened| {
+        matches!(one, Happened::Asked { answer: Answer::Place(_), has_ghost: true, .. })
+    };
+    let newcomer_died = |one: &Happened| match one {
+        Happened::Died { process, had_place } => *had_place && (NEWCOMERS..LOCAL).contains(process),
+        _ => false,
+    };
+    let members = begun.map_or(&[][..], |begun| &begun.members);
+    let lost = &wait.last.known[..wait.last.lost.min(wait.last.known.len())];
+    [
+        turns > 0,
+        rejoins.count() > turns,
+        happened.contains(&Happened::AskedForMore),
+        members.iter().any(|process| wait.is_unfit(*process)),
+        happened.iter().any(is_ghost),
+        wait.local.iter().any(|process| placed(*process) > 1),
+        lost.iter().any(|one| placed(one.0) > 0),
+        happened.iter().any(newcomer_died),
+    ]
+}
+
+fn play(seed: u64, log: Log, counts: &mut Counts) {
+    let mut random = Random::new(seed);
+    let wait = Wait::draw(&mut random);
+    log.note(|| format!("{wait:?}"));
+    let mut player = wait.player(random, log);
+    let begun = player.run();
+    check_answers(&wait, &player.happened);
+    check_end(&wait, &player, begun.is_some());
+    let exception = begun.as_ref().and_then(|begun| check_members(&wait, begun, &player.happened));
+    let marks = marks(&wait, begun.as_ref(), &player.happened);
+    let seen = ALL.into_iter().zip(marks).filter(|(_, seen)| *seen).map(|(what, _)| what);
+    for what in seen.chain(exception) {
+        *counts.entry(what).or_default() += 1;
+    }
+}
+
+#[test]
+fn simulator_workers_ask_for_a_place_at_random() {
+    let (mut counts, mut runs) = (Counts::new(), 0);
+    each_seed(100_000, |seed, log| {
+        play(seed, log, &mut counts);
+        runs += 1;
+    });
+    let count = |what: &&str| counts.get(what).copied().unwrap_or(0);
+    let never: Vec<_> = ALL.into_iter().filter(|what| count(what) == 0).collect();
+    assert!(runs < 2000 || never.is_empty(), "{never:?} never happened: {counts:?}");
+    let left_out = count(&"a worker with state that was left out");
+    assert!(runs < 2000 || 1000 * left_out < runs, "{left_out} of {runs}");
+    let exceptions: u64 = EXCEPTIONS.iter().map(count).sum();
+    assert!(runs < 2000 || 50 * exceptions < runs, "{counts:?}");
+}
