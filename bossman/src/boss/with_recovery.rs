@@ -13,7 +13,8 @@ use crate::workers::host::Host;
 use crate::BossManError;
 use link::WorkerInfo;
 use pipeline::recovery::{
-    Cause, RecoveryCost, RecoveryPolicy, Remedy, Repeated, ResumeReport, Situation, StateSource,
+    Cause, FitsBeside, KeptPlaces, LastSession, RecoveryCost, RecoveryPolicy, Remedy, Repeated,
+    ResumeReport, Situation, StateSource,
 };
 use pipeline::StateForm;
 use std::time::Instant;

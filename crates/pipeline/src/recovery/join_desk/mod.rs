@@ -216,7 +216,7 @@ impl<W: Applicant> JoinDesk<W> {
     /// The number of first places that those with state have and keep.
     fn known_first(&self) -> usize {
         let keeps = |seat: &Seat<W>| !seat.leaves && self.has_state(&seat.worker);
-        self.seats.iter().take_while(|seat| seat.as_ref().is_some_and(|seat| keeps(seat))).count()
+        self.seats.iter().take_while(|seat| seat.as_ref().is_some_and(keeps)).count()
     }
 
     /// Whether no session could start beside this worker, as far as is known.
