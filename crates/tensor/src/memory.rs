@@ -28,6 +28,11 @@ pub fn fills_its_memory(tensor: &Tensor) -> bool {
     bytes == size as u64
 }
 
+/// Whether two tensors lie in the same memory. One may be a view of the other.
+pub fn share_memory(one: &Tensor, other: &Tensor) -> bool {
+    storage(one).0 == storage(other).0
+}
+
 /// The place and the bytes of the memory behind a tensor.
 fn storage(tensor: &Tensor) -> (*const c_void, u64) {
     let (mut data, mut bytes) = (std::ptr::null(), 0);

@@ -11,7 +11,7 @@ use crate::engine::modules::weighted::recurrent::join_weights;
 use crate::engine::params::stage_params::Params;
 use crate::engine::passes::compiled_layer::CompiledLayer;
 use crate::engine::passes::index_range::Lookups;
-use layerspec::ValueId;
+use layerspec::{Layer, LayerKind, ValueId};
 use std::collections::{HashMap, HashSet};
 use tch::Tensor;
 use tensor::transfer::to_device;
@@ -27,6 +27,8 @@ pub(crate) struct CompiledStage {
     pub(crate) layers: Vec<CompiledLayer>,
     /// By layer: the values that are no longer needed once it is complete.
     pub(crate) freed_after: Vec<Vec<ValueId>>,
+    /// Whether a layer gives a parameter itself. Then outputs may lie in its memory.
+    pub(crate) gives_parameters: bool,
     lookups: Lookups,
 }
 
@@ -43,7 +45,8 @@ impl CompiledStage {
         let layers = compile_layers(&config, custom_layers, params)?;
         let (freed_after, lookups) = (freed_after(&config), Lookups::of(&config));
         lookups.check_constants(&config.layers, custom_layers.files())?;
-        Ok(CompiledStage { freed_after, lookups, layers, config })
+        let gives_parameters = config.layers.iter().any(gives_its_parameter);
+        Ok(CompiledStage { freed_after, gives_parameters, lookups, layers, config })
     }
 
     /// Moves the stage's inputs to its device, in the layout of fresh memory.
@@ -70,6 +73,10 @@ impl CompiledStage {
         });
         received.collect()
     }
+}
+
+fn gives_its_parameter(layer: &Layer) -> bool {
+    matches!(&layer.kind, LayerKind::Parameter(parameter) if !parameter.expand)
 }
 
 /// Compiles the layers. A value needs its gradient if it comes from outside and its maker asks for

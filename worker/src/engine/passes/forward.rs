@@ -3,13 +3,14 @@
 use crate::engine::config::{Mode, Pass};
 use crate::engine::error::{in_layer, layer_error, EngineError, LayerPhase, PlanError};
 use crate::engine::layers::op_context::PassPurpose;
-use crate::engine::layout::canonical_layout;
+use crate::engine::layout::{canonical_layout, deep_copy};
 use crate::engine::passes::compiled_stage::Values;
 use crate::engine::passes::finite;
 use crate::engine::passes::runner::{empty_slot, LayerCall, PassRunner};
 use crate::engine::passes::saved_passes::SavedLayer;
 use layerspec::Layer;
 use tch::Tensor;
+use tensor::{memory, TensorError};
 
 /// The result of a forward pass.
 pub(crate) struct ForwardResult {
@@ -37,13 +38,25 @@ impl PassRunner<'_> {
             layers.collect::<Result<Vec<_>, EngineError>>()
         })?;
         let outputs = self.stage.config.outputs.iter().map(|value| match values.get(value) {
-            Some(tensor) => Ok(tensor.shallow_clone()),
+            Some(tensor) => Ok(self.apart_from_parameters(tensor)?),
             None => {
                 let by = "the stage's outputs".into();
                 Err(PlanError::MissingValue { value: *value, by }.into())
             }
         });
         Ok(ForwardResult { outputs: outputs.collect::<Result<_, EngineError>>()?, layers })
+    }
+
+    /// The tensor, or a copy if it lies in the memory of a parameter, which the next step changes.
+    fn apart_from_parameters(&self, tensor: &Tensor) -> Result<Tensor, TensorError> {
+        let is_in_one = || {
+            let mut params = self.params.all.iter();
+            params.any(|param| memory::share_memory(&param.tensor, tensor))
+        };
+        match self.stage.gives_parameters && is_in_one() {
+            true => deep_copy(tensor),
+            false => Ok(tensor.shallow_clone()),
+        }
     }
 
     /// Runs a layer, or takes its outputs of the pass before if its inputs are the same.

@@ -138,3 +138,30 @@ layers:
     let error = build_with(yaml, &[("order", integers(&[1, 2]))]).unwrap_err().to_string();
     assert!(error.ends_with("id 2, but the dimension is 2: ids are 0 to 1"), "{error}");
 }
+
+/// In training they lie in the parameter's memory, as long as they are inside the stage.
+#[test]
+fn outputs_do_not_change_with_the_parameter_that_they_are() {
+    let mut engine = engine(
+        "
+inputs: {x: [batch, 3]}
+layers:
+  - Parameter: {shape: [2, 3], std: 1, expand: false}
+  - Flatten: {start_dim: 0}
+",
+    );
+    engine.set_optimizer(OptimizerSpec::sgd(0.1));
+    for pass in [train(0), eval()] {
+        let output = engine.forward(&pass, vec![normal("x", &[4, 3])]).unwrap().remove(0);
+        let before = output.copy();
+        if pass.mode == Mode::Train {
+            engine.backward(pass.key, vec![vec![Tensor::ones_like(&output)]]).unwrap();
+        }
+        let weight = &engine.params.params().all[0].tensor;
+        let _same = tch::no_grad(|| weight.shallow_clone().fill_(7.0));
+        assert!(output.equal(&before), "{:?}", pass.mode);
+    }
+    optim_step(&mut engine, 0.5).unwrap();
+    let (_, weight) = engine.state().unwrap().remove(0);
+    assert!(weight.equal(&weight.full_like(7.0 - 0.5)), "the gradient is that of the output");
+}

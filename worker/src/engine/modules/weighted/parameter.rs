@@ -47,8 +47,10 @@ impl Op for WholeParameter {
         ctx: &OpContext<'_>,
         inputs: Vec<Tensor>,
     ) -> Result<ForwardOutput, TensorError> {
-        // A copy, because an output must not change with the parameter.
-        let output = deep_copy(ctx.param("value")?)?;
+        let value = ctx.param("value")?;
+        // The next step changes the parameter. What a pass of a step saves of it is used before, or
+        // refused. Other outputs must not change.
+        let output = if ctx.has_backward() { value.f_detach()? } else { deep_copy(value)? };
         let input = single_input_ref(&inputs)?;
         let (mut tensors, mut sizes) = (Vec::new(), Vec::new());
         let is_floating = dtype_of(input)?.is_floating();
