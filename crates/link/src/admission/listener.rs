@@ -17,9 +17,11 @@ use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use pipeline::effect::Peer;
 use pipeline::ids::WorkerId;
 use pipeline::message::ToBoss;
+use pipeline::recovery::{Answer, JoinDesk, Next};
 use quinn::Endpoint;
 use std::net::SocketAddr;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tracing::{debug, info};
 
 /// A boss that waits for workers.
@@ -31,6 +33,10 @@ pub struct Listener {
     sender: mpsc::Sender<ConnectionEvent<ToBoss>>,
     events: mpsc::Receiver<ConnectionEvent<ToBoss>>,
     places: Vec<Option<JoinedWorker>>,
+    /// Decides who gets a place, and when the session begins.
+    desk: JoinDesk<WorkerInfo>,
+    /// The time from which the desk counts.
+    opened: Instant,
     reservation: Option<Reservation>,
     /// Names the workers that get no place.
     excluded: Option<WorkerTest>,
@@ -52,6 +58,17 @@ impl Reservation {
     pub fn new(places: usize, whose: impl Fn(&WorkerInfo) -> bool + Send + Sync + 'static) -> Self {
         Reservation { places, whose: Box::new(whose) }
     }
+}
+
+/// What a boss that waits does next.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum NextStep {
+    /// Tell the user that too few workers remain. Comes once.
+    AskForMore,
+    /// Wait for an event, and not beyond this time.
+    Wait(Option<Instant>),
+    /// Begin the run with the workers of the first places.
+    Begin(usize),
 }
 
 /// An event at a boss that waits for workers.
@@ -109,6 +126,8 @@ impl Listener {
             sender,
             events,
             places: (0..workers).map(|_| None).collect(),
+            desk: JoinDesk::new(workers),
+            opened: Instant::now(),
             reservation: None,
             excluded: None,
             transport: Transport::default(),
@@ -207,6 +226,33 @@ impl Listener {
         }
     }
 
+    /// What to do next. Call it after every event. Asks workers to join again if another order of
+    /// places is needed.
+    pub fn poll(&mut self) -> NextStep {
+        for (place, member) in self.places.iter().enumerate() {
+            if member.as_ref().is_some_and(|member| member.connection.is_closed()) {
+                self.desk.leaving(place);
+            }
+        }
+        loop {
+            match self.desk.poll(self.opened.elapsed()) {
+                Next::AskToRejoin(places) => self.ask_these_to_rejoin(&places),
+                Next::AskForMore => return NextStep::AskForMore,
+                Next::Begin(workers) => return NextStep::Begin(workers),
+                Next::Wait(until) => {
+                    let until = until.and_then(|until| self.opened.checked_add(until));
+                    return NextStep::Wait(until);
+                }
+            }
+        }
+    }
+
+    fn ask_these_to_rejoin(&self, places: &[usize]) {
+        for member in places.iter().filter_map(|place| self.places.get(*place)?.as_ref()) {
+            member.connection.close(DONE, "join again, the run needs another order of its workers");
+        }
+    }
+
     /// The next event. Cancel safe.
     pub async fn next(&mut self) -> ListenerEvent {
         loop {
@@ -240,6 +286,7 @@ impl Listener {
             return None;
         }
         *place = None;
+        self.desk.left(worker.0 as usize);
         info!(worker = worker.0, reason, "worker left before the run began");
         Some(ListenerEvent::Left { worker, reason })
     }
@@ -256,10 +303,10 @@ impl Listener {
                 return None;
             }
         };
-        let Some(place) = self.places.iter().position(Option::is_none) else {
+        if self.missing() == 0 {
             caller.refuse_full(self.places.len());
             return None;
-        };
+        }
         if self.excluded.as_ref().is_some_and(|is_excluded| is_excluded(&info)) {
             caller.refuse_until_later("this worker's device does not fit the run's plan".into());
             return None;
@@ -268,8 +315,26 @@ impl Listener {
             caller.refuse_until_later("the free places are kept for the run's workers".into());
             return None;
         }
+        match self.desk.ask(self.opened.elapsed(), &info) {
+            Answer::Place(place) => return self.seat(caller, place, info),
+            Answer::Full => caller.refuse_full(self.places.len()),
+            Answer::Unfit => {
+                caller
+                    .refuse_until_later("this worker's device does not fit the run's plan".into());
+            }
+            Answer::Kept => {
+                caller.refuse_until_later("the free places are kept for the run's workers".into());
+            }
+        }
+        None
+    }
+
+    fn seat(&mut self, caller: Caller, place: usize, info: WorkerInfo) -> Option<ListenerEvent> {
         let worker = WorkerId(place as u16);
-        let member = self.admission().admit(caller, worker, info.clone())?;
+        let Some(member) = self.admission().admit(caller, worker, info.clone()) else {
+            self.desk.left(place);
+            return None;
+        };
         let address = member.address;
         self.places[place] = Some(member);
         Some(ListenerEvent::Joined { worker, info, address })

@@ -154,6 +154,12 @@ impl<W: Applicant> JoinDesk<W> {
         Answer::Place(place)
     }
 
+    /// The connection of a place is being closed. Until it has ended, the place is taken, and its
+    /// worker is not here.
+    pub fn leaving(&mut self, place: usize) {
+        self.leave(&[place]);
+    }
+
     /// The connection of a place has ended.
     pub fn left(&mut self, place: usize) {
         if let Some(seat) = self.seats.get_mut(place) {
@@ -296,12 +302,15 @@ impl<W: Applicant> JoinDesk<W> {
     }
 
     fn leave(&mut self, places: &[usize]) {
+        let mut is_news = false;
         for place in places {
             if let Some(Some(seat)) = self.seats.get_mut(*place) {
-                seat.leaves = true;
+                is_news |= !std::mem::replace(&mut seat.leaves, true);
             }
         }
-        self.judge_anew();
+        if is_news {
+            self.judge_anew();
+        }
     }
 
     /// A session with this number of workers takes those with the first places. If one with state

@@ -30,7 +30,8 @@ fn desk(workers: usize, lost: usize, kept: KeptPlaces, local: &[u64]) -> JoinDes
     JoinDesk::again(4, local.to_vec(), last, |workers| workers != 3, Box::new(far))
 }
 
-/// Plays lines `MILLISECONDS ask WORKER: ANSWER`, `.. left PLACE` and `.. poll: NEXT`.
+/// Plays lines `MILLISECONDS ask WORKER: ANSWER`, `.. leaves PLACE`, `.. left PLACE` and `.. poll:
+/// NEXT`.
 fn play(mut desk: JoinDesk<Process>, script: &str) {
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (event, expected) = line.split_once(": ").unwrap_or((line, ""));
@@ -40,6 +41,10 @@ fn play(mut desk: JoinDesk<Process>, script: &str) {
         let came = match words[1] {
             "ask" => format!("{:?}", desk.ask(now, &Process(number()))),
             "poll" => format!("{:?}", desk.poll(now)),
+            "leaves" => {
+                desk.leaving(number() as usize);
+                String::new()
+            }
             _ => {
                 desk.left(number() as usize);
                 String::new()
@@ -59,7 +64,11 @@ fn a_first_session_needs_every_place() {
          9 ask 2: Place(0)
          9 ask 3: Place(1)
          9 ask 4: Full
-         9 poll: Begin(2)",
+         9 leaves 0
+         9 poll: Wait(None)
+         10 left 0
+         10 ask 2: Place(0)
+         10 poll: Begin(2)",
     );
 }
 
