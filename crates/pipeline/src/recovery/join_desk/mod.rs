@@ -4,7 +4,7 @@
 //! session begins with how many workers. Its owner tells it who asks and who leaves. It carries out
 //! what [`JoinDesk::poll`] returns. Times count from the beginning of the wait.
 
-use super::{Applicant, FitsBeside, LastSession, RejoinWait, Rejoined, Sufficiency};
+use super::{Applicant, FitsBeside, KeptPlaces, LastSession, RejoinWait, Rejoined, Sufficiency};
 use core::time::Duration;
 
 /// How often those with state are let first. Each time makes an order that lasts, unless workers
@@ -44,6 +44,8 @@ pub enum Next {
 /// The places of a run until its session begins.
 pub struct JoinDesk<W> {
     seats: Vec<Option<Seat<W>>>,
+    /// The number of workers that got a place so far.
+    admitted: u64,
     /// The random numbers of the local workers.
     local: Vec<u64>,
     /// Set after a session. At first every place must be taken, by anybody.
@@ -52,6 +54,8 @@ pub struct JoinDesk<W> {
 
 struct Seat<W> {
     worker: W,
+    /// The number of workers that got a place before it.
+    number: u64,
     /// It was asked to join again, and has not left yet.
     leaves: bool,
 }
@@ -84,7 +88,8 @@ struct Again<W> {
 impl<W: Applicant> JoinDesk<W> {
     /// The desk of a run's first session, which needs all these workers.
     pub fn new(places: usize) -> Self {
-        JoinDesk { seats: (0..places).map(|_| None).collect(), local: Vec::new(), again: None }
+        let seats = (0..places).map(|_| None).collect();
+        JoinDesk { seats, admitted: 0, local: Vec::new(), again: None }
     }
 
     /// The same after a session. `fits` tells whether the run can continue with a number of
@@ -99,9 +104,9 @@ impl<W: Applicant> JoinDesk<W> {
         let kept = last.kept_places(places, local.len());
         let again = Again {
             wait: RejoinWait::new(last.failed(local.len()), places, fits),
+            needs_known: last.kept != KeptPlaces::None,
             last,
             kept,
-            needs_known: kept > 0,
             judges: false,
             denied: Vec::new(),
             has_changed: false,
@@ -144,7 +149,9 @@ impl<W: Applicant> JoinDesk<W> {
         if self.is_kept_from(worker) {
             return Answer::Kept;
         }
-        self.seats[place] = Some(Seat { worker: worker.clone(), leaves: false });
+        let (worker, number) = (worker.clone(), self.admitted);
+        self.seats[place] = Some(Seat { worker, number, leaves: false });
+        self.admitted += 1;
         let known_first = self.known_first();
         if let Some(again) = &mut self.again {
             again.last_joined = now;
@@ -272,8 +279,8 @@ impl<W: Applicant> JoinDesk<W> {
         !is_kept_for(worker) && self.free() <= kept.saturating_sub(here)
     }
 
-    /// The places whose workers are to join again: those behind a free one, and those of unfit
-    /// workers that do not fit beside the others any more.
+    /// The places whose workers are to join again: those behind a free one, the older of two of one
+    /// process, and those of unfit workers that do not fit beside the others any more.
     fn misplaced(&mut self) -> Vec<usize> {
         let Some(again) = &mut self.again else { return Vec::new() };
         let judges = std::mem::take(&mut again.has_changed) && again.judges;
@@ -281,11 +288,17 @@ impl<W: Applicant> JoinDesk<W> {
             judges && self.is_listed_as_unfit(worker) && !self.fits_beside_those_here(worker)
         };
         let first_free = self.seats.iter().position(Option::is_none).unwrap_or(self.seats.len());
+        let is_misplaced = |n: usize, seat: &Seat<W>| {
+            n > first_free || self.is_stale(seat) || is_denied(&seat.worker)
+        };
         let seats = (0..).zip(&self.seats).filter_map(|(n, seat)| Some((n, seat.as_ref()?)));
-        seats
-            .filter(|(n, seat)| !seat.leaves && (*n > first_free || is_denied(&seat.worker)))
-            .map(|(n, _)| n)
-            .collect()
+        seats.filter(|(n, seat)| !seat.leaves && is_misplaced(*n, seat)).map(|(n, _)| n).collect()
+    }
+
+    /// Whether its process lost this connection and has a newer place.
+    fn is_stale(&self, seat: &Seat<W>) -> bool {
+        let mut others = self.seats.iter().flatten();
+        others.any(|one| one.number > seat.number && one.worker.is_same_process(&seat.worker))
     }
 
     /// These workers join again. If some have state, the run waits for them as it did at first. An

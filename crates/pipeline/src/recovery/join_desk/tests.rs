@@ -1,6 +1,5 @@
 //! Waits at the desk, text in and text out.
 
-use super::super::KeptPlaces;
 use super::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -272,6 +271,44 @@ fn an_unfit_worker_leaves_a_survivor_its_place() {
          15005 ask 7: Place(1)
          15005 ask 9: Unfit
          16505 poll: Begin(2)",
+    );
+}
+
+/// Its connection broke, and it asks again before the boss notices. It needs one place only.
+#[test]
+fn a_process_has_one_place() {
+    play(
+        desk(2, 0, KeptPlaces::Remaining, &[]),
+        "0 ask 1: Place(0)
+         0 ask 2: Place(1)
+         1 ask 1: Place(2)
+         1 poll: AskToRejoin([0])
+         2 left 0
+         2 poll: AskToRejoin([1, 2])
+         3 left 2
+         4 left 1
+         5 ask 2: Place(0)
+         5 ask 1: Place(1)
+         1505 poll: Begin(2)",
+    );
+}
+
+/// One worker took part and may be lost, so no place is kept. It comes again, with the only state.
+#[test]
+fn spares_do_not_replace_the_only_worker_with_state() {
+    play(
+        desk(1, 1, KeptPlaces::Remaining, &[]),
+        "0 ask 5: Place(0)
+         0 ask 7: Place(1)
+         0 ask 1: Place(2)
+         1500 poll: AskToRejoin([0, 1, 2])
+         1501 left 0
+         1501 left 1
+         1501 left 2
+         1502 ask 5: Kept
+         1503 ask 1: Place(0)
+         1504 ask 5: Place(1)
+         3004 poll: Begin(2)",
     );
 }
 
