@@ -2,12 +2,12 @@
 
 use crate::events::{Event, Events, Invitation, WaitReason};
 use crate::status::StatusBoard;
-use crate::workers::join_wait::{is_one_of, JoinWait, Returning, Unfit};
+use crate::workers::join_wait::JoinWait;
 use crate::workers::local_processes::{worker_command, LocalWorkers, WorkerFlags};
 use crate::BossManError;
 use link::{Identity, LinkError, Listener, Ticket, Transport, WorkerInfo};
 use pipeline::ids::WorkerId;
-use pipeline::recovery::{FitsBeside, LastSession, RejoinWait};
+use pipeline::recovery::{FitsBeside, JoinDesk, LastSession};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -211,7 +211,8 @@ impl Host {
     /// # Errors
     /// As for [`crate::BossMan::setup_host`] and [`crate::BossMan::setup_local`].
     pub async fn wait(self) -> Result<Workers, BossManError> {
-        self.wait_for(None).await
+        let places = self.workers;
+        self.wait_for(WaitReason::Start, move |_| JoinDesk::new(places)).await
     }
 
     /// Waits again after a session that failed or ended for more workers. Starts local workers
@@ -224,12 +225,11 @@ impl Host {
         fits: impl Fn(usize) -> bool,
         fits_beside: FitsBeside<WorkerInfo>,
     ) -> Result<Workers, BossManError> {
-        let wait = RejoinWait::new(last.failed(self.local), self.workers, fits);
-        let kept = last.kept_places(self.workers, self.local);
-        let LastSession { newcomers, known, unfit, .. } = last;
-        let reason = if newcomers.is_empty() { WaitReason::Rejoin } else { WaitReason::Grow };
-        let again = Again { wait, reason, kept, known, newcomers, unfit, fits_beside };
-        self.wait_for(Some(again)).await
+        let grows = !last.newcomers.is_empty();
+        let reason = if grows { WaitReason::Grow } else { WaitReason::Rejoin };
+        let places = self.workers;
+        let desk = move |local| JoinDesk::again(places, local, last, fits, fits_beside);
+        self.wait_for(reason, desk).await
     }
 
     /// Whether the boss starts workers itself.
@@ -237,7 +237,12 @@ impl Host {
         self.local > 0
     }
 
-    async fn wait_for(self, again: Option<Again>) -> Result<Workers, BossManError> {
+    /// Waits at the desk that `desk` makes from the random numbers of the local workers.
+    async fn wait_for(
+        self,
+        reason: WaitReason,
+        desk: impl FnOnce(Vec<u64>) -> JoinDesk<WorkerInfo>,
+    ) -> Result<Workers, BossManError> {
         if self.workers == 0 || self.workers > usize::from(u16::MAX) || self.local > self.workers {
             let message =
                 format!("{} workers with {} local ones make no run", self.workers, self.local);
@@ -254,7 +259,6 @@ impl Host {
         let port = listener.address().port();
         self.events.report(&Event::Listening { port });
         let local = self.start_local(port, identity.ticket())?;
-        let reason = again.as_ref().map_or(WaitReason::Start, |again| again.reason);
         let invitation = (!only_local).then(|| Invitation {
             missing: self.workers - self.local,
             address: link::own_address(),
@@ -267,11 +271,9 @@ impl Host {
         });
         let (workers, missing, waited_s) = (self.workers, self.workers, 0);
         self.events.report(&Event::Waiting { missing, workers, reason, waited_s, invitation });
-        let (listener, again) = match again {
-            Some(again) => (again.reserve(listener, local.as_ref()), Some(again.returning())),
-            None => (listener, None),
-        };
-        let mut wait = JoinWait::new(listener, local, again, self.events.clone());
+        let instances = local.as_ref().map_or_else(Vec::new, |local| local.instances().to_vec());
+        let listener = listener.desk(desk(instances));
+        let mut wait = JoinWait::new(listener, local, self.events.clone());
         let count = wait.run().await?;
         self.status.wait_ended(count);
         let JoinWait { listener, local, .. } = wait;
@@ -340,39 +342,5 @@ impl Host {
                 SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port.unwrap_or(DEFAULT_PORT))
             }
         })
-    }
-}
-
-/// A wait for workers that were there before.
-struct Again {
-    wait: RejoinWait,
-    reason: WaitReason,
-    /// The places that are kept for the local workers, the known ones and the newcomers.
-    kept: usize,
-    known: Vec<WorkerInfo>,
-    newcomers: Vec<WorkerInfo>,
-    /// Those that get no place, until too few others remain.
-    unfit: Vec<WorkerInfo>,
-    /// Judges them then.
-    fits_beside: FitsBeside<WorkerInfo>,
-}
-
-impl Again {
-    fn reserve(&self, listener: Listener, local: Option<&LocalWorkers>) -> Listener {
-        let listener = listener.exclude(is_one_of(self.unfit.clone()));
-        if self.kept == 0 {
-            return listener;
-        }
-        let expected = [&self.known[..], &self.newcomers[..]].concat();
-        let is_local = local.map(LocalWorkers::recognizer);
-        listener.reserve(self.kept, move |info| {
-            expected.iter().any(|one| one.is_same_process(info))
-                || is_local.as_ref().is_some_and(|is_local| is_local(info))
-        })
-    }
-
-    fn returning(self) -> Returning {
-        let known = (self.kept > 0).then_some(self.known);
-        Returning { known, unfit: Unfit::new(self.unfit, self.fits_beside), wait: self.wait }
     }
 }

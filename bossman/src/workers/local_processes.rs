@@ -128,20 +128,14 @@ impl LocalWorkers {
         LocalWorkers { processes: WorkerProcesses::default(), instances, exits }
     }
 
-    /// The number of workers.
-    pub(crate) fn count(&self) -> usize {
-        self.instances.len()
+    /// The random numbers of the workers.
+    pub(crate) fn instances(&self) -> &[u64] {
+        &self.instances
     }
 
     /// Whether a worker that joined is one of these.
     pub(crate) fn contains(&self, worker: &WorkerInfo) -> bool {
         self.instances.contains(&worker.instance)
-    }
-
-    /// A function that does the same as [`LocalWorkers::contains`], for another owner.
-    pub(crate) fn recognizer(&self) -> impl Fn(&WorkerInfo) -> bool + Send + Sync + use<> {
-        let instances = self.instances.clone();
-        move |worker| instances.contains(&worker.instance)
     }
 
     /// Ends with the first worker that ends, and how it did. Cancel safe.
@@ -247,8 +241,7 @@ mod tests {
         let local = LocalWorkers::of_instances(vec![7, 8]);
         let worker = |instance| WorkerInfo { process: 1, instance, ..WorkerInfo::default() };
         let known = [7, 9, 8].map(|instance| local.contains(&worker(instance)));
-        assert_eq!((known, local.count()), ([true, false, true], 2));
-        assert_eq!(known, [7, 9, 8].map(|instance| local.recognizer()(&worker(instance))));
+        assert_eq!((known, local.instances()), ([true, false, true], &[7, 8][..]));
     }
 
     #[test]

@@ -135,6 +135,12 @@ impl Listener {
         })
     }
 
+    /// Gives places as this desk says, from now on. No worker has joined yet.
+    pub fn desk(self, desk: JoinDesk<WorkerInfo>) -> Self {
+        let places = (0..desk.places()).map(|_| None).collect();
+        Listener { places, desk, opened: Instant::now(), ..self }
+    }
+
     /// Sets the transport of all connections of the run, also between workers.
     pub fn transport(self, transport: Transport) -> Self {
         Listener { transport, ..self }
