@@ -37,27 +37,8 @@ pub struct Listener {
     desk: JoinDesk<WorkerInfo>,
     /// The time from which the desk counts.
     opened: Instant,
-    reservation: Option<Reservation>,
-    /// Names the workers that get no place.
-    excluded: Option<WorkerTest>,
     transport: Transport,
     status: StatusText,
-}
-
-/// Tells workers from others.
-type WorkerTest = Box<dyn Fn(&WorkerInfo) -> bool + Send + Sync>;
-
-/// Places that are kept for certain workers.
-pub struct Reservation {
-    places: usize,
-    whose: WorkerTest,
-}
-
-impl Reservation {
-    /// Keeps this number of places for the workers that `whose` names.
-    pub fn new(places: usize, whose: impl Fn(&WorkerInfo) -> bool + Send + Sync + 'static) -> Self {
-        Reservation { places, whose: Box::new(whose) }
-    }
 }
 
 /// What a boss that waits does next.
@@ -128,8 +109,6 @@ impl Listener {
             places: (0..workers).map(|_| None).collect(),
             desk: JoinDesk::new(workers),
             opened: Instant::now(),
-            reservation: None,
-            excluded: None,
             transport: Transport::default(),
             status: StatusText::default(),
         })
@@ -151,39 +130,6 @@ impl Listener {
         Listener { status, ..self }
     }
 
-    /// Keeps this number of places for the workers that `whose` names. Others get a place while
-    /// enough are left for those that have not joined.
-    pub fn reserve(
-        self,
-        places: usize,
-        whose: impl Fn(&WorkerInfo) -> bool + Send + Sync + 'static,
-    ) -> Self {
-        Listener { reservation: Some(Reservation::new(places, whose)), ..self }
-    }
-
-    /// Refuses the workers that `whom` names. They may ask again later.
-    pub fn exclude(self, whom: impl Fn(&WorkerInfo) -> bool + Send + Sync + 'static) -> Self {
-        Listener { excluded: Some(Box::new(whom)), ..self }
-    }
-
-    /// Refuses the workers that `whom` names from now on, and no others.
-    pub fn replace_exclusion(
-        &mut self,
-        whom: impl Fn(&WorkerInfo) -> bool + Send + Sync + 'static,
-    ) {
-        self.excluded = Some(Box::new(whom));
-    }
-
-    /// Keeps other places from now on, or none. Returns those that were kept.
-    pub fn replace_reservation(&mut self, by: Option<Reservation>) -> Option<Reservation> {
-        std::mem::replace(&mut self.reservation, by)
-    }
-
-    /// Gives the places that are kept to whoever asks.
-    pub fn lift_reservation(&mut self) {
-        self.reservation = None;
-    }
-
     /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -197,39 +143,6 @@ impl Listener {
     /// The descriptions of the workers that have joined.
     pub fn joined(&self) -> impl Iterator<Item = &WorkerInfo> {
         self.places.iter().flatten().map(|member| &member.info)
-    }
-
-    /// The same without those that are to join again, and have not left their place yet.
-    pub fn connected(&self) -> impl Iterator<Item = &WorkerInfo> {
-        let members = self.places.iter().flatten();
-        members.filter(|member| !member.connection.is_closed()).map(|member| &member.info)
-    }
-
-    /// Whether the run could begin with the joined workers: they have the first places, without a
-    /// gap.
-    pub fn is_contiguous(&self) -> bool {
-        self.places.iter().skip_while(|place| place.is_some()).all(Option::is_none)
-    }
-
-    /// Asks workers behind a free place to join again, so that they take the places before it.
-    pub fn ask_to_rejoin(&mut self) {
-        for member in self.places.iter().skip_while(|place| place.is_some()).flatten() {
-            member.connection.close(DONE, "join again, a place before this one is free");
-        }
-    }
-
-    /// Asks all workers to join again, for another order.
-    pub fn ask_all_to_rejoin(&mut self) {
-        for member in self.places.iter().flatten() {
-            member.connection.close(DONE, "join again, workers of the run have the first places");
-        }
-    }
-
-    /// Closes the connections of these workers. Unless they are excluded, they may ask again.
-    pub fn send_away(&mut self, whom: impl Fn(&WorkerInfo) -> bool) {
-        for member in self.places.iter().flatten().filter(|member| whom(&member.info)) {
-            member.connection.close(DONE, "the run has no place for this worker beside the others");
-        }
     }
 
     /// What to do next. Call it after every event. Asks workers to join again if another order of
@@ -309,18 +222,6 @@ impl Listener {
                 return None;
             }
         };
-        if self.missing() == 0 {
-            caller.refuse_full(self.places.len());
-            return None;
-        }
-        if self.excluded.as_ref().is_some_and(|is_excluded| is_excluded(&info)) {
-            caller.refuse_until_later("this worker's device does not fit the run's plan".into());
-            return None;
-        }
-        if self.is_kept_from(&info) {
-            caller.refuse_until_later("the free places are kept for the run's workers".into());
-            return None;
-        }
         match self.desk.ask(self.opened.elapsed(), &info) {
             Answer::Place(place) => return self.seat(caller, place, info),
             Answer::Full => caller.refuse_full(self.places.len()),
@@ -344,15 +245,6 @@ impl Listener {
         let address = member.address;
         self.places[place] = Some(member);
         Some(ListenerEvent::Joined { worker, info, address })
-    }
-
-    /// Whether all free places are kept for other workers.
-    fn is_kept_from(&self, info: &WorkerInfo) -> bool {
-        self.reservation.as_ref().is_some_and(|Reservation { places, whose }| {
-            // One that is to join again needs its place.
-            let here = self.connected().filter(|joined| whose(joined)).count();
-            !whose(info) && self.missing() <= places.saturating_sub(here)
-        })
     }
 
     fn admission(&self) -> Admission {

@@ -1,11 +1,13 @@
 //! Workers join a boss that has several addresses.
 
+use crate::admission::listener::NextStep;
 use crate::quic::close_codes::DONE;
 use crate::testing::dial;
 use crate::{
     join, query_status, worker_endpoint, Identity, JoinedRun, LinkError, Listener, ListenerEvent,
     StatusText, Ticket, WorkerInfo,
 };
+use pipeline::recovery::{JoinDesk, KeptPlaces, LastSession};
 use std::future::Future;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -100,18 +102,42 @@ async fn the_boss_says_nothing_of_a_worker_that_keeps_another_connection() {
     assert_eq!(joined.worker.0, 0);
 }
 
+fn process(process: u32) -> WorkerInfo {
+    WorkerInfo { process, ..WorkerInfo::default() }
+}
+
+/// A desk of three places after a session of the workers 1 and 2. 7 is unfit.
+fn desk() -> JoinDesk<WorkerInfo> {
+    let last = LastSession {
+        workers: 2,
+        lost: 0,
+        newcomers: Vec::new(),
+        kept: KeptPlaces::Remaining,
+        known: vec![process(1), process(2)],
+        unfit: vec![process(7)],
+    };
+    JoinDesk::again(3, Vec::new(), last, |_| true, Box::new(|_, _| true))
+}
+
 /// JOIN-6.
 #[tokio::test]
-async fn places_are_kept_for_workers_that_come_again() {
-    let process = |process| WorkerInfo { process, ..WorkerInfo::default() };
+async fn workers_get_the_places_that_the_desk_gives() {
     let Boss { listener, identity, _keys } = Boss::with_places(3);
-    // Two of three places are kept for the workers 1 to 9.
-    let mut listener = listener.reserve(2, |info| info.process < 10);
+    let mut listener = listener.desk(desk());
     let boss: [SocketAddr; 1] = [(Ipv4Addr::LOCALHOST, listener.address().port()).into()];
     let endpoint = worker_endpoint(identity.ticket(), &boss).unwrap();
     let mut members = Vec::new();
     // A stranger may have the third place, and a second one none.
-    for (number, is_admitted) in [(10, true), (11, false), (1, true), (12, false)] {
+    let asks = [
+        (7, Some("does not fit")),
+        (10, None),
+        (11, Some("are kept")),
+        (1, None),
+        (12, Some("are kept")),
+        (2, None),
+        (12, Some("all its 3 workers")),
+    ];
+    for (number, refusal) in asks {
         let joining = join(&endpoint, &boss, identity.ticket(), process(number));
         // A refusal is no event.
         let listening = async {
@@ -123,50 +149,37 @@ async fn places_are_kept_for_workers_that_come_again() {
                 }
             }
         };
-        match soon(listening).await {
-            Ok(joined) if is_admitted => members.push(joined),
-            Err(LinkError::Refused { reason, retry: true }) if !is_admitted => {
-                assert!(reason.contains("are kept"), "{reason}");
+        match (soon(listening).await, refusal) {
+            (Ok(joined), None) => members.push(joined),
+            (Err(LinkError::Refused { reason, retry: true }), Some(refusal)) => {
+                assert!(reason.contains(refusal), "{reason}");
             }
-            other => panic!("{number}: {:?}", other.map(|joined| joined.worker)),
+            (other, _) => panic!("{number}: {:?}", other.map(|joined| joined.worker)),
         }
     }
-    assert_eq!(members.iter().map(|joined| joined.worker.0).collect::<Vec<_>>(), [0, 1]);
-    listener.lift_reservation();
-    let joining = join(&endpoint, &boss, identity.ticket(), process(12));
-    let (joined, _) = soon(async { tokio::join!(joining, listener.next()) }).await;
-    assert_eq!((joined.unwrap().worker.0, listener.missing()), (2, 0));
+    assert_eq!(members.iter().map(|joined| joined.worker.0).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!((listener.missing(), listener.poll()), (0, NextStep::Begin(3)));
 }
 
-/// A worker that would end the run gets no place, though one is free.
+/// The boss has not heard yet that a worker left, so its place is taken.
 #[tokio::test]
-async fn excluded_workers_get_no_place() {
-    let process = |process| WorkerInfo { process, ..WorkerInfo::default() };
-    let Boss { listener, identity, _keys } = Boss::with_places(2);
-    let mut listener = listener.exclude(|info| info.process == 7);
-    let boss: [SocketAddr; 1] = [(Ipv4Addr::LOCALHOST, listener.address().port()).into()];
-    let endpoint = worker_endpoint(identity.ticket(), &boss).unwrap();
-    let refused = soon(async {
-        tokio::select! {
-            joined = join(&endpoint, &boss, identity.ticket(), process(7)) => joined.err(),
-            event = listener.next() => panic!("{event:?}"),
+async fn a_run_does_not_begin_on_a_closed_connection() {
+    let mut boss = Boss::with_places(1);
+    let addresses = [boss.ipv4()];
+    let (joined, _) = boss.joined_by(&addresses).await;
+    assert_eq!(boss.listener.poll(), NextStep::Begin(1));
+    joined.boss.close(DONE, "it ends");
+    soon(async {
+        while boss.listener.poll() == NextStep::Begin(1) {
+            tokio::task::yield_now().await;
         }
-    });
-    match refused.await {
-        Some(LinkError::Refused { reason, retry: true }) => {
-            assert!(reason.contains("does not fit"), "{reason}");
-        }
-        other => panic!("{other:?}"),
-    }
-    let joining = join(&endpoint, &boss, identity.ticket(), process(8));
-    let (joined, _) = soon(async { tokio::join!(joining, listener.next()) }).await;
-    let _first = joined.unwrap();
-    assert_eq!(listener.missing(), 1);
-    // Another one is excluded instead.
-    listener.replace_exclusion(|info| info.process == 9);
-    let joining = join(&endpoint, &boss, identity.ticket(), process(7));
-    let (joined, _) = soon(async { tokio::join!(joining, listener.next()) }).await;
-    assert_eq!((joined.unwrap().worker.0, listener.missing()), (1, 0));
+    })
+    .await;
+    assert_eq!((boss.listener.poll(), boss.listener.missing()), (NextStep::Wait(None), 0));
+    let event = soon(boss.listener.next()).await;
+    assert!(matches!(event, ListenerEvent::Left { .. }), "{event:?}");
+    let (_again, _) = boss.joined_by(&addresses).await;
+    assert_eq!(boss.listener.poll(), NextStep::Begin(1));
 }
 
 /// A question takes no place, and is no event.

@@ -53,6 +53,7 @@ fn play(mut desk: JoinDesk<Process>, script: &str) {
     }
 }
 
+/// A place has one worker, also while its connection is being closed. JOIN-6.
 #[test]
 fn a_first_session_needs_every_place() {
     play(
