@@ -41,7 +41,7 @@ pub struct Listener {
     status: StatusText,
 }
 
-/// What a boss that waits does next.
+/// The next action of a boss that waits.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum NextStep {
     /// Tell the user that too few workers remain. Comes once.
@@ -145,8 +145,8 @@ impl Listener {
         self.places.iter().flatten().map(|member| &member.info)
     }
 
-    /// What to do next. Call it after every event. Asks workers to join again if another order of
-    /// places is needed.
+    /// Returns the next action. Call it after every event. Asks workers to join again if another
+    /// order of places is needed.
     pub fn poll(&mut self) -> NextStep {
         for (place, member) in self.places.iter().enumerate() {
             if member.as_ref().is_some_and(|member| member.connection.is_closed()) {

@@ -57,7 +57,7 @@ struct Seat {
     leaves: bool,
 }
 
-/// What happened in a wait.
+/// An event of a wait.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Happened {
     /// A process asked for a place.
@@ -84,7 +84,7 @@ pub enum Happened {
 pub struct Begun {
     /// Its workers, by number.
     pub members: Vec<u64>,
-    /// Those that have the other places.
+    /// The workers with the other places.
     pub others: Vec<u64>,
 }
 

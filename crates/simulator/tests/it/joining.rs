@@ -88,7 +88,7 @@ impl Wait {
 
     fn draw_comers(&mut self, random: &mut Random) {
         for (number, Caller(process)) in self.last.known.iter().enumerate() {
-            // One that counts as lost may come again.
+            // A worker that counts as lost may come again.
             if number >= self.last.lost || random.chance(20) {
                 let latest = *random.pick(&[1, 300, 3000, 14_000]);
                 self.comes.push((random.below(latest), *process));
@@ -216,7 +216,7 @@ fn check_end(wait: &Wait, player: &JoinPlayer, has_begun: bool) {
     assert!(player.happened.contains(&Happened::AskedForMore), "the user was not told");
 }
 
-/// What a wait has seen, for [`ALL`].
+/// The marks of a wait, in the order of [`ALL`].
 fn marks(wait: &Wait, begun: Option<&Begun>, happened: &[Happened]) -> [bool; ALL.len()] {
     let placed = |of: u64| {
         let has_place = |one: &&Happened| match one {

@@ -27,7 +27,7 @@ pub enum Answer {
     Kept,
 }
 
-/// What the owner of a desk does next.
+/// The next action of a desk's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Close the connections of these places. Their workers join again and take the first ones that
@@ -68,11 +68,11 @@ struct Again<W> {
     kept: usize,
     /// Whether only known workers may hold state. Else any worker is as good.
     needs_known: bool,
-    /// Whether unfit workers are judged beside those that are here.
+    /// Whether unfit workers are judged beside the present ones.
     judges: bool,
-    /// Those that do not fit beside them.
+    /// The unfit workers that do not fit beside them.
     denied: Vec<W>,
-    /// Whether a worker has joined or left since those that are here were judged.
+    /// Whether a worker has joined or left since the present ones were judged.
     has_changed: bool,
     fits_beside: FitsBeside<W>,
     /// The time since which missing workers are waited for.
@@ -135,7 +135,7 @@ impl<W: Applicant> JoinDesk<W> {
         self.seats.iter().flatten().map(|seat| &seat.worker)
     }
 
-    /// The same without those that are to join again.
+    /// The present workers: the same without those that are to join again.
     pub fn here(&self) -> impl Iterator<Item = &W> {
         self.seats.iter().flatten().filter(|seat| !seat.leaves).map(|seat| &seat.worker)
     }
@@ -175,7 +175,7 @@ impl<W: Applicant> JoinDesk<W> {
         self.judge_anew();
     }
 
-    /// What to do next. Call it after every event, until it says to wait or to begin.
+    /// Returns the next action. Call it after every event, until it says to wait or to begin.
     pub fn poll(&mut self, now: Duration) -> Next {
         let misplaced = self.misplaced();
         if !misplaced.is_empty() {
@@ -221,7 +221,7 @@ impl<W: Applicant> JoinDesk<W> {
         self.has_state(worker) || is_among(worker, newcomers.unwrap_or_default())
     }
 
-    /// The number of those that are here and may have state.
+    /// The number of present workers that may have state.
     fn known_here(&self) -> usize {
         self.here().filter(|worker| self.has_state(worker)).count()
     }
@@ -258,7 +258,7 @@ impl<W: Applicant> JoinDesk<W> {
         self.again.as_ref().is_none_or(|again| (again.fits_beside)(worker, &others))
     }
 
-    /// The workers that are here are others than before.
+    /// The present workers are others than before.
     fn judge_anew(&mut self) {
         if let Some(again) = &mut self.again {
             again.has_changed = true;
@@ -266,8 +266,8 @@ impl<W: Applicant> JoinDesk<W> {
         }
     }
 
-    /// Whether all free places are kept for other workers. One that is to join again needs its
-    /// place.
+    /// Whether all free places are kept for other workers. A worker that is to join
+    /// again needs its place.
     fn is_kept_from(&self, worker: &W) -> bool {
         let Some(again) = &self.again else { return false };
         let is_kept_for = |one: &W| match again.turn {
@@ -346,7 +346,7 @@ impl<W: Applicant> JoinDesk<W> {
     }
 
     /// Those for whom places are kept have had their time. A worker that does not fit beside all of
-    /// them may fit beside those that are here.
+    /// them may fit beside the present ones.
     fn count_on_anybody(&mut self) -> Next {
         let Some(again) = &mut self.again else { return Next::Wait(None) };
         (again.turn, again.kept, again.needs_known, again.judges) = (None, 0, false, true);

@@ -275,7 +275,7 @@ fn an_unfit_worker_leaves_a_survivor_its_place() {
     );
 }
 
-/// Its connection broke, and it asks again before the boss notices. It needs one place only.
+/// Its connection broke, and it asks again before the boss notices. It needs one place. JOIN-9.
 #[test]
 fn a_process_has_one_place() {
     play(
