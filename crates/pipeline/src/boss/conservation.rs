@@ -17,6 +17,14 @@ impl BossSession {
         waiting.sum::<usize>() + current + background.sum::<usize>()
     }
 
+    /// Whether no request is at work, waits, or collects state that still travels.
+    pub fn is_at_rest(&self) -> bool {
+        self.job.is_none()
+            && self.waiting.is_empty()
+            && self.background.is_empty()
+            && self.awaited_followers.is_empty()
+    }
+
     /// Fails if a tensor was lost or given back twice. No tensor may be in a local variable then.
     pub(super) fn settle_slots(&mut self) -> Result<(), Failure> {
         let held = self.held_slots();

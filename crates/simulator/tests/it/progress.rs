@@ -45,6 +45,10 @@ impl World {
             self.boss_slots.held()
         );
         self.fetches.assert_empty();
+        // Nothing is left to happen, so a request that is still open hangs for ever. It would show
+        // nowhere else if nobody waits for its reply.
+        assert!(self.unanswered.is_empty(), "requests that hang: {}", self.waits_for());
+        assert!(self.boss.is_at_rest(), "the boss is not at rest: {}", self.waits_for());
         // Duplicates that came too late are discarded with the next command.
         let all = !self.injected.has_duplicates();
         for (index, worker) in
