@@ -16,6 +16,16 @@ impl StageSession {
             + self.snapshots.held()
     }
 
+    /// Whether every task and every read has come back.
+    pub fn is_idle(&self) -> bool {
+        self.tasks.is_empty() && self.reader.is_idle()
+    }
+
+    /// Whether no command is current, and with it no sum is pending.
+    pub fn is_between_commands(&self) -> bool {
+        self.job.is_none()
+    }
+
     /// Fails if a tensor was lost or given back twice. No tensor may be in a local variable then.
     pub(super) fn settle_slots(&mut self) -> Result<(), Failure> {
         let held = self.held_slots();

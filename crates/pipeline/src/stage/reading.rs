@@ -115,6 +115,11 @@ fn wanted(round: &Round, stages: &[StageSpec]) -> Vec<Wanted> {
 }
 
 impl SampleReader {
+    /// Whether no request is pending.
+    pub(super) fn is_idle(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// Requests to open a data set.
     pub(super) fn open(&mut self, id: u64, spec: DataSpec, outbox: &mut Outbox) {
         let ticket = outbox.data(DataTask::Open(spec));

@@ -60,6 +60,13 @@ impl World {
                 worker.slots.held()
             );
             assert!(worker.tasks.is_empty(), "worker {index} still has tasks");
+            // A worker that was told to stop may have been at work.
+            if worker.alive {
+                assert!(worker.session.is_idle(), "worker {index} waits for a task or a read");
+                // In a pool, a follower may wait for tensors of a worker that has left.
+                let rests = self.churn.is_some() || worker.session.is_between_commands();
+                assert!(rests, "worker {index} still has a command");
+            }
         }
     }
 
