@@ -164,6 +164,8 @@ impl Run<'_> {
         self.record_snapshots(user);
         self.note_kept(user);
         self.call(user, Call::Digest, "a loss after the last step")?;
+        // Every step of this membership succeeded, so no forward pass waits for its backward pass.
+        user.world.assert_clear();
         let state = self.call(user, Call::Checkpoint, "a loss after the last step")?.state;
         assert_eq!(
             state,
