@@ -44,6 +44,25 @@ impl Kept {
 }
 
 impl World {
+    /// Checks that all holders of a part of a peer snapshot hold equal tensors. A recall takes the
+    /// part from any of them.
+    pub(super) fn assert_parts_equal(&self) {
+        let mut parts = BTreeMap::new();
+        for (index, worker) in self.workers.iter().enumerate() {
+            for (snapshot, (_, own)) in &worker.kept.0 {
+                for (part, tensors) in own {
+                    let (first, known) =
+                        *parts.entry((*snapshot, *part)).or_insert((index, tensors));
+                    assert_eq!(
+                        known, tensors,
+                        "workers {first} and {index} hold other tensors in part {part} of \
+                         {snapshot:?}"
+                    );
+                }
+            }
+        }
+    }
+
     /// Gives its first workers these snapshots of earlier runs.
     pub fn bring(&mut self, kept: Vec<Kept>) {
         for (worker, kept) in self.workers.iter_mut().zip(kept) {

@@ -45,6 +45,7 @@ impl World {
             self.boss_slots.held()
         );
         self.fetches.assert_empty();
+        self.assert_parts_equal();
         // Nothing is left to happen, so a request that is still open hangs for ever. It would show
         // nowhere else if nobody waits for its reply.
         assert!(self.unanswered.is_empty(), "requests that hang: {}", self.waits_for());
