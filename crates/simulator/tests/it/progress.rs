@@ -46,6 +46,7 @@ impl World {
         );
         self.fetches.assert_empty();
         self.assert_parts_equal();
+        self.assert_last_steps();
         // Nothing is left to happen, so a request that is still open hangs for ever. It would show
         // nowhere else if nobody waits for its reply.
         assert!(self.unanswered.is_empty(), "requests that hang: {}", self.waits_for());
@@ -68,6 +69,18 @@ impl World {
                 let rests = self.churn.is_some() || worker.session.is_between_commands();
                 assert!(rests, "worker {index} still has a command");
             }
+        }
+    }
+
+    /// Checks that all workers completed the same step last. A failed request may leave some of them
+    /// ahead, and in a pool newcomers have completed none.
+    fn assert_last_steps(&self) {
+        if self.has_failed || self.churn.is_some() {
+            return;
+        }
+        let mut steps = self.workers.iter().filter(|w| w.alive).map(|w| w.session.last_step());
+        if let Some(first) = steps.next() {
+            assert!(steps.all(|step| step == first), "workers differ in their last step");
         }
     }
 

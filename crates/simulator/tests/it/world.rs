@@ -92,6 +92,8 @@ pub struct World {
     requests: u64,
     /// The requests without a reply.
     unanswered: BTreeSet<u64>,
+    /// Whether a request failed. Then some workers may have completed its step, and others not.
+    has_failed: bool,
     /// The requests that are answered while others run.
     beside: BTreeSet<u64>,
     /// When the last reply came.
@@ -144,6 +146,7 @@ impl World {
             lost: BTreeSet::new(),
             requests: 0,
             unanswered: BTreeSet::new(),
+            has_failed: false,
             beside: BTreeSet::new(),
             replied: 0,
             replies: BTreeMap::new(),
@@ -372,6 +375,7 @@ impl World {
                     }
                     let result = result.map(|answer| self.answered(request, answer));
                     if result.is_err() {
+                        self.has_failed = true;
                         self.fetches.forget(request);
                     }
                     self.unanswered.remove(&request);
