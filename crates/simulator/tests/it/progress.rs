@@ -46,11 +46,11 @@ impl World {
         );
         self.fetches.assert_empty();
         self.assert_parts_equal();
-        self.assert_last_steps();
         // Nothing is left to happen, so a request that is still open hangs for ever. It would show
         // nowhere else if nobody waits for its reply.
         assert!(self.unanswered.is_empty(), "requests that hang: {}", self.waits_for());
         assert!(self.boss.is_at_rest(), "the boss is not at rest: {}", self.waits_for());
+        self.assert_last_steps();
         // Duplicates that came too late are discarded with the next command.
         let all = !self.injected.has_duplicates();
         for (index, worker) in
@@ -72,8 +72,8 @@ impl World {
         }
     }
 
-    /// Checks that all workers completed the same step last. A failed request may leave some of them
-    /// ahead, and in a pool newcomers have completed none.
+    /// Checks that all workers completed the same step last. A failed request may leave some of
+    /// them ahead, and in a pool newcomers have completed none.
     fn assert_last_steps(&self) {
         if self.has_failed || self.churn.is_some() {
             return;
