@@ -85,6 +85,12 @@ impl Compute {
         self.stages.values().all(|stage| stage.saved.is_empty() && stage.halves.is_empty())
     }
 
+    /// The weights of each stage of which every replica holds all state.
+    pub fn whole_params(&self) -> impl Iterator<Item = (StageId, &Params)> {
+        let whole = self.stages.iter().filter(|(_, s)| s.share.is_none());
+        whole.map(|(stage, s)| (*stage, &s.params))
+    }
+
     /// Runs a task. A task after a failed task fails, too, if it depends on its results, as on a
     /// real worker.
     pub fn run(&mut self, task: Task<Fake>) -> Result<Outcome<Fake>, Failure> {

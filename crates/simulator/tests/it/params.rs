@@ -77,6 +77,12 @@ impl Params {
         digest
     }
 
+    /// Whether two replicas have the same values and optimizer state.
+    pub fn has_equal_state(&self, other: &Params) -> bool {
+        let state = |(name, p): (&String, &Param)| (name.clone(), p.value, p.state);
+        self.all.iter().map(state).eq(other.all.iter().map(state))
+    }
+
     pub fn load(&mut self, name: &str, value: Fake) {
         self.all.entry(name.to_string()).and_modify(|p| p.value = value);
     }

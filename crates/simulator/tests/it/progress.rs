@@ -5,6 +5,7 @@ use super::{Replied, Worker, World};
 use crate::last_fault::Spent;
 use pipeline::ids::WorkerId;
 use pipeline::message::Failure;
+use std::collections::BTreeMap;
 
 /// More events than any run here takes. With more, the sessions send messages without end.
 const MOST_EVENTS: u64 = 200_000;
@@ -51,6 +52,7 @@ impl World {
         assert!(self.unanswered.is_empty(), "requests that hang: {}", self.waits_for());
         assert!(self.boss.is_at_rest(), "the boss is not at rest: {}", self.waits_for());
         self.assert_last_steps();
+        self.assert_replicas_equal();
         // Duplicates that came too late are discarded with the next command.
         let all = !self.injected.has_duplicates();
         for (index, worker) in
@@ -81,6 +83,21 @@ impl World {
         let mut steps = self.workers.iter().filter(|w| w.alive).map(|w| w.session.last_step());
         if let Some(first) = steps.next() {
             assert!(steps.all(|step| step == first), "workers differ in their last step");
+        }
+    }
+
+    /// Checks that replicas have equal parameters and equal optimizer state. A digest leaves the
+    /// latter out. A failed request may leave replicas at different steps, until state is loaded.
+    fn assert_replicas_equal(&self) {
+        if self.has_failed || self.churn.is_some() {
+            return;
+        }
+        let mut stages = BTreeMap::new();
+        for worker in self.workers.iter().filter(|w| w.alive) {
+            for (stage, params) in worker.compute.whole_params() {
+                let first = *stages.entry(stage).or_insert(params);
+                assert!(first.has_equal_state(params), "replicas of {stage} differ");
+            }
         }
     }
 
