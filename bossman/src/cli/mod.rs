@@ -25,7 +25,6 @@ mod verify;
 use anyhow::Result;
 use bossman::output;
 use clap::{CommandFactory, Parser, Subcommand};
-use std::process::ExitCode;
 
 /// Trains a neural network across the machines at hand.
 #[derive(Parser)]
@@ -99,17 +98,17 @@ enum Command {
     },
 }
 
-/// Carries out what the command line says.
-pub(crate) fn run() -> ExitCode {
+/// Carries out what the command line says. Returns the exit code.
+pub(crate) fn run() -> u8 {
     let command = Arguments::parse().command;
     let result = runtime::start_log().map_err(Into::into).and_then(|()| execute(command));
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(e) => {
             output::warn(&format!("bossman: {e:#}"));
             match e.downcast_ref::<fleet::Interrupted>() {
-                Some(interrupted) => ExitCode::from(interrupted.code),
-                None => ExitCode::FAILURE,
+                Some(interrupted) => interrupted.code,
+                None => 1,
             }
         }
     }
