@@ -5,7 +5,7 @@ use super::{layer, BadArgument, Rules};
 use crate::{Dim, OutOfRange, TensorType};
 
 layer! {
-    /// Moves elements along dimensions. What leaves at one end comes in at the other.
+    /// Moves elements along dimensions. Elements that leave at one end enter at the other.
     Roll {
         /// How far elements move along each of `dims`; below zero they move to the beginning.
         shifts: Vec<i64> = WHOLE_NUMBERS;

@@ -317,13 +317,15 @@ async fn workers_of_all_gpus_end_their_step_when_they_are_told_to_end() {
 async fn a_worker_whose_gpu_breaks_names_the_task_and_ends_and_the_run_goes_on() {
     let Some(quiet) = quiet().await else { return };
     let Some(machine) = Machine::new(&[]) else { return };
+    // With this schedule the cut is by FLOPs. By measured times, the GPU that breaks could have so
+    // little to do that it comes to the end.
     let mut boss = machine.train(
-        "microbatches: 4\ncheckpoint: {dir: c, every: 20, keep: 2}",
+        "microbatches: 4\nschedule: 1f1b\ncheckpoint: {dir: c, every: 20, keep: 2}",
         &["--workers", "2", "--port", "0"],
     );
     let port = port(&mut boss).await;
     let arguments = ["--port", &port, "--threads", "1", "--device", "cuda:0"];
-    let broken = [("FAKECUDA_FAIL", "0:20000:illegal-address")];
+    let broken = [("FAKECUDA_FAIL", "0:10000:illegal-address")];
     let worker = machine.start_with("worker", &arguments, &broken);
     let other = machine.start("worker", &["--port", &port, "--threads", "1", "--device", "cuda:1"]);
     let line = boss.line("workers were lost").await;
