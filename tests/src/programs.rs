@@ -278,6 +278,20 @@ impl Process {
         send_signal(self.id(), signal);
     }
 
+    /// Stops it by `STOP`, and returns once all its threads stand still. Until then the others may
+    /// go on, although the signal was sent: the kernel stops them once one of them has run.
+    pub async fn stop(&self) {
+        use rustix::process::{waitid, Pid, WaitId, WaitIdOptions};
+        self.signal("STOP");
+        let process = Pid::from_raw(self.id() as i32).unwrap();
+        let stands_still = tokio::task::spawn_blocking(move || {
+            // `NOWAIT`: who waits for its end is told of this, too.
+            waitid(WaitId::Pid(process), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT)
+        });
+        let status = tokio::time::timeout(TIMEOUT, stands_still).await;
+        status.expect("it stops").unwrap().unwrap();
+    }
+
     /// Returns the ids of the processes that it started.
     pub fn children(&self) -> Vec<u32> {
         let parent = self.id().to_string();

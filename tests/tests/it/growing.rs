@@ -49,7 +49,7 @@ impl Shrunk {
         let mut late = run.0.worker(&at.port, late);
         // It then asks again after a second.
         late.line("the run has all its 2 workers").await;
-        late.signal("STOP");
+        late.stop().await;
         lost.signal("KILL");
         boss.line("recovery: repeated").await;
         Shrunk { boss, stays, late }
@@ -138,7 +138,7 @@ async fn a_late_worker_that_does_not_come_costs_a_wait_and_no_step() {
     let Shrunk { boss, stays, mut late } = Shrunk::start(&run, " written", &[], &[]).await;
     late.signal("CONT");
     late.line("the run has a free place; it takes workers in when a plan fits their number").await;
-    late.signal("STOP");
+    late.stop().await;
     let ended = boss.end_within(PATIENCE).await.expect_success();
     stays.end().await.expect_success();
     // The first time was the loss.

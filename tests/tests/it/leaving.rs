@@ -129,7 +129,7 @@ async fn a_second_signal_and_the_grace_end_a_worker_at_once() {
     let mut told_twice = place.worker(&at.port, &[]);
     let has_no_time = place.worker(&at.port, &["--grace", "0"]);
     boss.line("step 1/").await;
-    boss.signal("STOP");
+    boss.stop().await;
     told_twice.signal("TERM");
     has_no_time.signal("TERM");
     let line = told_twice.line("leaving after this step").await;

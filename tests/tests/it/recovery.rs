@@ -197,7 +197,7 @@ async fn only_one_of_two_bosses_is_obeyed() {
     let address = Address::of(&at.port).await;
     let workers: Vec<_> = (0..2).map(|_| run.0.worker(&address.port, &["--relay"])).collect();
     first.line(" written").await;
-    first.signal("STOP");
+    first.stop().await;
     let file = run.0.file("run.yaml");
     // The first holds the run's folder until it ends, and another machine cannot see that it hangs.
     let again = ["train", file.to_str().unwrap(), "--workers", "2", "--port", "0", "--resume"];
