@@ -21,6 +21,15 @@ def merged(torch, mask, more):
     return mask.masked_fill(more, -math.inf)
 
 
+def Linear(torch, transposed=False, **arguments):
+    """The transposed one is `Conv1D` of transformers, initialised as `Linear` is."""
+    module = torch.nn.Linear(**arguments)
+    if not transposed:
+        return module, module
+    module.weight = torch.nn.Parameter(module.weight.detach().t().contiguous())
+    return module, lambda x: torch.nn.functional.linear(x, module.weight.t(), module.bias)
+
+
 def MultiheadAttention(
     torch,
     attn_mask=False,

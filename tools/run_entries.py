@@ -39,6 +39,8 @@ def compute(torch, translation, entry, tensors, inputs):
         return operator(torch, says, inputs)
     if kind in plain:
         return plain[kind](*inputs)
+    if kind == "Linear" and says.get("transposed"):
+        return torch.nn.functional.linear(inputs[0], tensors["weight"].t(), tensors.get("bias"))
     module = make(torch, kind, says, inputs).eval()
     own = {name: tensors[name] for name in module.state_dict() if name in tensors}
     if kind == "RMSNorm" and "offset" in says:

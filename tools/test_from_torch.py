@@ -9,10 +9,11 @@ import unittest
 from pathlib import Path
 
 import from_torch
+import pytorch
 import setup_libtorch
 
 try:
-    import torch
+    torch = pytorch.load()
 except ImportError:
     torch = None
 

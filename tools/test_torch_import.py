@@ -9,6 +9,7 @@ import unittest
 from pathlib import Path
 
 import from_torch
+import pytorch
 import run_entries
 import setup_libtorch
 import tensor_file
@@ -19,7 +20,7 @@ from torch_import.problem import Unknown
 from torch_import.weights import DTYPES, MORE_DTYPES, save
 
 try:
-    import torch
+    torch = pytorch.load()
 except ImportError:
     torch = None
 
@@ -325,6 +326,23 @@ class Traced(unittest.TestCase):
         ):
             self.assertIn(line, text)
 
+    def test_the_linear_layers_of_transformers_are_transposed_ones(self):
+        class Conv1D(torch.nn.Module):
+            __module__ = "transformers.pytorch_utils"
+
+            def __init__(self, nf, nx):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.randn(nx, nf))
+                self.bias = torch.nn.Parameter(torch.randn(nf))
+
+            def forward(self, x):
+                rows = x.view(-1, x.size(-1))
+                product = torch.addmm(self.bias, rows, self.weight)
+                return product.view(*x.shape[:-1], self.weight.shape[1])
+
+        text = self.same(lambda m, x: m.wide(x).tanh(), wide=Conv1D(5, 8))
+        self.assertIn("Linear: {in_features: 8, out_features: 5, transposed: true}", text)
+
     def test_attention_and_recurrent_layers_are_one_layer_each(self):
         text = self.same(
             lambda m, x: m.lstm(m.attention(x, x, x)[0])[0],
@@ -449,6 +467,9 @@ class Traced(unittest.TestCase):
         values = self.same(lambda m, x: torch.topk(x, 2)[0])
         self.assertIn('dtype: "int64"', values)
         self.same(lambda m, x: torch.isfinite(x))
+        branch = "branches on the values of a tensor at .*test_torch_import.py, line .*torch.where"
+        self.refused(branch, lambda m, x: x * 2 if x.sum() > 0 else x)
+        self.refused(branch, lambda m, x: x * 2 if float(x.sum()) > 0 else x)
         self.refused("across the samples", lambda m, x: x.cumsum(0))
         self.refused("across the samples", lambda m, x: x.roll(1, 0).cumsum(1).sort(0)[0])
         self.refused("is a number", lambda m, x: x.cumsum(1).prod())

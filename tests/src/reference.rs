@@ -310,7 +310,7 @@ impl<'a> Net<'a> {
         let x = inputs[0];
         let (weight, bias) = (self.param(layer, "weight"), self.param(layer, "bias"));
         match &layer.kind {
-            LayerKind::Linear(_) => x.linear(weight.unwrap(), bias),
+            LayerKind::Linear(linear) if !linear.transposed => x.linear(weight.unwrap(), bias),
             LayerKind::ReLU(_) => x.relu(),
             LayerKind::SiLU(_) => x.silu(),
             LayerKind::Sigmoid(_) => x.sigmoid(),

@@ -60,6 +60,10 @@ class Exported:
         return float(number) if isinstance(size, torch.SymFloat) else int(number)
 
 
+# The errors of torch.export for code that needs a value of a tensor.
+DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "DataDependentOutputException")
+
+
 def is_input(spec):
     return spec.kind.name == "USER_INPUT"
 
@@ -87,6 +91,11 @@ def export(module, inputs, training=True):
         else:
             program = quiet(module, tuple(examples), {}, tuple(shapes))
     except Exception as problem:
+        if type(problem).__name__ in DATA_DEPENDENT:
+            raise Unknown(
+                f"the module branches on the values of a tensor{where(problem)}. A model file has "
+                "the same layers for all values: select by torch.where() instead"
+            ) from problem
         # torch.export raises errors of many types for code that it cannot follow.
         raise Unknown(
             f"torch.export cannot follow the module{where(problem)}: {said(problem)}"

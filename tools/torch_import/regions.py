@@ -41,6 +41,9 @@ def known(module):
         return "DropPath", {"p": float(module.drop_prob or 0.0), "mode": "row"}
     if name.endswith("RMSNorm"):
         return rms_norm(module)
+    if name == "Conv1D" and kind.__module__ == "transformers.pytorch_utils":
+        inputs, outputs = module.weight.shape
+        return "Linear", {"in_features": inputs, "out_features": outputs, "transposed": True}
     return None
 
 

@@ -4,6 +4,7 @@ use super::console::Line;
 use super::*;
 use crate::metrics::Metrics;
 use crate::receipt::Inputs;
+use crate::runs::TextLog;
 use crate::{BossManError, Score, StepReport, Timelines, ValidationResult};
 use link::{Identity, Ticket};
 use parking_lot::Mutex;
@@ -162,6 +163,38 @@ fn the_console_shows_each_event() {
     });
     let text = lines.collect::<Vec<_>>().join("\n") + "\n";
     assert_golden!("console.txt", &text.replace(&ticket.to_string(), "TICKET"));
+}
+
+/// The log is a file that users send to others. It has the console's lines after its times, but for
+/// those with the ticket, and a second run continues it.
+#[test]
+fn the_text_log_has_the_consoles_lines_without_the_ticket() {
+    let (folder, secret) = (tempfile::tempdir().unwrap(), ticket());
+    let path = folder.path().join("log.txt");
+    let (mut console, mut expected) = (Console::without_bar(), Vec::new());
+    for _ in 0..2 {
+        let mut log = TextLog::open(path.clone()).unwrap();
+        for event in run(secret.clone()) {
+            log.on_event(&event).unwrap();
+        }
+    }
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(!text.contains(&secret.to_string()) && !text.contains("MODEL_TICKET"), "{text}");
+    for event in run(secret.clone()) {
+        let lines = console.lines(&event, Instant::now());
+        let with_ticket = matches!(event, Event::Waiting { invitation: Some(_), .. });
+        expected.extend(lines.iter().filter(|_| !with_ticket).map(|line| line.text().to_string()));
+    }
+    let written = |line: &str| line.split_once(" s  ").map(|(_, text)| text.to_string());
+    let all: Vec<String> = text.lines().filter_map(written).collect();
+    // Lines that show a speed depend on the time.
+    let count =
+        |lines: &[String], start: &str| lines.iter().filter(|line| line.starts_with(start)).count();
+    assert!(expected.len() > 10);
+    for line in &expected {
+        let start: String = line.chars().take(8).collect();
+        assert_eq!(count(&all, &start), 2 * count(&expected, &start), "{line}\n{text}");
+    }
 }
 
 #[test]

@@ -52,25 +52,38 @@ impl NcclLink {
         fallback: Option<Reduction>,
         events: &Events,
     ) -> Result<(), BossManError> {
-        let sums =
-            run.actions.iter().flatten().any(|action| matches!(action, Action::Reduce { .. }));
-        if !run.reduction.is_collective() || !sums || self.is_connected {
+        if !self.must_connect(run) {
             return Ok(());
         }
-        match (create_communicators(handle).await, fallback) {
-            (Ok(()), _) => self.is_connected = true,
-            (Err(error), Some(reduction)) if !error.workers_were_lost() && !error.was_refused() => {
-                let why = format!(
-                    "replicas cannot sum with NCCL, and sum over QUIC from now on: {error}"
-                );
-                events.warn(why.clone());
-                self.is_used = false;
-                self.description = Some(why);
-                run.reduction = reduction;
-            }
-            (Err(error), _) => return Err(error),
+        match create_communicators(handle).await {
+            Ok(()) => self.is_connected = true,
+            Err(error) => events.warn(self.fall_back(error, run, fallback)?),
         }
         Ok(())
+    }
+
+    /// Whether replicas connect before this round.
+    fn must_connect(&self, run: &RunRequest) -> bool {
+        let sums =
+            run.actions.iter().flatten().any(|action| matches!(action, Action::Reduce { .. }));
+        run.reduction.is_collective() && sums && !self.is_connected
+    }
+
+    /// Replicas that cannot connect sum with `fallback` in this round and later ones. Returns the
+    /// warning. With workers that are lost or busy, and without `fallback`, the error stays.
+    fn fall_back(
+        &mut self,
+        error: BossManError,
+        run: &mut RunRequest,
+        fallback: Option<Reduction>,
+    ) -> Result<String, BossManError> {
+        let may_help = !error.workers_were_lost() && !error.was_refused();
+        let Some(reduction) = fallback.filter(|_| may_help) else { return Err(error) };
+        let why = format!("replicas cannot sum with NCCL, and sum over QUIC from now on: {error}");
+        self.is_used = false;
+        self.description = Some(why.clone());
+        run.reduction = reduction;
+        Ok(why)
     }
 }
 
@@ -78,4 +91,56 @@ async fn create_communicators(handle: &Handle) -> Result<(), BossManError> {
     let ids = handle.call(MakeIds).await?;
     handle.call(Instruction::Communicate(ids)).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pipeline::ids::{StageId, WorkerId};
+    use pipeline::message::Failure;
+
+    fn chosen() -> NcclLink {
+        let description = Some("NCCL: all replicas are GPUs".to_string());
+        NcclLink::new(CollectiveDecision { uses_nccl: true, description })
+    }
+
+    fn round(actions: Vec<Action>, reduction: Reduction) -> RunRequest {
+        RunRequest::of(1, vec![actions], reduction)
+    }
+
+    #[test]
+    fn replicas_connect_before_the_first_round_that_sums_and_again_after_a_failure() {
+        let mut link = chosen();
+        let sum = Action::Reduce { stage: StageId(0) };
+        assert!(!link.must_connect(&round(Vec::new(), Reduction::Collective)), "nothing to sum");
+        assert!(!link.must_connect(&round(vec![sum], Reduction::Fast)), "no NCCL");
+        let run = round(vec![sum], Reduction::Collective);
+        assert!(link.must_connect(&run));
+        link.set_connected(true);
+        assert!(!link.must_connect(&run));
+        assert!(link.disconnect() && link.must_connect(&run));
+        assert!(!link.disconnect(), "there are none any more");
+    }
+
+    #[test]
+    fn replicas_that_cannot_connect_sum_in_another_way_from_then_on() {
+        let (mut link, mut run) = (chosen(), round(Vec::new(), Reduction::Collective));
+        let error = || BossManError::Worker(Failure::new("no network"));
+        let problem = link.fall_back(error(), &mut run, None).unwrap_err();
+        assert_eq!(problem.to_string(), error().to_string());
+        assert!(link.is_used() && run.reduction.is_collective(), "there is no other way");
+        let warning = link.fall_back(error(), &mut run, Some(Reduction::Fast)).unwrap();
+        assert!(warning.ends_with(&error().to_string()), "{warning}");
+        assert_eq!(link.description(), Some(&warning));
+        assert!(!link.is_used() && !run.reduction.is_collective());
+    }
+
+    /// Recovery begins with other workers, which may have NCCL.
+    #[test]
+    fn a_lost_worker_does_not_end_the_use_of_nccl() {
+        let (mut link, mut run) = (chosen(), round(Vec::new(), Reduction::Collective));
+        let error = BossManError::Worker(Failure::lost("silent").on(WorkerId(1)));
+        assert!(link.fall_back(error, &mut run, Some(Reduction::Fast)).is_err());
+        assert!(link.is_used() && run.reduction.is_collective());
+    }
 }

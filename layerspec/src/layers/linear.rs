@@ -12,13 +12,19 @@ layer! {
         out_features: u64 = SIZE;
         /// Whether to add a learned bias.
         bias: bool = FLAG, or true;
+        /// Whether the weight is `[in_features, out_features]`, as in Hugging Face's `Conv1D`. The
+        /// output is then `x @ weight + bias`.
+        transposed: bool = FLAG, or false;
     }
 }
 
 impl Rules for Linear {
     fn params(&self) -> Vec<ParamSpec> {
         let init = Init::fan_in(self.in_features as f64);
-        let shape = vec![self.out_features, self.in_features];
+        let shape = match self.transposed {
+            true => vec![self.in_features, self.out_features],
+            false => vec![self.out_features, self.in_features],
+        };
         let mut params = vec![ParamSpec::parameter("weight", shape, init)];
         if self.bias {
             params.push(ParamSpec::parameter("bias", vec![self.out_features], init));

@@ -96,7 +96,7 @@ impl RoundReduction {
     }
 
     /// The compute thread handed out the sums of a bucket over this replica's microbatches, for the
-    /// shard of each replica.
+    /// shard of each replica. Fails if there are more or fewer.
     pub(super) fn on_sums(
         &mut self,
         of: StageBucket,
@@ -107,9 +107,15 @@ impl RoundReduction {
         let membership = context.membership;
         let group = membership.groups.get(&stage).filter(|g| g.workers.len() == shards.len());
         let Some(group) = group else {
+            let parts = shards.len();
             let slots = shards.into_iter().flatten().flat_map(|(_, slots)| slots).collect();
             context.outbox.drop_slots(slots);
-            return Ok(());
+            // The replicas would wait for them forever.
+            let problem = format!(
+                "gradients of bucket {bucket} in {parts} parts, which is not one for each replica; \
+                 please report it"
+            );
+            return Err(Failure { stage: Some(stage), ..Failure::new(problem) });
         };
         let mut result = Ok(());
         for (replica, sums) in shards.into_iter().enumerate() {

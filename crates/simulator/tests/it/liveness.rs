@@ -75,7 +75,7 @@ fn fixed(seed: u64, log: Log) -> LastFault {
 #[test]
 fn simulator_a_run_is_done_soon_after_the_last_fault() {
     let mut tally = Tally::default();
-    each_seed(200, |seed, log| tally.add(&fixed(seed, log)));
+    each_seed(3000, |seed, log| tally.add(&fixed(seed, log)));
     tally.check();
     assert!(tally.runs < 50 || tally.began_again > 0, "{tally:?}");
 }
@@ -152,7 +152,7 @@ fn open_pool(seed: u64, log: Log) -> Option<LastFault> {
 #[test]
 fn simulator_a_pool_is_done_soon_after_the_last_fault() {
     let mut tally = Tally::default();
-    each_seed(150, |seed, log| open_pool(seed, log).iter().for_each(|last| tally.add(last)));
+    each_seed(2200, |seed, log| open_pool(seed, log).iter().for_each(|last| tally.add(last)));
     tally.check();
 }
 
@@ -190,7 +190,7 @@ fn repeated(seed: u64, log: Log) -> LastFault {
 #[test]
 fn simulator_calls_are_done_soon_after_the_last_fault() {
     let mut tally = Tally::default();
-    each_seed(150, |seed, log| tally.add(&repeated(seed, log)));
+    each_seed(2200, |seed, log| tally.add(&repeated(seed, log)));
     tally.check();
 }
 

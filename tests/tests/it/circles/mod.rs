@@ -1,5 +1,6 @@
 //! Tests that no files of a crate import each other in a circle. Nobody can read, test or move one
-//! file of a circle without all others.
+//! file of a circle without all others. A type that shares its file with methods of the object that
+//! uses it begins one.
 //!
 //! ```text
 //! code (tokens without tests) -> imports (of a file) -> modules (of a crate) -> graph (circles)
@@ -54,6 +55,51 @@ fn no_files_of_a_crate_import_each_other_in_a_circle() {
             "the largest circle of {folder} has {size} files: lower its number in `ALLOWED` in \
              tests/tests/it/circles/mod.rs from {allowed} to {size}"
         );
+    }
+}
+
+/// The objects whose methods are spread over files, and how many of these files define types that
+/// other files use, beside the one that defines the object. The numbers only fall.
+const OBJECTS: [(&str, usize); 2] = [("BossMan", 0), ("Trainer", 3)];
+
+/// Whether a file of code has methods of the object, and defines a type that other files use.
+fn mixes(object: &str, text: &str) -> bool {
+    let begins = |line: &str, words: &[&str]| words.iter().any(|word| line.starts_with(word));
+    let is_impl = |line: &str| line.starts_with(&format!("impl {object} "));
+    let is_type = |line: &str| {
+        let (visible, rest) = line.split_once(' ').unwrap_or_default();
+        visible.starts_with("pub") && begins(rest, &["struct ", "enum "])
+    };
+    let defines_it = text.lines().any(|line| line.ends_with(&format!("struct {object} {{")));
+    !defines_it && text.lines().any(is_impl) && text.lines().any(is_type)
+}
+
+#[test]
+fn a_file_holds_a_type_or_methods_of_the_object_that_uses_it() {
+    let files = sources(&root().join("bossman/src"));
+    for (object, allowed) in OBJECTS {
+        let mixed = files.iter().filter(|(_, text)| mixes(object, text));
+        let mixed: Vec<_> = mixed.map(|(path, _)| path.display().to_string()).collect();
+        assert!(
+            mixed.len() == allowed,
+            "{} files define a type beside `impl {object}`, and {allowed} may. Move the type into a \
+             file of its own, or lower the number in tests/tests/it/circles/mod.rs: {mixed:?}",
+            mixed.len()
+        );
+    }
+}
+
+#[test]
+fn a_type_beside_methods_of_an_object_is_found() {
+    let methods = "impl BossMan {\n}\n";
+    for (text, expected) in [
+        (format!("pub(crate) struct Step {{\n}}\n{methods}"), true),
+        (format!("pub enum Step {{\n}}\n{methods}"), true),
+        (format!("struct Own;\n{methods}"), false),
+        (format!("pub struct BossMan {{\n}}\npub struct Step;\n{methods}"), false),
+        ("pub struct Step;\nimpl Step {\n}\n".to_string(), false),
+    ] {
+        assert_eq!(mixes("BossMan", &text), expected, "{text}");
     }
 }
 

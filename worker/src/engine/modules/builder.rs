@@ -66,7 +66,8 @@ impl LayerBuilder {
         [from, to]: [u64; 2],
         names: WeightBiasNames,
     ) -> usize {
-        let linear = Linear { in_features: from, out_features: to, bias: self.bias };
+        let (bias, transposed) = (self.bias, false);
+        let linear = Linear { in_features: from, out_features: to, bias, transposed };
         self.add(linear, vec![input], self.param_names(names))
     }
 

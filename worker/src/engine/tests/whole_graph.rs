@@ -56,7 +56,7 @@ fn apply(
     let (x, weight, bias) = (inputs[0], own.get("weight").copied(), own.get("bias").copied());
     let sizes = |sizes: &[u64]| sizes.iter().map(|size| size.cast_signed()).collect::<Vec<_>>();
     match kind {
-        LayerKind::Linear(_) => x.linear(weight.unwrap(), bias),
+        LayerKind::Linear(linear) if !linear.transposed => x.linear(weight.unwrap(), bias),
         LayerKind::ReLU(_) => x.relu(),
         LayerKind::Tanh(_) => x.tanh(),
         LayerKind::GELU(_) => x.gelu("none"),

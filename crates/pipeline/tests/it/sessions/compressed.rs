@@ -167,6 +167,28 @@ fn exchanged(update: bool) -> Replica {
     replica
 }
 
+/// Else the replicas would wait for them.
+#[test]
+fn gradients_in_too_few_or_too_many_parts_fail_the_round() {
+    for parts in [0, 1, 3] {
+        let mut replica = Replica::at_work(true);
+        replica.work();
+        let node = nodes(4, 0..3)[0];
+        let shards: Vec<_> = (0..parts).map(|_| vec![(node, replica.slot())]).collect();
+        let handed = EarlyOutput::Sums { stage: STAGE, bucket: 0, shards };
+        replica.session.on_early_output(NOW, handed);
+        let effects = replica.work();
+        let failure = effects.iter().find_map(|effect| match effect {
+            StageEffect::Tell(ToBoss::Failed { id: 2, failure }) => Some(failure),
+            _ => None,
+        });
+        let failure = failure.unwrap_or_else(|| panic!("{effects:?}"));
+        assert_eq!(failure.stage, Some(STAGE));
+        let parts = format!("bucket 0 in {parts} parts");
+        assert!(failure.message.contains(&parts), "{}", failure.message);
+    }
+}
+
 #[test]
 fn what_was_lost_is_kept_with_the_step() {
     let mut replica = exchanged(true);

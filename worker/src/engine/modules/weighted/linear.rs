@@ -14,10 +14,10 @@ impl Op for Linear {
         inputs: Vec<Tensor>,
     ) -> Result<ForwardOutput, TensorError> {
         let input = single_input(inputs)?;
-        let (rows, weight) = (rows(&input)?, ctx.param("weight")?.f_tr()?);
+        let (rows, matrix) = (rows(&input)?, matrix(self, ctx)?);
         let output = match ctx.optional_param("bias") {
-            Some(bias) => bias.f_addmm(&rows, &weight)?,
-            None => rows.f_mm(&weight)?,
+            Some(bias) => bias.f_addmm(&rows, &matrix)?,
+            None => rows.f_mm(&matrix)?,
         };
         let output = unrolled(output, &input)?;
         Ok(ForwardOutput::with_tensors(
@@ -35,7 +35,7 @@ impl Op for Linear {
         let grad = single_grad(grads)?;
         let of_rows = rows(&grad)?;
         let of_input = match ctx.needs_input_grad(0) {
-            true => Some(unrolled(of_rows.f_mm(ctx.param("weight")?)?, &grad)?),
+            true => Some(unrolled(of_rows.f_mm(&matrix(self, ctx)?.f_tr()?)?, &grad)?),
             false => None,
         };
         let weight_inputs = if ctx.trains() {
@@ -57,7 +57,10 @@ impl Op for Linear {
         let [rows, grad] =
             SavedForBackward { tensors: weight_inputs, sizes: Vec::new() }.tensors()?;
         if let Some(sum) = grads.buffer("weight") {
-            sum.add_product(&grad, &rows)?;
+            match self.transposed {
+                true => sum.add_product(&rows, &grad)?,
+                false => sum.add_product(&grad, &rows)?,
+            }
         }
         if let Some(sum) = grads.buffer("bias") {
             sum.add(grad.f_sum_dim_intlist(0, false, None)?)?;
@@ -84,6 +87,12 @@ impl Op for Linear {
             sizes: Vec::new(),
         })
     }
+}
+
+/// The matrix by which rows are multiplied, from features of the input to those of the output.
+fn matrix(layer: &Linear, ctx: &OpContext<'_>) -> Result<Tensor, TensorError> {
+    let weight = ctx.param("weight")?;
+    Ok(if layer.transposed { weight.shallow_clone() } else { weight.f_tr()? })
 }
 
 /// The tensor as a matrix of rows along its last dimension.
