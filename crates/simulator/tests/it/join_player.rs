@@ -62,6 +62,7 @@ struct Seat {
 pub enum Happened {
     /// A process asked for a place.
     Asked {
+        at: u64,
         process: u64,
         answer: Answer,
         /// Whether the boss has not noticed that an earlier connection of it has ended.
@@ -69,7 +70,12 @@ pub enum Happened {
     },
     /// These processes were asked to join again.
     AskedToRejoin {
+        at: u64,
         processes: Vec<u64>,
+        /// Those of them that have a newer place.
+        stale: Vec<u64>,
+        /// Those of them that have none, and no place before theirs is free.
+        in_order: Vec<u64>,
         /// Whether they are all that have a place, and no place before them is free.
         is_everybody: bool,
     },
@@ -197,7 +203,7 @@ impl JoinPlayer {
                 self.plan(self.now + pause, Event::Ask(call));
             }
         }
-        self.happened.push(Happened::Asked { process, answer, has_ghost });
+        self.happened.push(Happened::Asked { at: self.now, process, answer, has_ghost });
     }
 
     fn left(&mut self, place: usize, call: Call) {
@@ -263,8 +269,14 @@ impl JoinPlayer {
 
     fn rejoin(&mut self, places: &[usize]) {
         let taken = self.seats.iter().flatten().count();
-        let mut processes = Vec::new();
+        let first_free = self.seats.iter().position(Option::is_none).unwrap_or(self.seats.len());
+        let (mut processes, mut stale, mut in_order) = (Vec::new(), Vec::new(), Vec::new());
         for place in places {
+            if let Some(process) = self.process_with_newer_place(*place) {
+                stale.push(process);
+            } else if *place < first_free {
+                in_order.extend(self.seats[*place].as_ref().map(|seat| seat.call.process));
+            }
             let seat = self.seats[*place].as_mut().expect("a worker");
             assert!(!seat.leaves, "place {place} was asked twice");
             seat.leaves = true;
@@ -283,7 +295,17 @@ impl JoinPlayer {
         }
         let is_everybody = places.len() == taken && places.iter().copied().eq(0..taken);
         assert!(!processes.is_empty());
-        self.happened.push(Happened::AskedToRejoin { processes, is_everybody });
+        let at = self.now;
+        let asked = Happened::AskedToRejoin { at, processes, stale, in_order, is_everybody };
+        self.happened.push(asked);
+    }
+
+    /// The process with this place, if it has a newer one.
+    fn process_with_newer_place(&self, place: usize) -> Option<u64> {
+        let call = self.seats[place].as_ref()?.call;
+        let is_newer =
+            |seat: &Seat| seat.call.process == call.process && seat.call.number > call.number;
+        self.seats.iter().flatten().any(is_newer).then_some(call.process)
     }
 
     fn begun(&self, workers: usize) -> Begun {

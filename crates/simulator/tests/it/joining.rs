@@ -6,11 +6,15 @@ use crate::join_player::{Begun, Caller, Happened, JoinPlayer};
 use crate::recovering_run::Counts;
 use crate::seeds::{each_seed, Log};
 use pipeline::recovery::{Answer, JoinDesk, KeptPlaces, LastSession};
+use std::collections::BTreeMap;
 use testkit::Random;
 
 /// The longest time from the last event of a worker to the beginning of a session, in milliseconds:
 /// a wait for a survivor and one for a newcomer.
 const LONGEST_WAIT: u64 = 21_000;
+/// The time within which a worker that was asked to join again for another order of places counts
+/// as present, in milliseconds.
+const RETURN_TIMEOUT: u64 = 10_000;
 /// The most turns in a wait.
 const MOST_TURNS: usize = 2;
 
@@ -24,7 +28,7 @@ const LOCAL: u64 = 200;
 const LEFT_OUT: &str = "a worker with state that was left out";
 
 /// All that happens at some seed, if there are many.
-const ALL: [&str; 8] = [
+const ALL: [&str; 9] = [
     "a turn",
     "a gap",
     "too few",
@@ -33,6 +37,7 @@ const ALL: [&str; 8] = [
     "a local worker that joined twice",
     "a lost worker that came again",
     "a newcomer that died at the desk",
+    "an unfit worker that was sent away",
 ];
 
 /// A wait after a session.
@@ -151,12 +156,51 @@ impl Wait {
 /// How often those with state were let first.
 fn turns(wait: &Wait, happened: &[Happened]) -> usize {
     let is_turn = |one: &&Happened| match one {
-        Happened::AskedToRejoin { processes, is_everybody } => {
+        Happened::AskedToRejoin { processes, is_everybody, .. } => {
             *is_everybody && processes.iter().any(|process| wait.has_state(*process))
         }
         _ => false,
     };
     happened.iter().filter(is_turn).count()
+}
+
+/// Only unfit workers are sent away, and none twice unless another worker came between. Returns how
+/// often.
+fn check_sent_away(wait: &Wait, happened: &[Happened]) -> usize {
+    // Those that were sent away, and whether another one came since.
+    let mut sent_away: BTreeMap<u64, bool> = BTreeMap::new();
+    // When others were asked to join again.
+    let mut returning: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut count = 0;
+    for one in happened {
+        match one {
+            Happened::AskedToRejoin { at, processes, stale, in_order, .. } => {
+                let is_turn = turns(wait, std::slice::from_ref(one)) > 0;
+                let unfit = if is_turn { &[][..] } else { &in_order[..] };
+                let is_unfit = |process: &u64| unfit.contains(process);
+                let expected =
+                    processes.iter().filter(|one| !is_unfit(one) && !stale.contains(one));
+                returning.extend(expected.map(|process| (*process, *at)));
+                for process in unfit {
+                    count += 1;
+                    assert!(wait.is_unfit(*process), "{process} is fit");
+                    let before = sent_away.insert(*process, false);
+                    assert!(before != Some(false), "{process} is sent away again");
+                }
+            }
+            Happened::Asked { at, process, answer: Answer::Place(_), .. } => {
+                let asked = returning.remove(process);
+                let is_back = asked.is_some_and(|asked| at - asked < RETURN_TIMEOUT);
+                let others = sent_away.iter_mut().filter(|(one, _)| *one != process && !is_back);
+                others.for_each(|(_, came)| *came = true);
+            }
+            Happened::Asked { process, answer: Answer::Unfit, .. } => {
+                returning.remove(process);
+            }
+            Happened::Asked { .. } | Happened::AskedForMore | Happened::Died { .. } => {}
+        }
+    }
+    count
 }
 
 /// Places are kept from others only, and unfit workers come last.
@@ -245,6 +289,7 @@ fn marks(wait: &Wait, begun: Option<&Begun>, happened: &[Happened]) -> [bool; AL
         wait.local.iter().any(|process| placed(*process) > 1),
         lost.iter().any(|one| placed(one.0) > 0),
         happened.iter().any(newcomer_died),
+        check_sent_away(wait, happened) > 0,
     ]
 }
 

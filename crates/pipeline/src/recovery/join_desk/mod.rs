@@ -4,15 +4,17 @@
 //! session begins with how many workers. Its owner tells it who asks and who leaves. It carries out
 //! what [`JoinDesk::poll`] returns. Times count from the beginning of the wait.
 
+mod away;
+mod verdicts;
+
 use super::{Applicant, FitsBeside, KeptPlaces, LastSession, RejoinWait, Rejoined, Sufficiency};
+use away::Away;
 use core::time::Duration;
+use verdicts::Verdicts;
 
 /// How often those with state are let first. Each time makes an order that lasts, unless workers
 /// come and go.
 const MOST_TURNS: u32 = 2;
-/// The most unfit workers that are refused with a verdict until a worker joins or leaves. The
-/// others get none, because each verdict takes a plan.
-const MOST_JUDGED: usize = 8;
 
 /// The answer to a worker that asks for a place. Only `Place` takes one; the others may ask again.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -71,7 +73,9 @@ struct Again<W> {
     /// Whether unfit workers are judged beside the present ones.
     judges: bool,
     /// The unfit workers that do not fit beside them.
-    denied: Vec<W>,
+    verdicts: Verdicts<W>,
+    /// The workers that are to join again, and are expected back.
+    away: Away<W>,
     /// Whether a worker has joined or left since the present ones were judged.
     has_changed: bool,
     fits_beside: FitsBeside<W>,
@@ -108,7 +112,8 @@ impl<W: Applicant> JoinDesk<W> {
             last,
             kept,
             judges: false,
-            denied: Vec::new(),
+            verdicts: Verdicts::new(),
+            away: Away::new(),
             has_changed: false,
             fits_beside,
             counts_from: Duration::ZERO,
@@ -142,6 +147,7 @@ impl<W: Applicant> JoinDesk<W> {
 
     /// A worker asks for a place.
     pub fn ask(&mut self, now: Duration, worker: &W) -> Answer {
+        self.forget_late(now);
         let Some(place) = self.seats.iter().position(Option::is_none) else { return Answer::Full };
         if self.is_unfit(worker) {
             return Answer::Unfit;
@@ -149,37 +155,44 @@ impl<W: Applicant> JoinDesk<W> {
         if self.is_kept_from(worker) {
             return Answer::Kept;
         }
-        let (worker, number) = (worker.clone(), self.admitted);
-        self.seats[place] = Some(Seat { worker, number, leaves: false });
+        let is_back = self.again.as_mut().is_some_and(|again| again.away.remove(worker));
+        let number = self.admitted;
+        self.seats[place] = Some(Seat { worker: worker.clone(), number, leaves: false });
         self.admitted += 1;
         let known_first = self.known_first();
         if let Some(again) = &mut self.again {
             again.last_joined = now;
             again.turn.take_if(|known| known_first >= *known);
         }
-        self.judge_anew();
+        if !is_back {
+            self.company_changed(worker);
+        }
         Answer::Place(place)
     }
 
     /// The connection of a place is being closed. Until it has ended, the place is taken, and its
     /// worker is not here.
     pub fn leaving(&mut self, place: usize) {
-        self.leave(&[place]);
+        if let Some(worker) = self.leave(place) {
+            self.company_changed(&worker);
+        }
     }
 
     /// The connection of a place has ended.
     pub fn left(&mut self, place: usize) {
+        self.leaving(place);
         if let Some(seat) = self.seats.get_mut(place) {
             *seat = None;
         }
-        self.judge_anew();
     }
 
     /// Returns the next action. Call it after every event, until it says to wait or to begin.
     pub fn poll(&mut self, now: Duration) -> Next {
-        let misplaced = self.misplaced();
+        self.forget_late(now);
+        let unfit = self.no_longer_fit();
+        let misplaced = self.misplaced(&unfit);
         if !misplaced.is_empty() {
-            return self.move_up(now, misplaced);
+            return self.move_up(now, misplaced, &unfit);
         }
         let here = self.here().count();
         if here == self.seats.len() {
@@ -237,32 +250,62 @@ impl<W: Applicant> JoinDesk<W> {
         self.again.as_ref().is_some_and(|again| is_among(worker, &again.last.unfit))
     }
 
-    /// Whether this worker gets no place. A verdict holds until a worker joins or leaves.
+    /// Whether this worker gets no place. A verdict holds until another worker joins or leaves.
     fn is_unfit(&mut self, worker: &W) -> bool {
         if !self.is_listed_as_unfit(worker) {
             return false;
         }
-        let has_verdict = self.again.as_ref().is_some_and(|again| {
-            !again.judges || again.denied.len() >= MOST_JUDGED || is_among(worker, &again.denied)
-        });
-        if has_verdict || self.fits_beside_those_here(worker) {
-            return has_verdict;
+        let is_refused = |again: &Again<W>| !again.judges || again.verdicts.are_against(worker);
+        if self.again.as_ref().is_some_and(is_refused) {
+            return true;
         }
-        self.again.iter_mut().for_each(|again| again.denied.push(worker.clone()));
+        if self.fits_beside_others(worker, &[]) {
+            return false;
+        }
+        self.deny(worker);
         true
     }
 
-    fn fits_beside_those_here(&self, worker: &W) -> bool {
-        let others = self.here().filter(|one| !one.is_same_process(worker));
-        let others: Vec<W> = others.cloned().collect();
-        self.again.as_ref().is_none_or(|again| (again.fits_beside)(worker, &others))
+    /// Whether a session could start on this worker and the others that are here or expected back.
+    /// These places do not count.
+    fn fits_beside_others(&self, worker: &W, without: &[usize]) -> bool {
+        let Some(again) = &self.again else { return true };
+        let is_other = |one: &&W| !one.is_same_process(worker);
+        let seats = (0..).zip(&self.seats).filter(|(place, _)| !without.contains(place));
+        let here = seats.filter_map(|(_, seat)| seat.as_ref().filter(|seat| !seat.leaves));
+        let here = here.map(|seat| &seat.worker).filter(is_other);
+        // No more come back than find a place.
+        let open = self.seats.len().saturating_sub(self.here().count());
+        let back = again.away.iter().filter(is_other).take(open);
+        let others: Vec<W> = here.chain(back).cloned().collect();
+        (again.fits_beside)(worker, &others)
     }
 
-    /// The present workers are others than before.
-    fn judge_anew(&mut self) {
+    /// A worker does not fit beside the others that are here or expected back. It is none of them
+    /// any more.
+    fn deny(&mut self, worker: &W) {
+        let Some(again) = &mut self.again else { return };
+        if again.away.remove(worker) {
+            self.company_changed(worker);
+        }
+        if let Some(again) = &mut self.again {
+            again.verdicts.deny(worker.clone());
+        }
+    }
+
+    /// This worker came or went, so all others have other company.
+    fn company_changed(&mut self, by: &W) {
         if let Some(again) = &mut self.again {
             again.has_changed = true;
-            again.denied.clear();
+            again.verdicts.company_changed(by);
+        }
+    }
+
+    /// Those that were asked to join again and did not come back count as gone.
+    fn forget_late(&mut self, now: Duration) {
+        let late = self.again.as_mut().map(|again| again.away.remove_late(now));
+        for worker in late.unwrap_or_default() {
+            self.company_changed(&worker);
         }
     }
 
@@ -279,17 +322,33 @@ impl<W: Applicant> JoinDesk<W> {
         !is_kept_for(worker) && self.free() <= kept.saturating_sub(here)
     }
 
-    /// The places whose workers are to join again: those behind a free one, the older of two of one
-    /// process, and those of unfit workers that do not fit beside the others any more.
-    fn misplaced(&mut self) -> Vec<usize> {
+    /// The places of unfit workers that do not fit beside the others any more. The last ones go
+    /// first, and the others may stay if they fit without them.
+    fn no_longer_fit(&mut self) -> Vec<usize> {
         let Some(again) = &mut self.again else { return Vec::new() };
-        let judges = std::mem::take(&mut again.has_changed) && again.judges;
-        let is_denied = |worker: &W| {
-            judges && self.is_listed_as_unfit(worker) && !self.fits_beside_those_here(worker)
-        };
+        let mut unfit = Vec::new();
+        if !std::mem::take(&mut again.has_changed) || !again.judges {
+            return unfit;
+        }
+        for (place, seat) in self.seats.iter().enumerate().rev() {
+            let seat = seat.as_ref().filter(|seat| !seat.leaves && !self.is_stale(seat));
+            let Some(worker) = seat.map(|seat| &seat.worker) else { continue };
+            if self.is_listed_as_unfit(worker) && !self.fits_beside_others(worker, &unfit) {
+                unfit.push(place);
+            }
+        }
+        unfit
+    }
+
+    /// The places whose workers are to join again: those behind a free one, the older of two of one
+    /// process, and the `unfit` ones.
+    fn misplaced(&self, unfit: &[usize]) -> Vec<usize> {
+        if self.again.is_none() {
+            return Vec::new();
+        }
         let first_free = self.seats.iter().position(Option::is_none).unwrap_or(self.seats.len());
-        let is_misplaced = |n: usize, seat: &Seat<W>| {
-            n > first_free || self.is_stale(seat) || is_denied(&seat.worker)
+        let is_misplaced = |place: usize, seat: &Seat<W>| {
+            place > first_free || self.is_stale(seat) || unfit.contains(&place)
         };
         let seats = (0..).zip(&self.seats).filter_map(|(n, seat)| Some((n, seat.as_ref()?)));
         seats.filter(|(n, seat)| !seat.leaves && is_misplaced(*n, seat)).map(|(n, _)| n).collect()
@@ -302,28 +361,40 @@ impl<W: Applicant> JoinDesk<W> {
     }
 
     /// These workers join again. If some have state, the run waits for them as it did at first. An
-    /// unfit one is not waited for.
-    fn move_up(&mut self, now: Duration, places: Vec<usize>) -> Next {
+    /// unfit one is not waited for, and those with the `unfit` places are sent away.
+    fn move_up(&mut self, now: Duration, places: Vec<usize>, unfit: &[usize]) -> Next {
         let is_awaited = |worker: &W| self.has_state(worker) && !self.is_listed_as_unfit(worker);
         let mut leaving = places.iter().filter_map(|place| self.seats.get(*place)?.as_ref());
         let waits = leaving.any(|seat| is_awaited(&seat.worker));
         if let Some(again) = self.again.as_mut().filter(|_| waits) {
             again.counts_from = now;
         }
-        self.leave(&places);
+        for place in unfit {
+            let Some(worker) = self.leave(*place) else { continue };
+            self.company_changed(&worker);
+            self.deny(&worker);
+        }
+        self.ask_back(now, &places);
         Next::AskToRejoin(places)
     }
 
-    fn leave(&mut self, places: &[usize]) {
-        let mut is_news = false;
+    /// Workers are to join again for another order of places.
+    fn ask_back(&mut self, now: Duration, places: &[usize]) {
         for place in places {
-            if let Some(Some(seat)) = self.seats.get_mut(*place) {
-                is_news |= !std::mem::replace(&mut seat.leaves, true);
+            let is_stale = |seat: &Seat<W>| self.is_stale(seat);
+            let is_stale = self.seats.get(*place).and_then(Option::as_ref).is_some_and(is_stale);
+            let Some(worker) = self.leave(*place) else { continue };
+            match &mut self.again {
+                Some(again) if !is_stale => again.away.add(worker, now),
+                _ => self.company_changed(&worker),
             }
         }
-        if is_news {
-            self.judge_anew();
-        }
+    }
+
+    /// The connection of a place is being closed. Returns its worker if that is news.
+    fn leave(&mut self, place: usize) -> Option<W> {
+        let seat = self.seats.get_mut(place)?.as_mut()?;
+        (!std::mem::replace(&mut seat.leaves, true)).then(|| seat.worker.clone())
     }
 
     /// A session with this number of workers takes those with the first places. If one with state
@@ -341,7 +412,7 @@ impl<W: Applicant> JoinDesk<W> {
         again.turn = Some(known_here);
         (again.counts_from, again.last_joined) = (now, now);
         let all: Vec<usize> = (0..have_state.len()).collect();
-        self.leave(&all);
+        self.ask_back(now, &all);
         Next::AskToRejoin(all)
     }
 

@@ -1,5 +1,6 @@
 //! Waits at the desk, text in and text out.
 
+use super::verdicts::MOST_JUDGED;
 use super::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -272,6 +273,61 @@ fn an_unfit_worker_leaves_a_survivor_its_place() {
          15005 ask 7: Place(1)
          15005 ask 9: Unfit
          16505 poll: Begin(2)",
+    );
+}
+
+/// It asks while a survivor is away for a moment, which was asked to join again.
+#[test]
+fn an_unfit_worker_that_was_sent_away_stays_away_until_others_come_or_go() {
+    let sent_away = "15000 poll: AskForMore
+         15001 ask 5: Place(0)
+         15001 ask 9: Place(1)
+         15002 ask 7: Place(2)
+         15002 poll: AskToRejoin([1])
+         15002 ask 9: Unfit
+         15003 left 1
+         15003 ask 9: Unfit
+         15003 poll: AskToRejoin([2])
+         15004 ask 9: Unfit
+         15004 left 2
+         15005 ask 9: Unfit\n";
+    let survivor_left = "15006 ask 7: Place(1)
+         15007 ask 9: Unfit
+         15008 left 1
+         15009 ask 9: Place(1)";
+    let survivor_stays_away = "25002 ask 9: Unfit
+         25003 ask 9: Place(1)";
+    for then in [survivor_left, survivor_stays_away] {
+        play(desk(2, 0, KeptPlaces::Remaining, &[]), &[sent_away, then].concat());
+    }
+}
+
+/// They fit beside one survivor and each other, and both came. One is enough to send away.
+#[test]
+fn no_more_unfit_workers_are_sent_away_than_is_needed() {
+    let unfit = vec![Process(8), Process(9)];
+    let (kept, newcomers, known) = (KeptPlaces::All, Vec::new(), vec![Process(1), Process(2)]);
+    let last = LastSession { workers: 2, lost: 0, newcomers, kept, known, unfit };
+    let crowd = |_: &Process, others: &[Process]| others.len() < 3;
+    let desk = JoinDesk::again(5, Vec::new(), last, |_| true, Box::new(crowd));
+    play(
+        desk,
+        "15000 poll: AskForMore
+         15001 ask 8: Place(0)
+         15001 ask 9: Place(1)
+         15002 ask 1: Place(2)
+         15002 ask 2: Place(3)
+         15002 poll: AskToRejoin([1])
+         15003 left 1
+         15003 ask 9: Unfit
+         15003 poll: AskToRejoin([2, 3])
+         15004 left 2
+         15004 left 3
+         15005 ask 9: Unfit
+         15006 ask 1: Place(1)
+         15006 ask 2: Place(2)
+         15007 ask 9: Unfit
+         16506 poll: Begin(3)",
     );
 }
 
