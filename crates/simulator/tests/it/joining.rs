@@ -15,6 +15,9 @@ const LONGEST_WAIT: u64 = 21_000;
 /// The time within which a worker that was asked to join again for another order of places counts
 /// as present, in milliseconds.
 const RETURN_TIMEOUT: u64 = 10_000;
+/// The longest time that an unfit worker which goes on asking waits for a verdict, if twelve do, in
+/// milliseconds: a period of verdicts, and two pauses between calls.
+const LONGEST_UNJUDGED: u64 = 20_000;
 /// The most turns in a wait.
 const MOST_TURNS: usize = 2;
 
@@ -28,7 +31,7 @@ const LOCAL: u64 = 200;
 const LEFT_OUT: &str = "a worker with state that was left out";
 
 /// All that happens at some seed, if there are many.
-const ALL: [&str; 9] = [
+const ALL: [&str; 11] = [
     "a turn",
     "a gap",
     "too few",
@@ -38,6 +41,8 @@ const ALL: [&str; 9] = [
     "a lost worker that came again",
     "a newcomer that died at the desk",
     "an unfit worker that was sent away",
+    "a fit worker that waited for its verdict",
+    "a fit worker in a crowd of unfit ones that was taken in",
 ];
 
 /// A wait after a session.
@@ -50,6 +55,8 @@ struct Wait {
     usable: Vec<bool>,
     /// An unfit worker fits beside fewer others than these.
     crowd: usize,
+    /// A worker that counts as unfit and fits beside any others.
+    fits_all: Option<u64>,
     /// When they ask first.
     comes: Vec<(u64, u64)>,
     dies: Vec<(u64, u64)>,
@@ -64,6 +71,7 @@ impl Wait {
         let lost = if grows { 0 } else { random.below(2) as usize };
         let most_new = if grows { 1 + random.below((places - workers) as u64) } else { 0 };
         let all = |first: u64, count: u64| (first..first + count).map(Caller).collect::<Vec<_>>();
+        let is_crowded = random.chance(10);
         let kept =
             [KeptPlaces::None, KeptPlaces::Remaining, KeptPlaces::Remaining, KeptPlaces::All];
         let last = LastSession {
@@ -72,7 +80,7 @@ impl Wait {
             newcomers: all(NEWCOMERS, most_new),
             kept: if grows { KeptPlaces::All } else { *random.pick(&kept) },
             known: all(1, workers as u64 - local),
-            unfit: all(UNFIT, random.below(3)),
+            unfit: all(UNFIT, if is_crowded { 9 + random.below(4) } else { random.below(3) }),
         };
         let usable = (0..=places).map(|number| number == places || random.chance(60)).collect();
         let mut wait = Wait {
@@ -80,7 +88,8 @@ impl Wait {
             local: (LOCAL..LOCAL + local).collect(),
             last,
             usable,
-            crowd: 1 + random.below(3) as usize,
+            crowd: if is_crowded { random.below(2) } else { 1 + random.below(3) } as usize,
+            fits_all: is_crowded.then(|| UNFIT + random.below(9)),
             comes: Vec::new(),
             dies: Vec::new(),
         };
@@ -124,7 +133,10 @@ impl Wait {
     fn player(&self, random: Random, log: Log) -> JoinPlayer {
         let (usable, crowd) = (self.usable.clone(), self.crowd);
         let fits = |workers: usize| usable[workers];
-        let fits_beside = Box::new(move |_: &Caller, others: &[Caller]| others.len() < crowd);
+        let fits_all = self.fits_all.map(Caller);
+        let fits_beside = Box::new(move |worker: &Caller, others: &[Caller]| {
+            fits_all == Some(*worker) || others.len() < crowd
+        });
         let (local, last) = (self.local.clone(), self.last.clone());
         let desk = JoinDesk::again(self.places, local.clone(), last, fits, fits_beside);
         let mut player = JoinPlayer::new(desk, local, random, log);
@@ -142,8 +154,13 @@ impl Wait {
         process >= LOCAL || self.last.known.contains(&Caller(process))
     }
 
-    fn is_unfit(&self, process: u64) -> bool {
+    fn counts_as_unfit(&self, process: u64) -> bool {
         self.last.unfit.contains(&Caller(process))
+    }
+
+    /// Whether it fits beside few others only.
+    fn is_unfit(&self, process: u64) -> bool {
+        self.counts_as_unfit(process) && self.fits_all != Some(process)
     }
 
     /// Whether nothing happens but that the workers of the session come again.
@@ -216,7 +233,8 @@ fn check_answers(wait: &Wait, happened: &[Happened]) {
                 assert!(!is_newcomer || turns(wait, before) > 0, "no place for {process}");
             }
             Happened::Asked { process, answer: Answer::Place(_), .. } => {
-                assert!(has_asked || !wait.is_unfit(*process), "{process} is unfit");
+                let is_early = wait.counts_as_unfit(*process) && !has_asked;
+                assert!(!is_early, "{process} counts as unfit");
             }
             Happened::AskedForMore => assert!(!has_asked, "the user is told twice"),
             Happened::AskedToRejoin { .. } => assert!(!wait.is_plain(), "nobody is in the way"),
@@ -224,6 +242,29 @@ fn check_answers(wait: &Wait, happened: &[Happened]) {
         }
     }
     assert!(turns(wait, happened) <= MOST_TURNS);
+}
+
+/// The one that fits beside all others is judged in time. Returns how often it had to wait.
+fn check_verdicts(wait: &Wait, happened: &[Happened]) -> usize {
+    let mut since = None;
+    let mut count = 0;
+    let judged = happened.iter().skip_while(|one| **one != Happened::AskedForMore);
+    for one in judged {
+        match one {
+            Happened::Asked { at, process, answer, .. } if wait.fits_all == Some(*process) => {
+                if *answer != Answer::Unfit {
+                    since = None;
+                    continue;
+                }
+                count += 1;
+                let waited = at - *since.get_or_insert(*at);
+                assert!(waited <= LONGEST_UNJUDGED, "{process} is not judged for {waited} ms");
+            }
+            Happened::Died { process, .. } if wait.fits_all == Some(*process) => since = None,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// The workers of a session make one. Returns whether one with state was left out all the same.
@@ -290,6 +331,8 @@ fn marks(wait: &Wait, begun: Option<&Begun>, happened: &[Happened]) -> [bool; AL
         lost.iter().any(|one| placed(one.0) > 0),
         happened.iter().any(newcomer_died),
         check_sent_away(wait, happened) > 0,
+        check_verdicts(wait, happened) > 0,
+        members.iter().any(|process| wait.fits_all == Some(*process)),
     ]
 }
 

@@ -29,6 +29,10 @@ impl<W: Applicant> Away<W> {
         self.workers.push(AwayWorker { worker, since: now });
     }
 
+    pub(super) fn contains(&self, worker: &W) -> bool {
+        self.iter().any(|one| one.is_same_process(worker))
+    }
+
     /// Removes a worker that is back, or that gets no place. Returns whether it was away.
     pub(super) fn remove(&mut self, worker: &W) -> bool {
         let before = self.workers.len();

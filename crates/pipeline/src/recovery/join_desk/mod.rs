@@ -72,7 +72,7 @@ struct Again<W> {
     needs_known: bool,
     /// Whether unfit workers are judged beside the present ones.
     judges: bool,
-    /// The unfit workers that do not fit beside them.
+    /// The unfit workers that ask, and those of them that do not fit beside the present ones.
     verdicts: Verdicts<W>,
     /// The workers that are to join again, and are expected back.
     away: Away<W>,
@@ -149,7 +149,7 @@ impl<W: Applicant> JoinDesk<W> {
     pub fn ask(&mut self, now: Duration, worker: &W) -> Answer {
         self.forget_late(now);
         let Some(place) = self.seats.iter().position(Option::is_none) else { return Answer::Full };
-        if self.is_unfit(worker) {
+        if self.is_unfit(worker, now) {
             return Answer::Unfit;
         }
         if self.is_kept_from(worker) {
@@ -162,6 +162,7 @@ impl<W: Applicant> JoinDesk<W> {
         let known_first = self.known_first();
         if let Some(again) = &mut self.again {
             again.last_joined = now;
+            again.verdicts.remove(worker);
             again.turn.take_if(|known| known_first >= *known);
         }
         if !is_back {
@@ -251,18 +252,20 @@ impl<W: Applicant> JoinDesk<W> {
     }
 
     /// Whether this worker gets no place. A verdict holds until another worker joins or leaves.
-    fn is_unfit(&mut self, worker: &W) -> bool {
+    fn is_unfit(&mut self, worker: &W, now: Duration) -> bool {
         if !self.is_listed_as_unfit(worker) {
             return false;
         }
-        let is_refused = |again: &Again<W>| !again.judges || again.verdicts.are_against(worker);
-        if self.again.as_ref().is_some_and(is_refused) {
-            return true;
-        }
-        if self.fits_beside_others(worker, &[]) {
+        let Some(again) = &mut self.again else { return false };
+        // One that was asked to join again had a place, so its turn was before.
+        let is_judged =
+            again.judges && (again.away.contains(worker) || again.verdicts.is_turn_of(worker, now));
+        if is_judged && self.fits_beside_others(worker, &[]) {
             return false;
         }
-        self.deny(worker);
+        if is_judged {
+            self.deny(worker, now);
+        }
         true
     }
 
@@ -283,13 +286,13 @@ impl<W: Applicant> JoinDesk<W> {
 
     /// A worker does not fit beside the others that are here or expected back. It is none of them
     /// any more.
-    fn deny(&mut self, worker: &W) {
+    fn deny(&mut self, worker: &W, now: Duration) {
         let Some(again) = &mut self.again else { return };
         if again.away.remove(worker) {
             self.company_changed(worker);
         }
         if let Some(again) = &mut self.again {
-            again.verdicts.deny(worker.clone());
+            again.verdicts.deny(worker, now);
         }
     }
 
@@ -372,7 +375,7 @@ impl<W: Applicant> JoinDesk<W> {
         for place in unfit {
             let Some(worker) = self.leave(*place) else { continue };
             self.company_changed(&worker);
-            self.deny(&worker);
+            self.deny(&worker, now);
         }
         self.ask_back(now, &places);
         Next::AskToRejoin(places)

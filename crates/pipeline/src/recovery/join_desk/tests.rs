@@ -3,7 +3,7 @@
 use super::verdicts::MOST_JUDGED;
 use super::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 #[derive(Clone, Debug, PartialEq)]
 struct Process(u64);
@@ -390,4 +390,72 @@ fn a_crowd_of_unfit_workers_is_judged_in_part() {
         }
     }
     assert_eq!(judged.load(Ordering::Relaxed), MOST_JUDGED);
+}
+
+/// A desk of two places after a session of one worker, with `count` unfit workers from 100 on. The
+/// last fits beside any other, and the others beside none. It waits for anybody. Counts the
+/// verdicts on each.
+fn crowded_desk(count: u64) -> (JoinDesk<Process>, Arc<Mutex<Vec<u32>>>) {
+    let judged = Arc::new(Mutex::new(vec![0; count as usize]));
+    let unfit: Vec<_> = (100..100 + count).map(Process).collect();
+    let (kept, newcomers, known) = (KeptPlaces::All, Vec::new(), vec![Process(1)]);
+    let last = LastSession { workers: 1, lost: 1, newcomers, kept, known, unfit };
+    let counts = judged.clone();
+    let only_last = move |worker: &Process, _: &[Process]| {
+        counts.lock().unwrap()[(worker.0 - 100) as usize] += 1;
+        worker.0 == 99 + count
+    };
+    let mut desk = JoinDesk::again(2, Vec::new(), last, |n| n == 2, Box::new(only_last));
+    assert_eq!(desk.poll(Duration::from_secs(60)), Next::AskForMore);
+    (desk, judged)
+}
+
+/// All ask once a second, in the same order. Nobody comes or goes.
+#[test]
+fn a_fit_worker_behind_a_crowd_of_unfit_ones_is_judged() {
+    let (mut desk, judged) = crowded_desk(20);
+    for second in 60..80 {
+        for process in (100..120).map(Process) {
+            assert_eq!(desk.ask(Duration::from_secs(second), &process), Answer::Unfit);
+        }
+        let sum: usize = judged.lock().unwrap().iter().map(|count| *count as usize).sum();
+        assert_eq!(sum, if second < 70 { MOST_JUDGED } else { 2 * MOST_JUDGED });
+    }
+    let last = Duration::from_secs(80);
+    let answers: Vec<_> = (100..120).map(|process| desk.ask(last, &Process(process))).collect();
+    assert_eq!(answers.iter().filter(|answer| **answer == Answer::Unfit).count(), 19);
+    assert_eq!(answers[19], Answer::Place(0));
+    assert_eq!(*judged.lock().unwrap(), [1; 20]);
+}
+
+/// A worker joins and dies again and again, so that every verdict is void soon.
+#[test]
+fn unfit_workers_are_judged_in_turn_whoever_comes_and_goes() {
+    let (mut desk, judged) = crowded_desk(20);
+    for second in 60..72 {
+        let now = Duration::from_secs(second);
+        for process in (100..119).map(Process) {
+            assert_eq!(desk.ask(now, &process), Answer::Unfit);
+        }
+        if second % 3 == 0 {
+            assert_eq!(desk.ask(now, &Process(1)), Answer::Place(0));
+            desk.left(0);
+        }
+    }
+    let judged = judged.lock().unwrap();
+    let (least, most) = (judged[..19].iter().min(), judged[..19].iter().max());
+    assert_eq!((least, most), (Some(&1), Some(&3)), "{judged:?}");
+}
+
+/// One that does not ask any more holds up nobody.
+#[test]
+fn unfit_workers_that_are_gone_lose_their_turn() {
+    let (mut desk, judged) = crowded_desk(40);
+    for process in (100..140).map(Process) {
+        assert_eq!(desk.ask(Duration::from_secs(60), &process), Answer::Unfit);
+    }
+    let last = Process(139);
+    assert_eq!(desk.ask(Duration::from_secs(69), &last), Answer::Unfit);
+    assert_eq!(desk.ask(Duration::from_secs(70), &last), Answer::Place(0));
+    assert_eq!(judged.lock().unwrap().iter().sum::<u32>(), MOST_JUDGED as u32 + 1);
 }
