@@ -212,7 +212,7 @@ impl BossMan {
             known: Vec::new(),
             unfit: Vec::new(),
         };
-        // No worker is unfit, so none is judged.
+        // Every worker counts as fit, because its device is not checked before a session.
         let fits_beside: FitsBeside<WorkerInfo> = Box::new(|_, _| true);
         let workers = self.host.clone().wait_for_rejoin(before, fits, fits_beside).await?;
         let rejoined = Instant::now();

@@ -218,7 +218,7 @@ impl Host {
     /// Waits again after a session that failed or ended for more workers. Starts local workers
     /// afresh. Waits for the remaining other workers and the newcomers, and briefly for spares.
     /// Fewer may suffice: `fits` tells whether the run can continue with a number of workers, and
-    /// `fits_beside` judges unfit workers anew if too few remain.
+    /// `fits_beside` judges spares, and unfit workers anew if too few remain.
     pub(crate) async fn wait_for_rejoin(
         self,
         last: LastSession<WorkerInfo>,

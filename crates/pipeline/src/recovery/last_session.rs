@@ -38,7 +38,8 @@ pub struct LastSession<W> {
     /// The workers that may hold state of the run.
     pub known: Vec<W>,
     /// Workers beside which no session of the run could start. They get no place, until too few
-    /// others remain.
+    /// others remain. Workers that are on none of these lists are strangers. They are judged when
+    /// they ask.
     pub unfit: Vec<W>,
 }
 

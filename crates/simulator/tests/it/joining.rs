@@ -31,7 +31,7 @@ const LOCAL: u64 = 200;
 const LEFT_OUT: &str = "a worker with state that was left out";
 
 /// All that happens at some seed, if there are many.
-const ALL: [&str; 11] = [
+const ALL: [&str; 13] = [
     "a turn",
     "a gap",
     "too few",
@@ -43,6 +43,8 @@ const ALL: [&str; 11] = [
     "an unfit worker that was sent away",
     "a fit worker that waited for its verdict",
     "a fit worker in a crowd of unfit ones that was taken in",
+    "a spare that did not fit",
+    "a spare that did not fit any more",
 ];
 
 /// A wait after a session.
@@ -55,6 +57,8 @@ struct Wait {
     usable: Vec<bool>,
     /// An unfit worker fits beside fewer others than these.
     crowd: usize,
+    /// Whether spares are unfit in the same way, which nobody knows before they ask.
+    has_unfit_spares: bool,
     /// A worker that counts as unfit and fits beside any others.
     fits_all: Option<u64>,
     /// When they ask first.
@@ -89,6 +93,7 @@ impl Wait {
             last,
             usable,
             crowd: if is_crowded { random.below(2) } else { 1 + random.below(3) } as usize,
+            has_unfit_spares: random.chance(50),
             fits_all: is_crowded.then(|| UNFIT + random.below(9)),
             comes: Vec::new(),
             dies: Vec::new(),
@@ -133,9 +138,10 @@ impl Wait {
     fn player(&self, random: Random, log: Log) -> JoinPlayer {
         let (usable, crowd) = (self.usable.clone(), self.crowd);
         let fits = |workers: usize| usable[workers];
-        let fits_all = self.fits_all.map(Caller);
+        let processes = self.comes.iter().map(|(_, process)| *process);
+        let unfit: Vec<u64> = processes.filter(|process| self.is_unfit(*process)).collect();
         let fits_beside = Box::new(move |worker: &Caller, others: &[Caller]| {
-            fits_all == Some(*worker) || others.len() < crowd
+            !unfit.contains(&worker.0) || others.len() < crowd
         });
         let (local, last) = (self.local.clone(), self.last.clone());
         let desk = JoinDesk::again(self.places, local.clone(), last, fits, fits_beside);
@@ -160,7 +166,10 @@ impl Wait {
 
     /// Whether it fits beside few others only.
     fn is_unfit(&self, process: u64) -> bool {
-        self.counts_as_unfit(process) && self.fits_all != Some(process)
+        match is_spare(process) {
+            true => self.has_unfit_spares,
+            false => self.counts_as_unfit(process) && self.fits_all != Some(process),
+        }
     }
 
     /// Whether nothing happens but that the workers of the session come again.
@@ -168,6 +177,10 @@ impl Wait {
         let is_expected = |(_, process): &(u64, u64)| self.has_state(*process);
         self.last.lost == 0 && self.dies.is_empty() && self.comes.iter().all(is_expected)
     }
+}
+
+fn is_spare(process: u64) -> bool {
+    (SPARES..UNFIT).contains(&process)
 }
 
 /// How often those with state were let first.
@@ -235,6 +248,12 @@ fn check_answers(wait: &Wait, happened: &[Happened]) {
             Happened::Asked { process, answer: Answer::Place(_), .. } => {
                 let is_early = wait.counts_as_unfit(*process) && !has_asked;
                 assert!(!is_early, "{process} counts as unfit");
+            }
+            Happened::Asked { process, answer: Answer::Unfit, .. } => {
+                let may_be_unfit = wait.counts_as_unfit(*process) || wait.is_unfit(*process);
+                // In a crowd, a fit spare waits for its verdict.
+                let is_crowded = wait.fits_all.is_some();
+                assert!(may_be_unfit || is_crowded, "{process} is fit");
             }
             Happened::AskedForMore => assert!(!has_asked, "the user is told twice"),
             Happened::AskedToRejoin { .. } => assert!(!wait.is_plain(), "nobody is in the way"),
@@ -310,7 +329,7 @@ fn marks(wait: &Wait, begun: Option<&Begun>, happened: &[Happened]) -> [bool; AL
         };
         happened.iter().filter(has_place).count()
     };
-    let turns = turns(wait, happened);
+    let turn_count = turns(wait, happened);
     let rejoins = happened.iter().filter(|one| matches!(one, Happened::AskedToRejoin { .. }));
     let is_ghost = |one: &Happened| {
         matches!(one, Happened::Asked { answer: Answer::Place(_), has_ghost: true, .. })
@@ -319,13 +338,24 @@ fn marks(wait: &Wait, begun: Option<&Begun>, happened: &[Happened]) -> [bool; AL
         Happened::Died { process, had_place } => *had_place && (NEWCOMERS..LOCAL).contains(process),
         _ => false,
     };
+    let is_unfit_spare = |one: &Happened| match one {
+        Happened::Asked { process, answer: Answer::Unfit, .. } => is_spare(*process),
+        _ => false,
+    };
+    let sends_away_spare = |one: &Happened| match one {
+        Happened::AskedToRejoin { in_order, .. } => {
+            let is_turn = turns(wait, std::slice::from_ref(one)) > 0;
+            !is_turn && in_order.iter().any(|process| is_spare(*process))
+        }
+        _ => false,
+    };
     let members = begun.map_or(&[][..], |begun| &begun.members);
     let lost = &wait.last.known[..wait.last.lost.min(wait.last.known.len())];
     [
-        turns > 0,
-        rejoins.count() > turns,
+        turn_count > 0,
+        rejoins.count() > turn_count,
         happened.contains(&Happened::AskedForMore),
-        members.iter().any(|process| wait.is_unfit(*process)),
+        members.iter().any(|process| wait.counts_as_unfit(*process)),
         happened.iter().any(is_ghost),
         wait.local.iter().any(|process| placed(*process) > 1),
         lost.iter().any(|one| placed(one.0) > 0),
@@ -333,6 +363,8 @@ fn marks(wait: &Wait, begun: Option<&Begun>, happened: &[Happened]) -> [bool; AL
         check_sent_away(wait, happened) > 0,
         check_verdicts(wait, happened) > 0,
         members.iter().any(|process| wait.fits_all == Some(*process)),
+        happened.iter().any(is_unfit_spare),
+        happened.iter().any(sends_away_spare),
     ]
 }
 

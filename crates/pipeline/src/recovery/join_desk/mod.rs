@@ -70,7 +70,7 @@ struct Again<W> {
     kept: usize,
     /// Whether only known workers may hold state. Else any worker is as good.
     needs_known: bool,
-    /// Whether unfit workers are judged beside the present ones.
+    /// Whether the workers that are listed as unfit are judged beside the present ones.
     judges: bool,
     /// The unfit workers that ask, and those of them that do not fit beside the present ones.
     verdicts: Verdicts<W>,
@@ -97,7 +97,7 @@ impl<W: Applicant> JoinDesk<W> {
     }
 
     /// The same after a session. `fits` tells whether the run can continue with a number of
-    /// workers, and `fits_beside` judges unfit workers if too few others remain.
+    /// workers, and `fits_beside` judges strangers, and unfit workers if too few others remain.
     pub fn again(
         places: usize,
         local: Vec<u64>,
@@ -149,11 +149,15 @@ impl<W: Applicant> JoinDesk<W> {
     pub fn ask(&mut self, now: Duration, worker: &W) -> Answer {
         self.forget_late(now);
         let Some(place) = self.seats.iter().position(Option::is_none) else { return Answer::Full };
-        if self.is_unfit(worker, now) {
+        if self.is_listed_as_unfit(worker) && !self.is_judged(worker) {
             return Answer::Unfit;
         }
+        // A verdict takes a plan, so only those that would get a place are judged.
         if self.is_kept_from(worker) {
             return Answer::Kept;
+        }
+        if self.is_judged(worker) && self.is_unfit(worker, now) {
+            return Answer::Unfit;
         }
         let is_back = self.again.as_mut().is_some_and(|again| again.away.remove(worker));
         let number = self.admitted;
@@ -212,7 +216,10 @@ impl<W: Applicant> JoinDesk<W> {
             since_last: now.saturating_sub(again.last_joined),
         });
         match sufficiency {
-            Sufficiency::Enough(workers) => self.let_known_first(now, workers),
+            Sufficiency::Enough(workers) => match self.let_known_first(now, workers) {
+                Next::Begin(workers) => self.begin(now, workers),
+                next => next,
+            },
             Sufficiency::OpenFor(time) => Next::Wait(Some(now.saturating_add(time))),
             Sufficiency::Gap => Next::Wait(None),
             Sufficiency::TooFew => self.count_on_anybody(),
@@ -251,19 +258,29 @@ impl<W: Applicant> JoinDesk<W> {
         self.again.as_ref().is_some_and(|again| is_among(worker, &again.last.unfit))
     }
 
-    /// Whether this worker gets no place. A verdict holds until another worker joins or leaves.
-    fn is_unfit(&mut self, worker: &W, now: Duration) -> bool {
-        if !self.is_listed_as_unfit(worker) {
-            return false;
+    /// Whether this worker gets a place only if a session could start beside it: a stranger, or,
+    /// once too few others remain, one that is listed as unfit.
+    fn is_judged(&self, worker: &W) -> bool {
+        let Some(again) = &self.again else { return false };
+        let LastSession { known, newcomers, unfit, .. } = &again.last;
+        match is_among(worker, unfit) {
+            true => again.judges,
+            false => {
+                !self.is_local(worker) && !is_among(worker, known) && !is_among(worker, newcomers)
+            }
         }
+    }
+
+    /// Judges a worker. It gets no place if it does not fit, or if others are to be judged first.
+    /// A verdict holds until another worker joins or leaves.
+    fn is_unfit(&mut self, worker: &W, now: Duration) -> bool {
         let Some(again) = &mut self.again else { return false };
         // One that was asked to join again had a place, so its turn was before.
-        let is_judged =
-            again.judges && (again.away.contains(worker) || again.verdicts.is_turn_of(worker, now));
-        if is_judged && self.fits_beside_others(worker, &[]) {
+        let is_its_turn = again.away.contains(worker) || again.verdicts.is_turn_of(worker, now);
+        if is_its_turn && self.fits_beside_others(worker, &[]) {
             return false;
         }
-        if is_judged {
+        if is_its_turn {
             self.deny(worker, now);
         }
         true
@@ -325,18 +342,18 @@ impl<W: Applicant> JoinDesk<W> {
         !is_kept_for(worker) && self.free() <= kept.saturating_sub(here)
     }
 
-    /// The places of unfit workers that do not fit beside the others any more. The last ones go
+    /// The places of workers that do not fit beside the others any more. The last ones go
     /// first, and the others may stay if they fit without them.
     fn no_longer_fit(&mut self) -> Vec<usize> {
         let Some(again) = &mut self.again else { return Vec::new() };
         let mut unfit = Vec::new();
-        if !std::mem::take(&mut again.has_changed) || !again.judges {
+        if !std::mem::take(&mut again.has_changed) {
             return unfit;
         }
         for (place, seat) in self.seats.iter().enumerate().rev() {
             let seat = seat.as_ref().filter(|seat| !seat.leaves && !self.is_stale(seat));
             let Some(worker) = seat.map(|seat| &seat.worker) else { continue };
-            if self.is_listed_as_unfit(worker) && !self.fits_beside_others(worker, &unfit) {
+            if self.is_judged(worker) && !self.fits_beside_others(worker, &unfit) {
                 unfit.push(place);
             }
         }
@@ -367,7 +384,8 @@ impl<W: Applicant> JoinDesk<W> {
     /// unfit one is not waited for, and those with the `unfit` places are sent away.
     fn move_up(&mut self, now: Duration, places: Vec<usize>, unfit: &[usize]) -> Next {
         let is_awaited = |worker: &W| self.has_state(worker) && !self.is_listed_as_unfit(worker);
-        let mut leaving = places.iter().filter_map(|place| self.seats.get(*place)?.as_ref());
+        let back = places.iter().filter(|place| !unfit.contains(place));
+        let mut leaving = back.filter_map(|place| self.seats.get(*place)?.as_ref());
         let waits = leaving.any(|seat| is_awaited(&seat.worker));
         if let Some(again) = self.again.as_mut().filter(|_| waits) {
             again.counts_from = now;
@@ -417,6 +435,32 @@ impl<W: Applicant> JoinDesk<W> {
         let all: Vec<usize> = (0..have_state.len()).collect();
         self.ask_back(now, &all);
         Next::AskToRejoin(all)
+    }
+
+    /// A session begins, unless one of its workers does not fit without those that it leaves out.
+    fn begin(&mut self, now: Duration, workers: usize) -> Next {
+        let has_others =
+            self.again.as_ref().is_some_and(|again| again.away.iter().next().is_some());
+        if !has_others && self.here().count() == workers {
+            return Next::Begin(workers);
+        }
+        let mut unfit = Vec::new();
+        for (place, seat) in self.seats.iter().enumerate().take(workers).rev() {
+            let worker = seat.as_ref().map(|seat| &seat.worker);
+            let Some(worker) = worker.filter(|worker| self.is_judged(worker)) else { continue };
+            let members = (0..workers).filter(|one| *one != place && !unfit.contains(one));
+            let others = members.filter_map(|one| self.seats.get(one)?.as_ref());
+            let others: Vec<W> = others.map(|seat| seat.worker.clone()).collect();
+            if self.again.as_ref().is_some_and(|again| !(again.fits_beside)(worker, &others)) {
+                unfit.push(place);
+            }
+        }
+        if unfit.is_empty() {
+            return Next::Begin(workers);
+        }
+        let mut places = unfit.clone();
+        places.sort_unstable();
+        self.move_up(now, places, &unfit)
     }
 
     /// Those for whom places are kept have had their time. A worker that does not fit beside all of

@@ -19,14 +19,16 @@ impl Applicant for Process {
 }
 
 /// A desk of four places after a session of `workers` workers, 1 to `workers`, of which `lost`
-/// are lost. 6 waits, and 8 and 9 are unfit. Workers fit beside each other if their numbers
-/// differ by more than two.
+/// are lost. 6 waits, and 8 and 9 are unfit. Workers from 8 on fit beside others if their
+/// numbers differ by more than two. The others fit.
 fn desk(workers: usize, lost: usize, kept: KeptPlaces, local: &[u64]) -> JoinDesk<Process> {
     let known: Vec<_> = (1..=workers as u64).map(Process).collect();
     let newcomers = if kept == KeptPlaces::All { vec![Process(6)] } else { Vec::new() };
     let unfit = vec![Process(8), Process(9)];
     let last = LastSession { workers, lost, newcomers, kept, known, unfit };
-    let far = |one: &Process, others: &[Process]| others.iter().all(|at| at.0.abs_diff(one.0) > 2);
+    let far = |one: &Process, others: &[Process]| {
+        one.0 < 8 || others.iter().all(|at| at.0.abs_diff(one.0) > 2)
+    };
     JoinDesk::again(4, local.to_vec(), last, |workers| workers != 3, Box::new(far))
 }
 
@@ -458,4 +460,65 @@ fn unfit_workers_that_are_gone_lose_their_turn() {
     assert_eq!(desk.ask(Duration::from_secs(69), &last), Answer::Unfit);
     assert_eq!(desk.ask(Duration::from_secs(70), &last), Answer::Place(0));
     assert_eq!(judged.lock().unwrap().iter().sum::<u32>(), MOST_JUDGED as u32 + 1);
+}
+
+/// They fit beside one other. The survivors come later.
+#[test]
+fn a_stranger_is_judged_when_it_asks_and_leaves_survivors_their_places() {
+    let (kept, newcomers, unfit) = (KeptPlaces::Remaining, Vec::new(), Vec::new());
+    let known = vec![Process(1), Process(2)];
+    let last = LastSession { workers: 2, lost: 0, newcomers, kept, known, unfit };
+    let crowd = |_: &Process, others: &[Process]| others.len() < 2;
+    play(
+        JoinDesk::again(4, Vec::new(), last, |_| true, Box::new(crowd)),
+        "0 ask 5: Place(0)
+         0 ask 7: Place(1)
+         1 ask 4: Kept
+         2 ask 1: Place(2)
+         2 poll: AskToRejoin([1])
+         3 left 1
+         3 poll: AskToRejoin([2])
+         4 left 2
+         4 ask 7: Unfit
+         4 ask 4: Unfit
+         5 ask 1: Place(1)
+         6 ask 7: Unfit
+         7 ask 2: Place(2)
+         7 poll: AskToRejoin([0])
+         8 left 0
+         8 poll: AskToRejoin([1, 2])
+         9 left 1
+         9 left 2
+         10 ask 5: Unfit
+         11 ask 1: Place(0)
+         12 ask 2: Place(1)
+         13 ask 5: Unfit
+         1512 poll: Begin(2)",
+    );
+}
+
+/// It fits beside worker 1 and others. The session has two workers, and 1 is not among them.
+#[test]
+fn a_session_does_not_begin_with_a_stranger_that_does_not_fit_without_the_others() {
+    let (kept, newcomers, unfit) = (KeptPlaces::None, Vec::new(), Vec::new());
+    let known = vec![Process(1), Process(2)];
+    let last = LastSession { workers: 2, lost: 0, newcomers, kept, known, unfit };
+    let beside_1 =
+        |_: &Process, others: &[Process]| others.is_empty() || others.contains(&Process(1));
+    play(
+        JoinDesk::again(4, Vec::new(), last, |workers| workers == 2, Box::new(beside_1)),
+        "0 ask 5: Place(0)
+         0 ask 2: Place(1)
+         0 ask 1: Place(2)
+         0 poll: Wait(Some(1.5s))
+         1500 poll: AskToRejoin([0])
+         1501 left 0
+         1501 poll: AskToRejoin([1, 2])
+         1502 left 1
+         1502 left 2
+         1503 ask 5: Unfit
+         1504 ask 1: Place(0)
+         1504 ask 2: Place(1)
+         3004 poll: Begin(2)",
+    );
 }
