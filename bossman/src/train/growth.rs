@@ -1,11 +1,11 @@
 //! Takes in workers that wait while a run goes on with fewer than at first.
 
 use crate::events::Events;
-use crate::train::candidates::{Candidates, Check};
+use crate::train::candidates;
 use crate::Builder;
 use link::WorkerInfo;
 use pipeline::ids::WorkerId;
-use pipeline::recovery::{Boundary, Growth, KeptPlaces, LastSession};
+use pipeline::recovery::{Boundary, Candidates, Check, Growth, KeptPlaces, LastSession, Problem};
 use std::cell::OnceCell;
 use std::collections::VecDeque;
 
@@ -71,11 +71,12 @@ impl RunGrowth {
         builder: impl Fn() -> Builder,
         events: &Events,
     ) -> Option<usize> {
-        let check = |members: &[WorkerInfo]| Check::of(&builder(), members);
+        let check = |members: &[WorkerInfo]| candidates::check(&builder(), members);
         let (decided, problems) = self.decide_with(at, waiting, check);
         for problem in problems {
-            if self.is_news(&problem) {
-                events.warn(problem);
+            let warning = candidates::warning(&problem);
+            if self.is_news(&warning) {
+                events.warn(warning);
             }
         }
         decided
@@ -87,7 +88,7 @@ impl RunGrowth {
         at: Boundary,
         waiting: &[WorkerInfo],
         check: impl Fn(&[WorkerInfo]) -> Check,
-    ) -> (Option<usize>, Vec<String>) {
+    ) -> (Option<usize>, Vec<Problem<WorkerInfo>>) {
         let RunGrowth { known, growth, refused, initial, .. } = self;
         let (known, initial) = (&known[..], *initial);
         // A member whose link broke asks for a place before the boss misses it.
@@ -297,7 +298,8 @@ mod tests {
             let at = Boundary { step, steps: 100, workers: 1, waiting: 1, can_hold_state: true };
             let (decided, problems) = growth.decide_with(at, &[worker(process)], threes);
             assert_eq!(decided, None);
-            warnings.extend(problems.into_iter().filter(|problem| growth.is_news(problem)));
+            let told = problems.iter().map(candidates::warning);
+            warnings.extend(told.filter(|warning| growth.is_news(warning)));
         }
         assert_eq!(warnings, ["1 worker waits; the run can continue with 3"]);
     }

@@ -6,7 +6,7 @@
 //!  |  -> receipt_writer             at the end
 //!  +-> attempts (Attempts) -> memory_saving    after a run was out of memory
 //!       |                  -> growth           takes in workers that come late
-//!       |                      -> candidates   which of those that wait
+//!       |                      -> candidates   whether a session can start on them
 //!       +-> attempt (Attempt) -> epochs -> validation -> validation_result (a value)
 //!            +-> checkpoint_writer, digests
 //!            +-> Event -> metrics, trace, and the observers of the caller

@@ -49,17 +49,9 @@ impl UnlikeReplicas {
     }
 }
 
-/// The device of a worker, for users. CPUs are one kind: their results rarely differ, and the
-/// comparison of replicas finds where they do.
+/// The kind of a worker's device, for users.
 pub(crate) fn device_kind(info: &WorkerInfo) -> String {
-    let device = info.device.as_str();
-    let kind = device.split_once(':').map_or(device, |(kind, _)| kind);
-    let name = match kind {
-        "cpu" => kind,
-        _ if info.processor.is_empty() => kind,
-        _ => info.processor.as_str(),
-    };
-    output::printable(name, MAX_NAME)
+    output::printable(info.device_kind(), MAX_NAME)
 }
 
 /// Finds a stage with replicas on unlike devices. A worker whose device is not known is like any.

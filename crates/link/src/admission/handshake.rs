@@ -14,7 +14,7 @@ use crate::memory::shared::Transport;
 use crate::nccl::Nccl;
 use pipeline::ids::WorkerId;
 use pipeline::message::PROTOCOL_VERSION;
-use pipeline::recovery::Applicant;
+use pipeline::recovery::{Applicant, Candidate};
 use quinn::{RecvStream, SendStream};
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -81,6 +81,18 @@ impl WorkerInfo {
     pub fn is_same_process(&self, other: &WorkerInfo) -> bool {
         self.instance == other.instance && self.process == other.process && self.host == other.host
     }
+
+    /// The kind of its device, as the worker names it. CPUs are one kind: their results rarely
+    /// differ, and the comparison of replicas finds where they do.
+    pub fn device_kind(&self) -> &str {
+        let device = self.device.as_str();
+        let kind = device.split_once(':').map_or(device, |(kind, _)| kind);
+        match kind {
+            "cpu" => kind,
+            _ if self.processor.is_empty() => kind,
+            _ => self.processor.as_str(),
+        }
+    }
 }
 
 impl Applicant for WorkerInfo {
@@ -90,6 +102,26 @@ impl Applicant for WorkerInfo {
 
     fn instance(&self) -> u64 {
         self.instance
+    }
+}
+
+impl Candidate for WorkerInfo {
+    fn is_device_alike(&self, other: &Self) -> bool {
+        self.device_kind() == other.device_kind()
+    }
+
+    fn memory_bytes(&self) -> Option<u64> {
+        self.memory_bytes
+    }
+
+    /// Workers of one machine share its memory, and those of one GPU sum no gradients with NCCL. So
+    /// this one has another machine and GPU.
+    fn another(&self, number: usize) -> Self {
+        let mut info = WorkerInfo { host: format!("{}/{number}", self.host), ..self.clone() };
+        if let Nccl::Here(nccl) = &mut info.nccl {
+            nccl.gpu = format!("{}/{number}", nccl.gpu);
+        }
+        info
     }
 }
 

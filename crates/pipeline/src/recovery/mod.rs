@@ -11,8 +11,10 @@
 //!              -> StoredSteps::newest (from which state)
 //!
 //! Boundary (after a step) -> Growth::decide -> a new session with more workers, as for Rebuild
+//!                              -> Candidates (which of those that wait)
 //! ```
 
+mod candidates;
 mod cause;
 mod growth;
 mod join_desk;
@@ -22,6 +24,7 @@ mod policy;
 mod rejoin;
 mod report;
 
+pub use candidates::{fits_beside, Candidate, Candidates, Check, Problem};
 pub use cause::Cause;
 pub use growth::{Boundary, Growth};
 pub use join_desk::{Answer, JoinDesk, Next};
