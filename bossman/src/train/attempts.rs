@@ -6,8 +6,7 @@ use crate::recovery::policy::{self, FailedSessionFacts, Recovery};
 use crate::recovery::resume::{self, ResumeState};
 use crate::status::StatusBoard;
 use crate::train::attempt::{Attempt, Observers};
-use crate::train::candidates;
-use crate::train::growth::RunGrowth;
+use crate::train::growth::{self, GrowthWarnings};
 use crate::train::memory_saving::{MeansLeft, MemorySaving};
 use crate::train::metrics::Metrics;
 use crate::train::outcome::{Interruption, Outcome};
@@ -16,9 +15,12 @@ use crate::train::settings::TrainOptions;
 use crate::train::trace::TraceRecorder;
 use crate::workers::host::Workers;
 use crate::{BossMan, BossManError, RecoverySource, StepReport};
+use link::WorkerInfo;
 use parking_lot::Mutex;
 use pipeline::ids::WorkerId;
-use pipeline::recovery::{Boundary, Cause, RecoveryCost, Remedy, ResumeReport, StateSource};
+use pipeline::recovery::{
+    Boundary, Cause, RecoveryCost, Remedy, ResumeReport, RunGrowth, StateSource,
+};
 use pipeline::Initialization;
 use runtime::Handle;
 use std::path::PathBuf;
@@ -57,7 +59,8 @@ pub(super) struct Attempts {
     /// The state to resume from, once it is found.
     state: Option<ResumeState>,
     recovery: Recovery,
-    growth: RunGrowth,
+    growth: RunGrowth<WorkerInfo>,
+    growth_warnings: GrowthWarnings,
     /// The step of the weights that the run saved last.
     saved: Option<u64>,
     /// How sessions save memory. Once workers were out of it, by more means.
@@ -86,6 +89,7 @@ impl Attempts {
             state: start.state,
             recovery: Recovery::default(),
             growth: RunGrowth::new(prepared.workers),
+            growth_warnings: GrowthWarnings::default(),
             saved: None,
             saving: MemorySaving::of(prepared.file.recompute),
             workers: prepared.workers,
@@ -302,7 +306,10 @@ impl Attempts {
                 && !prepared.options.stop.is_set(),
         };
         let builder = || prepared.builder(self.record.microbatches, self.saving);
-        self.growth.decide(at, &waiting, builder, &self.observers.events)
+        let check = |members: &[WorkerInfo]| growth::check(&builder(), members);
+        let decision = self.growth.decide(at, &waiting, check);
+        self.growth_warnings.tell(&decision.problems, &self.observers.events);
+        decision.workers
     }
 
     /// The state of this step is stored: the next session has this number of workers.
@@ -395,7 +402,7 @@ impl Attempts {
         let host = if fleet.local == prepared.workers { host } else { host.port(port) };
         let builder = prepared.builder(self.record.microbatches, self.saving);
         let fits = |workers| builder.check(workers).is_ok();
-        let fits_beside = candidates::fits_beside(builder.clone(), prepared.workers);
+        let fits_beside = growth::fits_beside(builder.clone(), prepared.workers);
         let last = self.growth.last_session(self.workers, self.recovery.lost());
         let workers = host.wait_for_rejoin(last, fits, fits_beside).await?;
         self.recovery.workers_rejoined();

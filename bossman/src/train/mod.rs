@@ -5,8 +5,7 @@
 //!  |  -> prepared (Prepared)        what needs no workers
 //!  |  -> receipt_writer             at the end
 //!  +-> attempts (Attempts) -> memory_saving    after a run was out of memory
-//!       |                  -> growth           takes in workers that come late
-//!       |                      -> candidates   whether a session can start on them
+//!       |                  -> growth           checks and warns for pipeline's RunGrowth
 //!       +-> attempt (Attempt) -> epochs -> validation -> validation_result (a value)
 //!            +-> checkpoint_writer, digests
 //!            +-> Event -> metrics, trace, and the observers of the caller
@@ -14,7 +13,6 @@
 
 mod attempt;
 mod attempts;
-mod candidates;
 pub(crate) mod checkpoint_writer;
 mod digests;
 pub(crate) mod epochs;

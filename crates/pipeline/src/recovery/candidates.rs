@@ -91,20 +91,25 @@ fn smallest_session<W: Candidate>(
 }
 
 /// The workers of a run, and those that could join it.
-pub struct Candidates<W> {
+pub(super) struct Candidates<W> {
     /// Those of the run, and behind them the others, the best first.
     members: Vec<W>,
     /// The numbers of them on which a larger session can start, ascending.
     fitting: Vec<usize>,
     /// The workers beside which no session can start.
-    pub unfit: Vec<W>,
+    pub(super) unfit: Vec<W>,
     /// Why workers are not taken in.
-    pub problems: Vec<Problem<W>>,
+    pub(super) problems: Vec<Problem<W>>,
 }
 
 impl<W: Candidate> Candidates<W> {
     /// Chooses from those that wait, for a run of at most `most` workers.
-    pub fn choose(known: &[W], waiting: &[&W], most: usize, check: impl Fn(&[W]) -> Check) -> Self {
+    pub(super) fn choose(
+        known: &[W],
+        waiting: &[&W],
+        most: usize,
+        check: impl Fn(&[W]) -> Check,
+    ) -> Self {
         let members = known.iter().chain(best_first(known, waiting)).cloned().collect();
         let (fitting, unfit, problems) = (Vec::new(), Vec::new(), Vec::new());
         let mut chosen = Candidates { members, fitting, unfit, problems };
@@ -123,12 +128,12 @@ impl<W: Candidate> Candidates<W> {
     }
 
     /// Whether a session can start on this number of workers.
-    pub fn fits(&self, workers: usize) -> bool {
+    pub(super) fn fits(&self, workers: usize) -> bool {
         self.fitting.contains(&workers)
     }
 
     /// Those that join a run of `present` workers, so that it has this number.
-    pub fn newcomers(self, present: usize, workers: usize) -> Vec<W> {
+    pub(super) fn newcomers(self, present: usize, workers: usize) -> Vec<W> {
         let newcomers = workers.saturating_sub(present);
         self.members.into_iter().skip(present).take(newcomers).collect()
     }

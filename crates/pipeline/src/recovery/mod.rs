@@ -10,8 +10,10 @@
 //!              -> RejoinWait::sufficiency (with how many workers)
 //!              -> StoredSteps::newest (from which state)
 //!
-//! Boundary (after a step) -> Growth::decide -> a new session with more workers, as for Rebuild
-//!                              -> Candidates (which of those that wait)
+//! Boundary (after a step) -> RunGrowth::decide -> a new session with more workers, as for Rebuild
+//!                              |    |            (RunGrowth::last_session -> LastSession)
+//!                              |    +-> Candidates (which of those that wait)
+//!                              +-> Growth (whether to try now)
 //! ```
 
 mod candidates;
@@ -23,8 +25,9 @@ mod newest;
 mod policy;
 mod rejoin;
 mod report;
+mod run_growth;
 
-pub use candidates::{fits_beside, Candidate, Candidates, Check, Problem};
+pub use candidates::{fits_beside, Candidate, Check, Problem};
 pub use cause::Cause;
 pub use growth::{Boundary, Growth};
 pub use join_desk::{Answer, JoinDesk, Next};
@@ -33,3 +36,4 @@ pub use newest::StoredSteps;
 pub use policy::{RecoveryPolicy, Remedy, Situation, StopReason, MAX_ATTEMPTS, POOL_ATTEMPTS};
 pub use rejoin::{FailedSession, RejoinWait, Rejoined, Sufficiency};
 pub use report::{seconds, RecoveryCost, Repeated, ResumeReport, StateSource};
+pub use run_growth::{GrowthDecision, RunGrowth};
