@@ -84,7 +84,7 @@ impl World {
             PlannedFault::ShortPartition(far, _) | PlannedFault::Partition(far) => {
                 far.iter().any(there)
             }
-            PlannedFault::Gone => self.injected.waiting > 0,
+            PlannedFault::Gone => !self.injected.waiting.is_empty(),
             PlannedFault::KillBoss | PlannedFault::BreakLink | PlannedFault::Come => true,
         };
         if !faults || self.injected.boss_killed {
@@ -115,8 +115,11 @@ impl World {
                     return;
                 }
             }
-            PlannedFault::Come => self.injected.waiting += 1,
-            PlannedFault::Gone => self.injected.waiting -= 1,
+            PlannedFault::Come => {
+                let late = self.injected.late.pop_front();
+                self.injected.waiting.extend(late);
+            }
+            PlannedFault::Gone => drop(self.injected.waiting.pop()),
         }
         self.injected.planned.push(fault);
     }

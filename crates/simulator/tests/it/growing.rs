@@ -4,7 +4,7 @@
 //! checks, and the results equal those of a run without faults.
 
 use crate::every_event::{courses_of, Length};
-use crate::memberships::{MembershipResult, MembershipRun};
+use crate::memberships::{MembershipResult, MembershipRun, UnfitWorkers};
 use crate::planned_faults::{PlannedFault, PlannedFaults};
 use crate::recovering_run::Counts;
 use crate::seeds::{each, each_nth_number, each_seed, Log};
@@ -21,7 +21,9 @@ const STEPS: u64 = 6;
 const STRIDE: u64 = 41;
 
 /// All that happens at some seed, if there are many.
-const ALL: [&str; 5] = [
+const ALL: [&str; 7] = [
+    "an unfit worker that got no place",
+    "an unfit worker that nobody had judged",
     "a run that grew",
     "a run that had its initial number of workers again",
     "a newcomer that did not come",
@@ -168,7 +170,7 @@ fn simulator_a_run_grows_by_as_many_as_fit() {
 fn at_random(seed: u64, log: Log, counts: &mut Counts) {
     let mut random = Random::new(seed);
     let (run, mut faults) = mixed_faults::draw(&mut random, log);
-    let run = run.growing();
+    let run = run.growing().unfit_one_in(3);
     for membership in &mut faults {
         for _ in 0..random.below(4) {
             let is_coming = random.chance(70);
@@ -179,6 +181,14 @@ fn at_random(seed: u64, log: Log, counts: &mut Counts) {
     log.note(|| format!("with comings: {faults:?}"));
     let memberships = run.play(&faults, log);
     let initial = memberships[0].workers;
+    for UnfitWorkers { refused, ended } in memberships.iter().map(|membership| membership.unfit) {
+        for (what, times) in [
+            ("an unfit worker that got no place", refused),
+            ("an unfit worker that nobody had judged", ended),
+        ] {
+            *counts.entry(what).or_default() += times as u64;
+        }
+    }
     for (place, pair) in memberships.windows(2).enumerate() {
         let [before, after] = pair else { continue };
         if before.grows.is_none() {

@@ -3,15 +3,16 @@
 use crate::faults::Faults;
 use crate::last_fault::{LastFault, Spent};
 use crate::network::Conditions;
-use crate::planned_faults::{InjectedFaults, PlannedFaults};
-use crate::processes::Processes;
+use crate::planned_faults::{InjectedFaults, PlannedFault, PlannedFaults};
+use crate::process::{check, Process};
+use crate::processes::{Living, Processes};
 use crate::recovering_run::{recover, CompletedSteps, Counts, End, Reference, Run};
+use crate::seating::{newcomers, Seating};
 use crate::seeds::Log;
-use crate::world::{Kept, World};
 use crate::{user, Setting};
 use layerspec::LayerGraph;
 use pipeline::ids::WorkerId;
-use pipeline::recovery::{FailedSession, Growth, RejoinWait, Rejoined, Sufficiency};
+use pipeline::recovery::{Check, FailedSession, RejoinWait, Rejoined, RunGrowth, Sufficiency};
 use std::time::Duration;
 use testkit::Random;
 
@@ -31,6 +32,8 @@ pub struct MembershipRun {
     seed: u64,
     /// Whether it takes in workers that wait.
     grows: bool,
+    /// One in this many workers that come late fits in no session beside the first ones.
+    unfit_one_in: Option<u64>,
 }
 
 /// The result of one membership.
@@ -51,6 +54,17 @@ pub struct MembershipResult {
     pub completed: Option<CompletedSteps>,
     /// The number of workers with which the run wanted to begin anew.
     pub grows: Option<usize>,
+    /// The unfit workers.
+    pub unfit: UnfitWorkers,
+}
+
+/// The unfit workers that asked for a place in a membership.
+#[derive(Copy, Clone, Default)]
+pub struct UnfitWorkers {
+    /// Those that got none, as the run knew that they are unfit.
+    pub refused: usize,
+    /// Those that nobody had judged, so that the user had to end them.
+    pub ended: usize,
 }
 
 impl MembershipRun {
@@ -70,6 +84,7 @@ impl MembershipRun {
             keeps,
             seed: 5,
             grows: false,
+            unfit_one_in: None,
         }
     }
 
@@ -86,6 +101,12 @@ impl MembershipRun {
     /// The same, but it takes in workers that wait.
     pub fn growing(mut self) -> Self {
         self.grows = true;
+        self
+    }
+
+    /// The same, but one in this many workers that come late is unfit beside the first ones.
+    pub fn unfit_one_in(mut self, workers: u64) -> Self {
+        self.unfit_one_in = Some(workers);
         self
     }
 
@@ -126,9 +147,9 @@ impl MembershipRun {
     ) -> Vec<MembershipResult> {
         let (mut random, mut counts) = (Random::new(self.seed), Counts::new());
         let mut run = Run::new(&self.reference, self.every, self.keeps, &mut counts);
-        run.growth = self.grows.then(|| Growth::new(settings[0].workers()));
+        run.growth = self.grows.then(|| RunGrowth::new(settings[0].workers()));
         run.sizes = settings.iter().map(Setting::workers).collect();
-        let mut processes = Processes::new(settings[0].workers());
+        let mut processes = Processes::new(settings[0].workers(), self.unfit_one_in);
         let mut memberships: Vec<MembershipResult> = Vec::new();
         loop {
             assert!(memberships.len() < MOST_MEMBERSHIPS, "the run does not end");
@@ -139,10 +160,14 @@ impl MembershipRun {
                 last.begin_membership();
                 let here = processes.here.len();
                 let stay = if last.only_core { last.core } else { here.max(last.core) };
-                processes.here.resize_with(stay, Kept::default);
+                processes.resize(stay);
             }
+            let unfit = self.let_in(&mut run, &mut processes, memberships.last());
             let here = processes.here.len();
-            let way = setting_for(settings, here);
+            let way = match run.members.len() {
+                0 => setting_for(settings, here),
+                workers => setting_of(settings, workers).expect("a setting"),
+            };
             // If no setting is for so few, those that are missing are lost at once.
             let missing = here..way.workers();
             log.note(|| {
@@ -150,8 +175,18 @@ impl MembershipRun {
             });
             let mut user =
                 user(&self.graph, way, random.next(), self.conditions, Faults::default(), log);
+            let comes = |fault: &&PlannedFault| **fault == PlannedFault::Come;
+            let late = faults.events.values().filter(comes).count();
             user.world.plan_faults(faults);
-            self.join(&mut user.world, &mut processes, way.workers());
+            processes.join(&mut user.world, way.workers());
+            if let Some(growth) = &mut run.growth {
+                processes.wait_in(&mut user.world, late);
+                run.members.clone_from(&processes.members);
+                let members = &run.members;
+                assert!(!matches!(check(&run.sizes, members), Check::Unfit(_)), "{members:?}");
+                growth.session_begins(members);
+                run.judged.retain(|one| !members.contains(one));
+            }
             missing.for_each(|worker| user.world.kill(WorkerId(worker as u16)));
             user.world.last_fault = last_fault.take();
             let result = run.attempt(&mut user, &mut random);
@@ -174,6 +209,7 @@ impl MembershipRun {
                 workers: way.workers(),
                 survivors,
                 completed: run.completed,
+                unfit,
                 grows: match end {
                     Some(End::Grows(workers)) => Some(workers),
                     Some(End::Done) | None => None,
@@ -186,15 +222,32 @@ impl MembershipRun {
         }
     }
 
-    /// Lets processes join a world as its workers.
-    fn join(&self, world: &mut World, processes: &mut Processes, workers: usize) {
-        let mut joined = processes.join(workers);
-        if self.grows {
-            // A newcomer may join before the others, and spares ask for a place all the time.
-            joined.rotate_right(1);
-            world.injected.waiting = processes.here.len();
-        }
-        world.bring(joined);
+    /// Decides which of the processes that are here are the members of the next session of a run
+    /// that takes in late workers, and moves them to the front.
+    fn let_in(
+        &self,
+        run: &mut Run<'_>,
+        processes: &mut Processes,
+        last: Option<&MembershipResult>,
+    ) -> UnfitWorkers {
+        run.members.clear();
+        let (Some(growth), Some(last)) = (&mut run.growth, last) else {
+            return UnfitWorkers::default();
+        };
+        let lost = usize::from(last.grows.is_none());
+        let last = growth.last_session(last.workers, lost);
+        let mut asking: Vec<Process> = processes.here.iter().map(|living| living.process).collect();
+        // A newcomer may join before the others.
+        asking.rotate_right(1);
+        let seated = Seating { sizes: &run.sizes, last, judged: &run.judged, asking }.seat();
+        growth.workers_rejoined(newcomers(growth, &seated.members));
+        let is_refused = |living: &&Living| {
+            run.judged.contains(&living.process) && !seated.members.contains(&living.process)
+        };
+        let refused = processes.here.iter().filter(is_refused).count();
+        processes.put_first(&seated.members);
+        run.members = seated.members;
+        UnfitWorkers { refused, ended: seated.ended }
     }
 
     /// Checks that growth repeats no step. Only survivors that are lost on the way, with the
@@ -216,7 +269,7 @@ impl MembershipRun {
 fn setting_for(settings: &[Setting], here: usize) -> &Setting {
     let all = settings[0].workers();
     let failed = FailedSession { workers: all, local: 0, lost: 0, newcomers: 0 };
-    let of = |workers: usize| settings.iter().find(move |way| way.workers() == workers);
+    let of = |workers: usize| setting_of(settings, workers);
     let (since_begin, since_last) = (Duration::MAX, Duration::MAX);
     let (workers, known) = (here, here);
     let joined = Rejoined { workers, known, has_gap: false, since_begin, since_last };
@@ -226,4 +279,9 @@ fn setting_for(settings: &[Setting], here: usize) -> &Setting {
         _ => settings.last(),
     };
     way.expect("a setting")
+}
+
+/// The setting for this number of workers.
+fn setting_of(settings: &[Setting], workers: usize) -> Option<&Setting> {
+    settings.iter().find(|way| way.workers() == workers)
 }

@@ -43,6 +43,13 @@ impl Kept {
     }
 }
 
+/// A worker that is alive after a run.
+pub struct LeftWorker {
+    pub worker: WorkerId,
+    /// Its snapshots.
+    pub kept: Kept,
+}
+
 impl World {
     /// Checks that all holders of a part of a peer snapshot hold equal tensors. A recall takes the
     /// part from any of them.
@@ -81,18 +88,19 @@ impl World {
     /// The snapshots of workers that are alive, or only silent.
     pub fn left(&mut self) -> Vec<Kept> {
         let (here, away) = self.left_here_and_away();
-        here.into_iter().chain(away).collect()
+        here.into_iter().chain(away).map(|left| left.kept).collect()
     }
 
-    /// The same, and separately the snapshots of workers that cannot be reached yet.
-    pub fn left_here_and_away(&mut self) -> (Vec<Kept>, Vec<Kept>) {
-        let there = |worker: &&mut Worker| {
+    /// The same workers, and separately those that cannot be reached yet.
+    pub fn left_here_and_away(&mut self) -> (Vec<LeftWorker>, Vec<LeftWorker>) {
+        let there = |(_, worker): &(WorkerId, &mut Worker)| {
             worker.alive || worker.finished || worker.rejoins || worker.asleep > 0
         };
         let (mut here, mut away) = (Vec::new(), Vec::new());
-        for worker in self.workers.iter_mut().filter(there) {
+        let numbered = (0..).map(WorkerId).zip(&mut self.workers);
+        for (number, worker) in numbered.filter(there) {
             let of = if worker.far { &mut away } else { &mut here };
-            of.push(std::mem::take(&mut worker.kept));
+            of.push(LeftWorker { worker: number, kept: std::mem::take(&mut worker.kept) });
         }
         (here, away)
     }

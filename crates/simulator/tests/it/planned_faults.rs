@@ -1,7 +1,8 @@
 //! Faults at given events of a run, and of given frames; and workers that come while a run goes on.
 
+use crate::process::Process;
 use pipeline::ids::WorkerId;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The silence after which a boss gives a worker up, in microseconds; see
 /// `crates/link/src/quic/endpoint.rs`.
@@ -104,7 +105,9 @@ pub struct InjectedFaults {
     /// Workers that the boss knows to be lost.
     pub given_up: BTreeSet<WorkerId>,
     /// The workers that ask for a place.
-    pub waiting: usize,
+    pub waiting: Vec<Process>,
+    /// Those that come later, in this order.
+    pub late: VecDeque<Process>,
 }
 
 impl InjectedFaults {

@@ -4,14 +4,15 @@
 
 use crate::calls::{Answered, Call};
 use crate::oracle::Oracle;
+use crate::process::{check as check_members, Process};
 use crate::user::{together, User};
 use crate::Setting;
 use layerspec::LayerGraph;
 use pipeline::message::Failure;
 use pipeline::peer_snapshot::SnapshotId;
 use pipeline::recovery::{
-    Boundary, Cause, Growth, RecoveryPolicy, Remedy, Situation, StateSource, StopReason,
-    StoredSteps, MAX_ATTEMPTS,
+    Boundary, Cause, Problem, RecoveryPolicy, Remedy, RunGrowth, Situation, StateSource,
+    StopReason, StoredSteps, MAX_ATTEMPTS,
 };
 use std::collections::BTreeMap;
 use testkit::Random;
@@ -93,7 +94,11 @@ pub struct Run<'a> {
     /// Decides after each loss, as in `bossman train`.
     pub policy: RecoveryPolicy,
     /// Decides after each step whether waiting workers are taken in; None if it takes in none.
-    pub growth: Option<Growth>,
+    pub growth: Option<RunGrowth<Process>>,
+    /// The processes of the session, if it may take in some.
+    pub members: Vec<Process>,
+    /// The processes that were judged unfit since their last session.
+    pub judged: Vec<Process>,
     /// The numbers of workers with which it can continue.
     pub sizes: Vec<usize>,
     /// The steps of this membership, once it has its state.
@@ -123,6 +128,8 @@ impl<'a> Run<'a> {
             arriving,
             policy: RecoveryPolicy::default(),
             growth: None,
+            members: Vec::new(),
+            judged: Vec::new(),
             sizes: Vec::new(),
             completed: None,
             counts,
@@ -145,6 +152,9 @@ impl Run<'_> {
             let answered = self.call(user, Call::Train(step), "a loss in a step")?;
             assert_eq!(answered, self.reference.after(step).0, "step {step}");
             self.policy.completed(step);
+            if let Some(growth) = &mut self.growth {
+                growth.step_done(&self.members);
+            }
             self.completed = Some(CompletedSteps { from, until: step });
             if step.is_multiple_of(self.every) || step == self.reference.last() {
                 // One travels at a time.
@@ -157,6 +167,7 @@ impl Run<'_> {
             }
             if let Some(workers) = self.larger_size(user, step) {
                 if self.hold_state(user, step, random) {
+                    self.growth.iter_mut().for_each(RunGrowth::begin);
                     return Ok(End::Grows(workers));
                 }
             }
@@ -181,12 +192,18 @@ impl Run<'_> {
             step,
             steps: self.reference.last(),
             workers: user.plan.workers(),
-            waiting: user.world.injected.waiting,
+            waiting: user.world.injected.waiting.len(),
             // No lost step is still to be repeated.
             can_hold_state: step == self.policy.furthest(),
         };
-        let sizes = &self.sizes;
-        self.growth.as_mut()?.decide(boundary, |workers| sizes.contains(&workers))
+        let check = |members: &[Process]| check_members(&self.sizes, members);
+        let decision = self.growth.as_mut()?.decide(boundary, &user.world.injected.waiting, check);
+        for problem in decision.problems {
+            if let Problem::Unfit { worker, .. } = problem {
+                self.judged.push(worker);
+            }
+        }
+        decision.workers
     }
 
     /// Waits for a snapshot of this step, at the workers if they make any. Begins one if this step
@@ -350,9 +367,11 @@ pub fn recover(run: &mut Run<'_>, user: &User<'_>, failure: &Failure) {
         has_substitute: true,
         can_save_memory: false,
         // All causes here are losses, after which a newcomer makes no difference.
-        has_grown: false,
+        has_grown: run.growth.as_ref().is_some_and(|growth| growth.newcomers().is_some()),
     };
-    match run.policy.decide(Cause::of(failure), failure.worker, situation) {
+    let remedy = run.policy.decide(Cause::of(failure), failure.worker, situation);
+    run.growth.iter_mut().for_each(RunGrowth::failed);
+    match remedy {
         Remedy::Rebuild { ban: None } => {}
         Remedy::Stop(StopReason::TooManyAttempts) => {
             assert_eq!(run.policy.attempts(), MAX_ATTEMPTS);

@@ -103,7 +103,7 @@ pub struct World {
 }
 
 use fetches::Fetches;
-pub use peer_snapshots::Kept;
+pub use peer_snapshots::{Kept, LeftWorker};
 pub use slots::Slots;
 use worker::Worker;
 
