@@ -1,5 +1,5 @@
-//! Carries out the growth of a run: checks whether a session can start on certain workers, and warns
-//! of those that are not taken in.
+//! Checks whether a session can start on certain workers, and warns of workers that are not taken
+//! in. `RunGrowth` of `pipeline` decides the growth of a run.
 
 use crate::events::Events;
 use crate::output;
