@@ -69,22 +69,24 @@ pub fn fits_beside<W: Candidate>(
 }
 
 /// The workers of the smallest session that could start on the others and this worker. If there is
-/// no plan for so many, more like this one are to come. `None` if they would not fit.
+/// no plan for so many, or too little memory, more like this one are to come. `None` if they would
+/// not fit, or if the others make a session that this worker would prevent.
 fn smallest_session<W: Candidate>(
     worker: &W,
     others: &[W],
     most: usize,
     check: impl Fn(&[W]) -> Check,
 ) -> Option<usize> {
+    let others_fit = !others.is_empty() && check(others) == Check::Fits;
     let mut members = others.to_vec();
     let mut next = worker.clone();
     while members.len() < most {
         members.push(next);
         next = worker.another(members.len());
         match check(&members) {
-            Check::NoPlan => {}
             Check::Fits => return Some(members.len()),
-            Check::Unfit(_) => return None,
+            Check::Unfit(_) if others_fit => return None,
+            Check::NoPlan | Check::Unfit(_) => {}
         }
     }
     None
@@ -346,6 +348,20 @@ mod tests {
         assert!(fits(worker(7, 8), &[], pairs) && !fits(worker(7, 7), &[], pairs));
         assert!(!fits(worker(7, 8), &[&cpus[..], &cpus[..]].concat(), alike));
         assert!(!fits(worker(7, 8), &cpus, |_| Check::NoPlan));
+    }
+
+    /// With fewer workers each one would need more memory than it has.
+    #[test]
+    fn a_worker_fits_if_more_like_it_make_a_session() {
+        let memory = |workers: &[Process]| match workers.iter().map(|one| one.memory).sum() {
+            32u64.. => Check::Fits,
+            _ => Check::Unfit("too little memory".into()),
+        };
+        let cpus = [worker(1, 8), worker(2, 8)];
+        assert_eq!(smallest_session(&worker(7, 8), &cpus, 4, memory), Some(4));
+        assert_eq!(smallest_session(&worker(7, 16), &cpus, 4, memory), Some(3));
+        assert_eq!(smallest_session(&worker(7, 8), &cpus, 3, memory), None);
+        assert_eq!(smallest_session(&worker(7, 4), &cpus, 5, memory), None);
     }
 
     /// Workers of one device share its memory.

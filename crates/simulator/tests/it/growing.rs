@@ -23,7 +23,7 @@ const STRIDE: u64 = 41;
 /// All that happens at some seed, if there are many.
 const ALL: [&str; 7] = [
     "an unfit worker that got no place",
-    "an unfit worker that nobody had judged",
+    "an unfit worker that the desk found",
     "a run that grew",
     "a run that had its initial number of workers again",
     "a newcomer that did not come",
@@ -181,10 +181,10 @@ fn at_random(seed: u64, log: Log, counts: &mut Counts) {
     log.note(|| format!("with comings: {faults:?}"));
     let memberships = run.play(&faults, log);
     let initial = memberships[0].workers;
-    for UnfitWorkers { refused, ended } in memberships.iter().map(|membership| membership.unfit) {
+    for UnfitWorkers { refused, found } in memberships.iter().map(|membership| membership.unfit) {
         for (what, times) in [
             ("an unfit worker that got no place", refused),
-            ("an unfit worker that nobody had judged", ended),
+            ("an unfit worker that the desk found", found),
         ] {
             *counts.entry(what).or_default() += times as u64;
         }

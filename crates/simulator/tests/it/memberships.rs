@@ -63,8 +63,8 @@ pub struct MembershipResult {
 pub struct UnfitWorkers {
     /// Those that got none, as the run knew that they are unfit.
     pub refused: usize,
-    /// Those that nobody had judged, so that the user had to end them.
-    pub ended: usize,
+    /// Those that got none, as the desk found that they are unfit.
+    pub found: usize,
 }
 
 impl MembershipRun {
@@ -239,15 +239,22 @@ impl MembershipRun {
         let mut asking: Vec<Process> = processes.here.iter().map(|living| living.process).collect();
         // A newcomer may join before the others.
         asking.rotate_right(1);
-        let seated = Seating { sizes: &run.sizes, last, judged: &run.judged, asking }.seat();
-        growth.workers_rejoined(newcomers(growth, &seated.members));
-        let is_refused = |living: &&Living| {
-            run.judged.contains(&living.process) && !seated.members.contains(&living.process)
-        };
-        let refused = processes.here.iter().filter(is_refused).count();
-        processes.put_first(&seated.members);
-        run.members = seated.members;
-        UnfitWorkers { refused, ended: seated.ended }
+        let members = Seating { sizes: &run.sizes, last, asking }.seat();
+        growth.workers_rejoined(newcomers(growth, &members));
+        let mut unfit = UnfitWorkers::default();
+        for Living { process, .. } in &processes.here {
+            if members.contains(process) {
+                continue;
+            }
+            if run.judged.contains(process) {
+                unfit.refused += 1;
+            } else if members.first().is_some_and(|one| one.device_kind != process.device_kind) {
+                unfit.found += 1;
+            }
+        }
+        processes.put_first(&members);
+        run.members = members;
+        unfit
     }
 
     /// Checks that growth repeats no step. Only survivors that are lost on the way, with the

@@ -14,43 +14,18 @@ pub struct Seating<'a> {
     /// The numbers of workers with which the run can continue, the initial one first.
     pub sizes: &'a [usize],
     pub last: LastSession<Process>,
-    /// The processes that the run has judged unfit.
-    pub judged: &'a [Process],
     /// The processes that ask for a place, in this order.
     pub asking: Vec<Process>,
 }
 
-/// The workers of the next session.
-#[derive(Default)]
-pub struct Seated {
-    /// Its members, by number. Empty if too few ask.
-    pub members: Vec<Process>,
-    /// The number of unfit workers that got a place because nobody had judged them, and that the
-    /// user ended.
-    pub ended: usize,
-}
-
 impl Seating<'_> {
-    /// Plays the wait to its end. A session beside an unfit worker that was not judged would end
-    /// the run, so its user ends that worker and resumes the run.
-    pub fn seat(mut self) -> Seated {
-        let mut ended = 0;
-        loop {
-            let members = self.ask();
-            let Check::Unfit(_) = check(self.sizes, &members) else {
-                return Seated { members, ended };
-            };
-            let is_judged = |one: &Process| is_among(one, self.judged);
-            assert!(!members.iter().any(is_judged), "an unfit worker has a place: {members:?}");
-            let (known, newcomers) = (&self.last.known, &self.last.newcomers);
-            let stays = members.iter().find(|one| is_among(one, known)).unwrap_or(&members[0]);
-            let is_ended =
-                |one: &Process| is_among(one, &members) && one.device_kind != stays.device_kind;
-            assert!(!newcomers.iter().any(is_ended), "an unfit worker was taken in: {members:?}");
-            let before = self.asking.len();
-            self.asking.retain(|one| !is_ended(one));
-            ended += before - self.asking.len();
-        }
+    /// Plays the wait to its end. Returns the members of the session by number, or none if too few
+    /// ask. Else an unfit worker would end the run.
+    pub fn seat(self) -> Vec<Process> {
+        let members = self.ask();
+        let fits = !matches!(check(self.sizes, &members), Check::Unfit(_));
+        assert!(fits, "an unfit worker has a place: {members:?}");
+        members
     }
 
     /// The members with which the desk begins a session, if these ask.
