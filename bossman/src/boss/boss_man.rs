@@ -27,7 +27,7 @@ pub struct BossMan {
     /// The members of a pool, if workers may join and leave.
     pub(crate) pool: Option<Pool>,
     /// The state and the log from which calls are repeated after a loss.
-    pub(crate) recovery: Option<CallLog>,
+    pub(crate) log: Option<CallLog>,
 }
 
 impl BossMan {
@@ -89,7 +89,7 @@ impl BossMan {
     /// # Errors
     /// The run has no replicas, or has state that would be lost with a worker that leaves.
     pub async fn open_pool(&mut self) -> Result<(), BossManError> {
-        if self.recovery.is_some() {
+        if self.log.is_some() {
             let message = "a pool mends itself: leave enable_recovery() out";
             return Err(BossManError::Usage(message.into()));
         }

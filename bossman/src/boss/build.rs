@@ -12,10 +12,11 @@ impl Builder {
     /// The model cannot be cut as asked. The error states the reason.
     pub fn build(self, workers: Workers) -> Result<BossMan, BossManError> {
         self.check(workers.count)?;
-        let (trainer, host) = self.start(workers)?;
+        let host = workers.host.clone();
+        let trainer = self.start(workers)?;
         // A rebuilt session must cut batches as this one does, with fewer workers, too.
         let builder = self.microbatches(trainer.strategy.microbatches);
-        Ok(BossMan { trainer, builder, host, pool: None, recovery: None })
+        Ok(BossMan { trainer, builder, host, pool: None, log: None })
     }
 }
 

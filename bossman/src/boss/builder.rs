@@ -8,7 +8,7 @@ use crate::tuning::collective;
 use crate::tuning::known_times::KnownTimes;
 use crate::tuning::replica_devices::{self, device_kind};
 use crate::tuning::worker_memory;
-use crate::workers::host::{Host, Workers};
+use crate::workers::host::Workers;
 #[cfg(doc)]
 use crate::BossMan;
 use crate::{BossManError, Model};
@@ -342,10 +342,9 @@ impl Builder {
     }
 
     /// Starts a session, also after a loss of workers.
-    pub(super) fn start(&self, workers: Workers) -> Result<(Trainer, Host), BossManError> {
-        let host = workers.host.clone();
+    pub(super) fn start(&self, workers: Workers) -> Result<Trainer, BossManError> {
         let mut trainer = Trainer::start(self.model.clone(), self.settings.clone(), workers)?;
         trainer.schedules.known_times = self.known_times.clone();
-        Ok((trainer, host))
+        Ok(trainer)
     }
 }

@@ -4,18 +4,14 @@ use super::boss_man::BossMan;
 use crate::checkpoint;
 use crate::events::{Completed, Event};
 use crate::recovery::call_log::{CallContext, CallLog, Interruption};
-use crate::recovery::policy::ban;
+use crate::recovery::policy::{ban, FailedSessionFacts, Recovery};
+use crate::recovery::rejoin;
 use crate::session::call::TrainingCall;
 use crate::session::replica_check::{self, compare_replicas};
 use crate::session::train_step::TrainedStep;
 use crate::session::trainer::Trainer;
-use crate::workers::host::Host;
 use crate::BossManError;
-use link::WorkerInfo;
-use pipeline::recovery::{
-    Cause, FitsBeside, KeptPlaces, LastSession, RecoveryCost, RecoveryPolicy, Remedy, Repeated,
-    ResumeReport, Situation, StateSource,
-};
+use pipeline::recovery::{Cause, KeptPlaces, LastSession, Remedy, ResumeReport, StateSource};
 use pipeline::StateForm;
 use std::time::Instant;
 use tracing::info;
@@ -27,20 +23,20 @@ impl BossMan {
         &mut self,
         call: C,
     ) -> Result<C::Answer, BossManError> {
-        let mut policy = RecoveryPolicy::default();
+        let mut recovery = Recovery::default();
         // An earlier call left the recovery unfinished.
-        if let Some(interruption) = self.recovery.as_mut().and_then(|log| log.interrupted.take()) {
+        if let Some(interruption) = self.log.as_mut().and_then(|log| log.interrupted.take()) {
             let context = CallContext::of(&self.trainer).with_batch(interruption.batch);
-            self.rebuild_session(&mut policy, interruption.error(), &context).await?;
+            self.rebuild_session(&mut recovery, interruption.error(), &context).await?;
         }
         loop {
             if C::FOLLOWS_MEMBERS {
                 self.update_membership().await?;
             }
             let context = CallContext::of(&self.trainer);
-            let mark = self.recovery.as_mut().map(|log| log.begin_call(&call));
+            let mark = self.log.as_mut().map(|log| log.begin_call(&call));
             let result = call.run(&mut self.trainer).await;
-            if let (Some(log), Some(mark)) = (&mut self.recovery, mark) {
+            if let (Some(log), Some(mark)) = (&mut self.log, mark) {
                 log.end_call(mark);
             }
             match result {
@@ -51,7 +47,7 @@ impl BossMan {
                 Err(error) if C::FOLLOWS_MEMBERS && self.recover(&error) => {
                     self.trainer.position.counters.step = context.step();
                 }
-                Err(error) => self.rebuild_session(&mut policy, error, &context).await?,
+                Err(error) => self.rebuild_session(&mut recovery, error, &context).await?,
             }
         }
     }
@@ -90,14 +86,14 @@ impl BossMan {
 
     /// Records a change that the stored state does not hold.
     pub(super) fn invalidate_log(&mut self) {
-        if let Some(log) = &mut self.recovery {
+        if let Some(log) = &mut self.log {
             log.invalidate();
         }
     }
 
     /// Logs a completed call, and stores the state anew if that is due and possible.
     async fn record<C: TrainingCall>(&mut self, call: &C, context: CallContext) {
-        let Some(log) = &mut self.recovery else { return };
+        let Some(log) = &mut self.log else { return };
         log.record(call, context);
         if !log.is_refresh_due(&self.trainer.position) {
             return;
@@ -109,33 +105,32 @@ impl BossMan {
         // The call itself is complete. The next call notices a loss, and the older state suffices
         // until then.
         if !matches!(error.cause(), Cause::Lost | Cause::Unfit | Cause::OutOfMemory) {
-            self.recovery = None;
+            self.log = None;
             self.trainer.events.warn(format!(
                 "calls are not repeated any more: the state could not be copied ({error})"
             ));
         }
     }
 
-    fn situation(&self) -> Situation {
-        Situation::Fixed {
-            can_restore: self.recovery.as_ref().is_some_and(CallLog::can_replay),
+    fn facts(&self) -> FailedSessionFacts {
+        FailedSessionFacts {
+            can_restore: self.log.as_ref().is_some_and(CallLog::can_replay),
             has_substitute: self.trainer.plan.workers() > 1 || self.host.starts_workers(),
             // The program chose what is recomputed, and where the model is cut.
             can_save_memory: false,
-            has_grown: false,
+            newcomers: None,
         }
     }
 
     /// Whether the next call would recover from this error.
     fn can_rebuild(&self, error: &BossManError) -> bool {
-        let remedy = error.remedy(&mut RecoveryPolicy::default(), self.situation());
-        remedy.begins_again()
+        Recovery::default().decide(error, Instant::now(), &self.facts()).begins_again()
     }
 
     /// The error of a call that cannot be repeated, with advice.
     fn with_advice(&self, error: BossManError) -> BossManError {
         match self.builder.settings().is_called_by_program && self.pool.is_none() {
-            true => error.with_advice_if_lost(|| CallLog::advice(self.recovery.as_ref())),
+            true => error.with_advice_if_lost(|| CallLog::advice(self.log.as_ref())),
             false => error,
         }
     }
@@ -147,76 +142,54 @@ impl BossMan {
     /// The call cannot be repeated, or too many attempts failed.
     async fn rebuild_session(
         &mut self,
-        policy: &mut RecoveryPolicy,
+        recovery: &mut Recovery,
         mut error: BossManError,
         context: &CallContext,
     ) -> Result<(), BossManError> {
-        let failed = Instant::now();
-        let mut is_first = true;
         loop {
-            let remedy = error.remedy(policy, self.situation());
-            let (Remedy::Rebuild { .. }, Some(log)) = (remedy, &mut self.recovery) else {
-                if is_first && !error.was_refused() {
+            let remedy = recovery.decide(&error, Instant::now(), &self.facts());
+            let (Remedy::Rebuild { .. }, Some(log)) = (remedy, &mut self.log) else {
+                if !recovery.is_recovering() && !error.was_refused() {
                     self.invalidate_log();
                 }
                 return Err(self.with_advice(error));
             };
-            is_first = false;
             let cause = error.to_string();
-            info!(attempts = policy.attempts(), reason = cause, "recovery of a call");
+            info!(attempts = recovery.attempts(), reason = cause, "recovery of a call");
             log.interrupted = Some(Interruption { cause, batch: context.batch() });
             ban(remedy, &error, &self.trainer.handle);
             self.trainer.disconnect();
             let done = Completed::Updates(self.trainer.position.counters.updates);
             self.trainer.events.report(&Event::workers_lost(done, &error));
-            match self.build_and_replay(context, failed).await {
-                Ok(rebuilt) => {
-                    self.adopt(rebuilt);
-                    return Ok(());
-                }
+            match self.build_and_replay(recovery, context).await {
+                Ok(()) => return Ok(()),
                 Err(next) => error = next,
             }
         }
     }
 
-    /// Continues in the new session.
-    fn adopt(&mut self, Rebuilt { trainer, host, cost }: Rebuilt) {
-        (self.trainer, self.host) = (trainer, host);
-        let Some(log) = &mut self.recovery else { return };
-        log.interrupted = None;
-        let report = ResumeReport {
-            workers: self.trainer.plan.workers(),
-            initial_workers: log.workers,
-            source: StateSource::BossCopy { updates: log.updates },
-        };
-        self.trainer.events.report(&Event::Resuming(report));
-        self.trainer.events.report(&Event::Recovered(cost));
-    }
-
-    /// Starts a session with the remaining workers, and repeats the log there.
+    /// Starts a session with the remaining workers, repeats the log there, and continues in it.
     async fn build_and_replay(
         &mut self,
+        recovery: &mut Recovery,
         context: &CallContext,
-        failed: Instant,
-    ) -> Result<Rebuilt, BossManError> {
-        let Some(log) = &self.recovery else {
+    ) -> Result<(), BossManError> {
+        let Some(log) = &mut self.log else {
             return Err(BossManError::Usage("no state is stored".into()));
         };
-        let fits = |workers| self.builder.check(workers).is_ok();
-        let before = LastSession {
+        let last = LastSession {
             workers: self.trainer.plan.workers(),
-            lost: 1,
+            lost: recovery.lost(),
             newcomers: Vec::new(),
             // The boss has the state.
             kept: KeptPlaces::None,
-            known: Vec::new(),
+            // They are fit, because the session could start on them.
+            known: self.trainer.handle.workers().to_vec(),
             unfit: Vec::new(),
         };
-        // Every worker counts as fit, because its device is not checked before a session.
-        let fits_beside: FitsBeside<WorkerInfo> = Box::new(|_, _| true);
-        let workers = self.host.clone().wait_for_rejoin(before, fits, fits_beside).await?;
-        let rejoined = Instant::now();
-        let (mut trainer, host) = self.builder.start(workers)?;
+        let workers = rejoin::wait(self.host.clone(), &self.builder, last).await?;
+        recovery.workers_rejoined();
+        let mut trainer = self.builder.start(workers)?;
         // If this session fails, one of its workers may be at fault.
         self.trainer.handle = trainer.handle.clone();
         trainer.data = self.trainer.data.clone();
@@ -225,23 +198,22 @@ impl BossMan {
             trainer.send_optimizer(optimizer).await?;
         }
         log.restore(&mut trainer).await?;
-        let restored = Instant::now();
+        recovery.state_restored();
         log.replay(&mut trainer, context).await?;
-        let cost = RecoveryCost {
-            repeated: Repeated::Calls(log.len() as u64),
-            rejoin: rejoined - failed,
-            restore: restored - rejoined,
-            recompute: restored.elapsed(),
-        };
-        Ok(Rebuilt { trainer, host, cost })
+        let cost = recovery.calls_repeated(log.len());
+        log.interrupted = None;
+        self.trainer = trainer;
+        let events = &self.trainer.events;
+        events.report(&Event::Resuming(ResumeReport {
+            workers: self.trainer.plan.workers(),
+            initial_workers: log.workers,
+            source: StateSource::BossCopy { updates: log.updates },
+        }));
+        if let Some(cost) = cost {
+            events.report(&Event::Recovered(cost));
+        }
+        Ok(())
     }
-}
-
-/// A session with the remaining workers, in the state before the call that failed.
-struct Rebuilt {
-    trainer: Trainer,
-    host: Host,
-    cost: RecoveryCost,
 }
 
 async fn copy_state(trainer: &mut Trainer, log: &mut CallLog) -> Result<(), BossManError> {

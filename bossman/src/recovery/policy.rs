@@ -1,9 +1,10 @@
-//! Continues a run after a loss of workers, from its last checkpoint or from peer snapshots.
+//! Decides whether a run continues after a loss of workers, and measures what that costs. The run
+//! resumes from its last checkpoint, a peer snapshot, or the boss's copy for calls by hand.
 //!
 //! The remaining workers join again, and spares take the places of lost ones. The model is cut for
-//! the workers that joined, and the steps since the state are repeated. Random draws and samples
-//! depend only on the numbers of steps, and the result does not depend on the cut (law 1). So the
-//! result equals that of a run without a loss.
+//! the workers that joined, and the steps or calls since the state are repeated. Random draws and
+//! samples depend only on the numbers of steps, and the result does not depend on the cut (law 1).
+//! So the result equals that of a run without a loss.
 
 use crate::BossManError;
 use pipeline::ids::WorkerId;
@@ -15,7 +16,7 @@ use runtime::Handle;
 use std::time::{Duration, Instant};
 use tracing::info;
 
-/// The state of recovery in a run.
+/// The state of recovery in a run, or in a call by hand.
 #[derive(Default)]
 pub(crate) struct Recovery {
     policy: RecoveryPolicy,
@@ -37,6 +38,8 @@ struct Outage {
 
 /// The facts about a session that failed.
 pub(crate) struct FailedSessionFacts {
+    /// Whether there is a state to resume from.
+    pub(crate) can_restore: bool,
     /// Whether the run may continue without the worker that failed.
     pub(crate) has_substitute: bool,
     /// Whether the workers could need less memory for the same steps.
@@ -109,23 +112,6 @@ impl BossManError {
         }
     }
 
-    /// Decides what to do after this error.
-    pub(crate) fn remedy(&self, policy: &mut RecoveryPolicy, situation: Situation) -> Remedy {
-        self.remedy_with(self.worker(), policy, situation)
-    }
-
-    /// Decides what to do after this error, for which `worker` is at fault, if it is known.
-    fn remedy_with(
-        &self,
-        worker: Option<WorkerId>,
-        policy: &mut RecoveryPolicy,
-        situation: Situation,
-    ) -> Remedy {
-        let remedy = policy.decide(self.cause(), worker, situation);
-        log_remedy(self, remedy);
-        remedy
-    }
-
     fn worker(&self) -> Option<WorkerId> {
         match self {
             BossManError::Worker(failure) => failure.worker,
@@ -151,32 +137,26 @@ impl BossManError {
 }
 
 impl Recovery {
-    /// Records a failure at this time of a run that has a state to resume from, and decides what to
-    /// do.
+    /// Records a failure at this time, and decides what to do.
     pub(crate) fn decide(
         &mut self,
         error: &BossManError,
         at: Instant,
         facts: &FailedSessionFacts,
     ) -> Remedy {
-        let FailedSessionFacts { has_substitute, can_save_memory, ref newcomers } = *facts;
+        let FailedSessionFacts { can_restore, has_substitute, can_save_memory, .. } = *facts;
+        let newcomers = facts.newcomers.as_ref();
         let has_grown = newcomers.is_some();
         let situation =
-            Situation::Fixed { can_restore: true, has_substitute, can_save_memory, has_grown };
+            Situation::Fixed { can_restore, has_substitute, can_save_memory, has_grown };
         // The others worked before, so only a newcomer is at fault.
-        let may_be_banned =
-            |worker: &WorkerId| newcomers.as_ref().is_none_or(|all| all.contains(worker));
+        let may_be_banned = |worker: &WorkerId| newcomers.is_none_or(|all| all.contains(worker));
         let worker = error.worker().filter(may_be_banned);
-        let remedy = error.remedy_with(worker, &mut self.policy, situation);
+        let remedy = self.policy.decide(error.cause(), worker, situation);
+        log_remedy(error, remedy);
         if remedy.begins_again() {
-            self.outage = Some(Outage {
-                since: self.outage.as_ref().map_or(at, |outage| outage.since),
-                lost: usize::from(remedy != Remedy::SaveMemory),
-                rejoined_after: Duration::ZERO,
-                restored_after: Duration::ZERO,
-                done: self.policy.furthest(),
-                from: 0,
-            });
+            let since = self.outage.as_ref().map_or(at, |outage| outage.since);
+            self.begin_outage(since, usize::from(remedy != Remedy::SaveMemory));
         }
         remedy
     }
@@ -184,9 +164,13 @@ impl Recovery {
     /// Records that a session ends at this time, after the last completed step, so that the next
     /// one has more workers. No worker is lost, and no step is repeated.
     pub(crate) fn begin_growth(&mut self, at: Instant) {
+        self.begin_outage(at, 0);
+    }
+
+    fn begin_outage(&mut self, since: Instant, lost: usize) {
         self.outage = Some(Outage {
-            since: at,
-            lost: 0,
+            since,
+            lost,
             rejoined_after: Duration::ZERO,
             restored_after: Duration::ZERO,
             done: self.policy.furthest(),
@@ -194,12 +178,17 @@ impl Recovery {
         });
     }
 
+    /// The failures since the last progress.
+    pub(crate) fn attempts(&self) -> u32 {
+        self.policy.attempts()
+    }
+
     /// The last completed step.
     pub(crate) fn furthest(&self) -> u64 {
         self.policy.furthest()
     }
 
-    /// Whether lost steps are still to be repeated.
+    /// Whether lost steps or calls are still to be repeated.
     pub(crate) fn is_recovering(&self) -> bool {
         self.outage.is_some()
     }
@@ -230,29 +219,41 @@ impl Recovery {
         }
     }
 
-    /// Records that workers have their state. Returns the cost of the recovery if no step has to
-    /// be repeated.
-    pub(crate) fn state_restored(&mut self) -> Option<RecoveryCost> {
-        let outage = self.outage.as_mut()?;
-        outage.restored_after = outage.since.elapsed();
-        let from = outage.from;
-        self.cost_once_caught_up(from)
+    /// Records that workers have their state.
+    pub(crate) fn state_restored(&mut self) {
+        if let Some(outage) = &mut self.outage {
+            outage.restored_after = outage.since.elapsed();
+        }
     }
 
     /// Records a completed step. Returns the cost of the recovery after the last repeated step.
     pub(crate) fn step_done(&mut self, step: u64) -> Option<RecoveryCost> {
         self.policy.completed(step);
-        self.cost_once_caught_up(step)
+        self.caught_up(step)
     }
 
-    fn cost_once_caught_up(&mut self, step: u64) -> Option<RecoveryCost> {
+    /// Returns the cost of the recovery if no step after this one is still to be repeated.
+    pub(crate) fn caught_up(&mut self, step: u64) -> Option<RecoveryCost> {
         let outage = self.outage.take_if(|outage| step >= outage.done)?;
-        Some(RecoveryCost {
-            repeated: Repeated::Steps(outage.done.saturating_sub(outage.from)),
-            rejoin: outage.rejoined_after,
-            restore: outage.restored_after.saturating_sub(outage.rejoined_after),
-            recompute: outage.since.elapsed().saturating_sub(outage.restored_after),
-        })
+        let repeated = Repeated::Steps(outage.done.saturating_sub(outage.from));
+        Some(outage.cost(repeated))
+    }
+
+    /// Records that these calls by hand are repeated. Returns the cost of the recovery.
+    pub(crate) fn calls_repeated(&mut self, calls: usize) -> Option<RecoveryCost> {
+        let outage = self.outage.take()?;
+        Some(outage.cost(Repeated::Calls(calls as u64)))
+    }
+}
+
+impl Outage {
+    fn cost(&self, repeated: Repeated) -> RecoveryCost {
+        RecoveryCost {
+            repeated,
+            rejoin: self.rejoined_after,
+            restore: self.restored_after.saturating_sub(self.rejoined_after),
+            recompute: self.since.elapsed().saturating_sub(self.restored_after),
+        }
     }
 }
 
@@ -268,7 +269,7 @@ mod tests {
     }
 
     fn facts(has_substitute: bool, can_save_memory: bool) -> FailedSessionFacts {
-        FailedSessionFacts { has_substitute, can_save_memory, newcomers: None }
+        FailedSessionFacts { can_restore: true, has_substitute, can_save_memory, newcomers: None }
     }
 
     fn resumes(recovery: &mut Recovery, step: u64) {
@@ -292,8 +293,9 @@ mod tests {
         for error in [lost(true), ended, lost(true)] {
             assert!(may_retry(&mut recovery, &error, false));
             resumes(&mut recovery, 2);
+            recovery.state_restored();
             // Repeated steps are no progress.
-            assert!(recovery.state_restored().is_none() && recovery.step_done(3).is_none());
+            assert!(recovery.caught_up(2).is_none() && recovery.step_done(3).is_none());
         }
         assert!(!may_retry(&mut recovery, &lost(true), true));
         let cost = recovery.step_done(4).unwrap();
@@ -303,7 +305,7 @@ mod tests {
         assert!(may_retry(&mut recovery, &lost(true), false));
         // No step has to be repeated.
         resumes(&mut recovery, 5);
-        assert_eq!(recovery.state_restored().unwrap().repeated, Repeated::Steps(0));
+        assert_eq!(recovery.caught_up(5).unwrap().repeated, Repeated::Steps(0));
         // Another worker may be fit for the part of an unfit one.
         let kind = FailureKind::Unfit;
         let unfit = BossManError::Worker(Failure { kind, ..Failure::new("it panicked") });
@@ -329,6 +331,34 @@ mod tests {
         assert_eq!(recovery.lost(), 1);
     }
 
+    /// The recovery of a call ends when its calls are repeated, and counts from its first failure.
+    #[test]
+    fn a_recovery_is_measured_from_its_first_failure() {
+        let mut recovery = Recovery::default();
+        assert!(recovery.calls_repeated(3).is_none());
+        let (long, now) = (Duration::from_secs(60), Instant::now());
+        let first = now.checked_sub(long).unwrap();
+        for at in [first, now] {
+            let remedy = recovery.decide(&lost(true), at, &facts(false, false));
+            assert_eq!(remedy, Remedy::Rebuild { ban: None });
+        }
+        assert_eq!(recovery.attempts(), 2);
+        recovery.workers_rejoined();
+        recovery.state_restored();
+        let cost = recovery.calls_repeated(3).unwrap();
+        assert_eq!(cost.repeated, Repeated::Calls(3));
+        assert!(cost.rejoin >= long && cost.restore + cost.recompute < long);
+        assert!(!recovery.is_recovering());
+    }
+
+    #[test]
+    fn a_call_whose_state_is_gone_is_not_repeated() {
+        let mut recovery = Recovery::default();
+        let facts = FailedSessionFacts { can_restore: false, ..facts(true, false) };
+        let remedy = recovery.decide(&lost(true), Instant::now(), &facts);
+        assert!(!remedy.begins_again() && !recovery.is_recovering());
+    }
+
     /// Ctrl-C then has nothing to wait for.
     #[test]
     fn a_loss_before_the_first_step_leaves_no_state() {
@@ -348,7 +378,7 @@ mod tests {
         assert_eq!((recovery.is_recovering(), recovery.lost()), (true, 0));
         recovery.workers_rejoined();
         resumes(&mut recovery, 4);
-        assert_eq!(recovery.state_restored().unwrap().repeated, Repeated::Steps(0));
+        assert_eq!(recovery.caught_up(4).unwrap().repeated, Repeated::Steps(0));
         assert!(!recovery.is_recovering());
     }
 

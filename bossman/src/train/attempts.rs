@@ -3,17 +3,18 @@
 use crate::checkpoint::RunRecord;
 use crate::events::{Completed, Event, Events};
 use crate::recovery::policy::{self, FailedSessionFacts, Recovery};
+use crate::recovery::rejoin;
 use crate::recovery::resume::{self, ResumeState};
 use crate::status::StatusBoard;
 use crate::train::attempt::{Attempt, Observers};
-use crate::train::growth::{self, GrowthWarnings};
+use crate::train::growth_warnings::GrowthWarnings;
 use crate::train::memory_saving::{MeansLeft, MemorySaving};
 use crate::train::metrics::Metrics;
 use crate::train::outcome::{Interruption, Outcome};
 use crate::train::prepared::{Prepared, Start};
 use crate::train::settings::TrainOptions;
 use crate::train::trace::TraceRecorder;
-use crate::workers::host::Workers;
+use crate::workers::host::{Host, Workers};
 use crate::{BossMan, BossManError, RecoverySource, StepReport};
 use link::WorkerInfo;
 use parking_lot::Mutex;
@@ -67,8 +68,8 @@ pub(super) struct Attempts {
     saving: MemorySaving,
     /// The number of workers in the last session.
     workers: usize,
-    /// The address at which workers join again, once they have joined.
-    port: Option<u16>,
+    /// The host at which workers join again, once they have joined.
+    host: Option<Host>,
     /// The time at which a step failed.
     failed_at: Option<Instant>,
     /// The workers' connections, until recovery decides how the run continues.
@@ -93,7 +94,7 @@ impl Attempts {
             saved: None,
             saving: MemorySaving::of(prepared.file.recompute),
             workers: prepared.workers,
-            port: None,
+            host: None,
             failed_at: None,
             handle: None,
             time: Duration::ZERO,
@@ -123,7 +124,8 @@ impl Attempts {
             let outcome = self.interrupted(prepared, done, None).await;
             return Ok(AttemptEnd::Done(Box::new(outcome)));
         };
-        let cost = self.recovery.state_restored();
+        self.recovery.state_restored();
+        let cost = self.recovery.caught_up(attempt.done);
         self.report_cost(cost);
         let (workers, from_step) = (self.workers, attempt.done);
         info!(workers, from_step, steps = prepared.steps, "training begins");
@@ -306,7 +308,7 @@ impl Attempts {
                 && !prepared.options.stop.is_set(),
         };
         let builder = || prepared.builder(self.record.microbatches, self.saving);
-        let check = |members: &[WorkerInfo]| growth::check(&builder(), members);
+        let check = |members: &[WorkerInfo]| rejoin::check(&builder(), members);
         let decision = self.growth.decide(at, &waiting, check);
         self.growth_warnings.tell(&decision.problems, &self.observers.events);
         decision.workers
@@ -357,6 +359,7 @@ impl Attempts {
         let at = failed_at.unwrap_or_else(Instant::now);
         let has_substitute = self.workers > 1 || prepared.options.fleet.local > 0;
         let facts = FailedSessionFacts {
+            can_restore: true,
             has_substitute,
             can_save_memory: saving.is_some(),
             newcomers: self.growth.newcomers().map(<[WorkerId]>::to_vec),
@@ -388,26 +391,22 @@ impl Attempts {
     /// Waits for workers. After a loss, waits for the remaining ones, and during a growth for those
     /// that are taken in, too.
     async fn wait_for_workers(&mut self, prepared: &Prepared<'_>) -> Result<Workers, BossManError> {
-        let TrainOptions { fleet, pool, .. } = prepared.options;
-        let weights = prepared.weights.as_ref();
-        let host = fleet.host_with_files(prepared.workers, prepared.file, weights);
-        let host = host.observed_by(self.observers.events.clone(), self.status.clone());
-        let host = if *pool { host.open_to_joins() } else { host };
-        let Some(port) = self.port else {
+        let Some(host) = self.host.clone() else {
+            let TrainOptions { fleet, pool, .. } = prepared.options;
+            let weights = prepared.weights.as_ref();
+            let host = fleet.host_with_files(prepared.workers, prepared.file, weights);
+            let host = host.observed_by(self.observers.events.clone(), self.status.clone());
+            let host = if *pool { host.open_to_joins() } else { host };
             let workers = host.wait().await?;
-            self.port = Some(workers.port());
+            self.host = Some(workers.host.clone());
             return Ok(workers);
         };
-        // Local workers get another port.
-        let host = if fleet.local == prepared.workers { host } else { host.port(port) };
         let builder = prepared.builder(self.record.microbatches, self.saving);
-        let fits = |workers| builder.check(workers).is_ok();
-        let fits_beside = growth::fits_beside(builder.clone(), prepared.workers);
         let last = self.growth.last_session(self.workers, self.recovery.lost());
-        let workers = host.wait_for_rejoin(last, fits, fits_beside).await?;
+        let workers = rejoin::wait(host, &builder, last).await?;
         self.recovery.workers_rejoined();
         self.growth.workers_rejoined(workers.newcomers(self.growth.known()));
-        (self.port, self.workers) = (Some(workers.port()), workers.count);
+        self.workers = workers.count;
         Ok(workers)
     }
 

@@ -5,7 +5,8 @@
 //!  |  -> prepared (Prepared)        what needs no workers
 //!  |  -> receipt_writer             at the end
 //!  +-> attempts (Attempts) -> memory_saving    after a run was out of memory
-//!       |                  -> growth           checks and warns for pipeline's RunGrowth
+//!       |                  -> growth_warnings  of what pipeline's RunGrowth decides
+//!       |                  -> recovery: policy, rejoin, resume
 //!       +-> attempt (Attempt) -> epochs -> validation -> validation_result (a value)
 //!            +-> checkpoint_writer, digests
 //!            +-> Event -> metrics, trace, and the observers of the caller
@@ -16,7 +17,7 @@ mod attempts;
 pub(crate) mod checkpoint_writer;
 mod digests;
 pub(crate) mod epochs;
-mod growth;
+mod growth_warnings;
 mod memory_saving;
 pub mod metrics;
 mod outcome;

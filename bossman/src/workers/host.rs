@@ -7,7 +7,7 @@ use crate::workers::local_processes::{worker_command, LocalWorkers, WorkerFlags}
 use crate::BossManError;
 use link::{Identity, LinkError, Listener, Ticket, Transport, WorkerInfo};
 use pipeline::ids::WorkerId;
-use pipeline::recovery::{FitsBeside, JoinDesk, LastSession};
+use pipeline::recovery::{fits_beside, Check, JoinDesk, LastSession};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -52,11 +52,6 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// The UDP port on which they joined.
-    pub(crate) fn port(&self) -> u16 {
-        self.listener.address().port()
-    }
-
     /// Those that are neither local nor among the `known` ones.
     pub(crate) fn newcomers(&self, known: &[WorkerInfo]) -> Vec<WorkerId> {
         let is_known = |info: &WorkerInfo| {
@@ -218,16 +213,17 @@ impl Host {
     /// Waits again after a session that failed or ended for more workers. Starts local workers
     /// afresh. Waits for the remaining other workers and the newcomers, and briefly for spares.
     /// Fewer may suffice: `fits` tells whether the run can continue with a number of workers, and
-    /// `fits_beside` judges spares, and unfit workers anew if too few remain.
+    /// `check` judges spares beside others, and unfit workers anew if too few remain.
     pub(crate) async fn wait_for_rejoin(
         self,
         last: LastSession<WorkerInfo>,
         fits: impl Fn(usize) -> bool,
-        fits_beside: FitsBeside<WorkerInfo>,
+        check: impl Fn(&[WorkerInfo]) -> Check + Send + Sync + 'static,
     ) -> Result<Workers, BossManError> {
         let grows = !last.newcomers.is_empty();
         let reason = if grows { WaitReason::Grow } else { WaitReason::Rejoin };
         let places = self.workers;
+        let fits_beside = fits_beside(places, check);
         let desk = move |local| JoinDesk::again(places, local, last, fits, fits_beside);
         self.wait_for(reason, desk).await
     }

@@ -1,32 +1,17 @@
-//! Checks whether a session can start on certain workers, and warns of workers that are not taken
-//! in. `RunGrowth` of `pipeline` decides the growth of a run.
+//! Warns of workers that wait and are not taken in. `RunGrowth` of `pipeline` decides the growth of
+//! a run.
 
 use crate::events::Events;
 use crate::output;
 use crate::tuning::replica_devices::device_kind;
-use crate::Builder;
 use link::WorkerInfo;
-use pipeline::recovery::{self, Check, FitsBeside, Problem};
+use pipeline::recovery::Problem;
 use std::collections::VecDeque;
 
 /// The most characters of a machine's name.
 const MAX_NAME: usize = 100;
 /// The most warnings that are remembered, so that they are not repeated.
 const MOST_TOLD: usize = 16;
-
-/// Checks with the settings of a session.
-pub(super) fn check(builder: &Builder, members: &[WorkerInfo]) -> Check {
-    if builder.check(members.len()).is_err() {
-        return Check::NoPlan;
-    }
-    let checked = builder.check_on(members);
-    checked.map_or_else(|problem| Check::Unfit(problem.to_string()), |()| Check::Fits)
-}
-
-/// Judges a worker beside others, with the settings of a session of at most `most` workers.
-pub(super) fn fits_beside(builder: Builder, most: usize) -> FitsBeside<WorkerInfo> {
-    recovery::fits_beside(most, move |members: &[WorkerInfo]| check(&builder, members))
-}
 
 /// The warnings that workers wait and are not taken in.
 #[derive(Default)]

@@ -1,0 +1,32 @@
+//! Waits for the workers of a run's next session, and checks whether a session can start on certain
+//! workers.
+
+use crate::workers::host::{Host, Workers};
+use crate::{BossManError, Builder};
+use link::WorkerInfo;
+use pipeline::recovery::{Check, LastSession};
+
+/// Waits for the workers of a session with the settings of `builder`. `last` is the session before
+/// it, which failed or ended for more workers.
+///
+/// # Errors
+/// The port is in use, or a local worker ended before it joined.
+pub(crate) async fn wait(
+    host: Host,
+    builder: &Builder,
+    last: LastSession<WorkerInfo>,
+) -> Result<Workers, BossManError> {
+    let fits = |workers| builder.check(workers).is_ok();
+    let settings = builder.clone();
+    let check = move |members: &[WorkerInfo]| check(&settings, members);
+    host.wait_for_rejoin(last, fits, check).await
+}
+
+/// Checks whether a session with these settings can start on these workers.
+pub(crate) fn check(builder: &Builder, members: &[WorkerInfo]) -> Check {
+    if builder.check(members.len()).is_err() {
+        return Check::NoPlan;
+    }
+    let checked = builder.check_on(members);
+    checked.map_or_else(|problem| Check::Unfit(problem.to_string()), |()| Check::Fits)
+}
