@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! recovery_source (what the user chose)
-//! both:           policy (which failure, how often, what it costs) -> rejoin (the wait)
+//! both:           policy (which failure, how often, the cost), rejoin (the wait for workers)
 //! runs:           resume -> peer_snapshots, checkpoints
 //! calls by hand:  call_log
 //! ```

@@ -1,5 +1,5 @@
-//! Decides whether a run continues after a loss of workers, and measures what that costs. The run
-//! resumes from its last checkpoint, a peer snapshot, or the boss's copy for calls by hand.
+//! Decides whether a run continues after a loss of workers, and measures the cost. A run resumes
+//! from its last checkpoint or a peer snapshot, and calls by hand from the boss's copy.
 //!
 //! The remaining workers join again, and spares take the places of lost ones. The model is cut for
 //! the workers that joined, and the steps or calls since the state are repeated. Random draws and
@@ -239,7 +239,7 @@ impl Recovery {
         Some(outage.cost(repeated))
     }
 
-    /// Records that these calls by hand are repeated. Returns the cost of the recovery.
+    /// Records that `calls` calls by hand are repeated. Returns the cost of the recovery.
     pub(crate) fn calls_repeated(&mut self, calls: usize) -> Option<RecoveryCost> {
         let outage = self.outage.take()?;
         Some(outage.cost(Repeated::Calls(calls as u64)))
