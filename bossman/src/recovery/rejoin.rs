@@ -30,3 +30,26 @@ pub(crate) fn check(builder: &Builder, members: &[WorkerInfo]) -> Check {
     let checked = builder.check_on(members);
     checked.map_or_else(|problem| Check::Unfit(problem.to_string()), |()| Check::Fits)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BossMan, Model, Replicas};
+    use std::slice::from_ref;
+
+    #[test]
+    fn workers_are_fit_if_their_number_has_a_plan_and_replicas_are_alike() {
+        let model = Model::from_yaml("{inputs: {x: [batch, 2]}, layers: [ReLU]}").unwrap();
+        let builder = BossMan::builder(model);
+        let worker = |device: &str| WorkerInfo { device: device.into(), ..WorkerInfo::default() };
+        let (cpu, gpu) = (worker("cpu"), worker("cuda:0"));
+        let alike = [cpu.clone(), cpu.clone()];
+        assert_eq!(check(&builder, from_ref(&cpu)), Check::Fits);
+        // One layer cannot be cut.
+        assert_eq!(check(&builder, &alike), Check::NoPlan);
+        let builder = builder.replicas(Replicas::Each(2));
+        assert_eq!(check(&builder, &alike), Check::Fits);
+        let Check::Unfit(reason) = check(&builder, &[cpu, gpu]) else { panic!("they are unlike") };
+        assert!(reason.contains("compute on unlike devices"), "{reason}");
+    }
+}
