@@ -48,9 +48,9 @@ fake-gpu: setup ## Open a shell in which every command sees two GPUs that are no
 	cargo build --workspace --bins
 	target/debug/fake_gpu "$${SHELL:-sh}"
 
-gpu-seeds: setup ## Run the tests of the fake GPU with 60 orders of its work, and all cuts (an hour)
+gpu-seeds: setup ## Run the tests of the fake GPU with 60 orders of its work, and all cuts (hours; SEEDS="1-5 --gpu-cuts 2": a part)
 	cargo build --workspace --bins
-	python3 tools/run_tests.py --gpu-seeds 60
+	python3 tools/run_tests.py --gpu-seeds $(or $(SEEDS),60)
 
 gpu: build ## Check whole runs on a device of this machine and write target/gpu/gpu.md (GPU_FLAGS="--preset tiny": on any device)
 	python3 tools/gpu_page.py $(GPU_FLAGS)

@@ -3,7 +3,8 @@
 
     tools/run_tests.py               build, then run all test programs and the docs' examples
     tools/run_tests.py --lanes 4     four at once (default: one more than there are cores)
-    tools/run_tests.py --gpu-seeds 60    only the tests on the fake GPU, with 60 seeds each
+    tools/run_tests.py --gpu-seeds 60    only the tests on the fake GPU, with the seeds 1 to 60
+    tools/run_tests.py --gpu-seeds 7-9 --gpu-cuts 2    a part of these: three seeds, two cuts
     tools/run_tests.py --real-gpu    only these, on the GPUs of this machine
 
 `cargo test` runs one program after the other. Programs that wait for a timeout leave cores idle.
@@ -11,6 +12,7 @@ Each module of a large program runs in a process of its own. The command fails i
 tests that ran is not the number that the programs list.
 
 Some tests run twice: on the CPU, and on the fake GPU of crates/testkit, with one seed and two cuts.
+Their number and the sum of the times of their jobs, some of which run side by side, are printed.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import json
 import os
 import queue
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -78,8 +81,8 @@ WITH_NCCL = {
     "collective::the_sums_are_those_of_one_process": 3,
     "collective::two_replicas_come_to_the_same_as_with_frames": 2,
 }
-# Law 1 on a GPU has two cuts for each number of stages. With `--gpu-seeds` it has all.
-FEW_CUTS = {"BOSSMAN_LAW_1_CUTS": "2"}
+# The cuts for each number of stages that law 1 has on a GPU. With `--gpu-seeds` it has all.
+FEW_CUTS = 2
 NUMBERS = {2: "two", 3: "three"}
 FAKE_GPU = CHECKOUT / "target" / "debug" / "fake_gpu"
 FAKE_GPU_ENVIRONMENT = {
@@ -117,6 +120,8 @@ class Result(NamedTuple):
     passed: int
     failed: int
     succeeded: bool
+    seconds: float = 0.0
+    on_fake_gpu: bool = False
 
 
 def build():
@@ -205,6 +210,11 @@ def gpu_jobs(program, tests, environment):
     ]
 
 
+def cuts_environment(cuts):
+    """The variables with which law 1 has this number of cuts; all for None."""
+    return {} if cuts is None else {"BOSSMAN_LAW_1_CUTS": str(cuts)}
+
+
 def why_no_fake_gpu():
     """Builds the fake GPU. Returns the reason if this machine cannot have it, else None."""
     built = subprocess.run([FAKE_GPU, "true"], stderr=subprocess.PIPE, text=True)
@@ -215,14 +225,14 @@ def why_no_fake_gpu():
     return None
 
 
-def jobs(programs):
-    """Returns all jobs, the longest first."""
+def jobs(programs, cuts):
+    """Returns all jobs, the longest first, with this number of cuts on the fake GPU."""
     examples = Job("documentation examples", ["cargo", "test", "--workspace", "--doc"], CHECKOUT)
     tests = []
     for program in programs:
         listed = tests_of(*program[2:])
         tests += jobs_of(program, listed)
-        tests += gpu_jobs(program, listed, FEW_CUTS)
+        tests += gpu_jobs(program, listed, cuts_environment(cuts))
     tests.sort(key=lambda job: rank(job.title))
     first = sum(rank(job.title) < len(LONGEST) for job in tests)
     return tests[:first] + [examples] + tests[first:]
@@ -250,8 +260,8 @@ def without_lacking_gpus(tests, gpus):
     return [test for test in tests if gpus >= WITH_NCCL.get(test, 0)]
 
 
-def real_gpu_jobs(programs):
-    """Returns the jobs that run the tests of the fake GPU on real ones."""
+def real_gpu_jobs(programs, cuts):
+    """Returns the jobs that run the tests of the fake GPU on real GPUs with this number of cuts."""
     found = []
     gpus = count_gpus()
     for package, name, executable, folder in programs:
@@ -259,19 +269,67 @@ def real_gpu_jobs(programs):
         chosen = without_lacking_gpus(chosen, gpus)
         for module, group in by_module(chosen).items():
             command = [executable, "--test-threads", "1", "--exact", *group]
-            device = {"BOSSMAN_TEST_DEVICE": "cuda", **FEW_CUTS}
+            device = {"BOSSMAN_TEST_DEVICE": "cuda", **cuts_environment(cuts)}
             found.append(Job(f"gpu {module}", command, folder, len(group), device))
     return found
 
 
-def seed_jobs(programs, seeds):
-    """Returns the jobs that run each test on the fake GPU with this number of seeds, all cuts."""
-    return [
-        job._replace(title=f"{job.title} seed {seed}")
+def seeds_of(text):
+    """Reads `60` as the seeds 1 to 60, and `7-9` as 7, 8 and 9."""
+    first, dash, last = text.partition("-")
+    try:
+        seeds = range(int(first), int(last) + 1) if dash else range(1, int(first) + 1)
+    except ValueError:
+        seeds = range(0)
+    if not seeds or seeds[0] < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is neither a number of seeds nor FIRST-LAST")
+    return seeds
+
+
+def at_least_one(text):
+    """Reads a number of cuts."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is no number of at least 1")
+    return int(text)
+
+
+def seed_jobs(programs, seeds, cuts):
+    """Returns the jobs that run each test on the fake GPU with these seeds, and this number of
+    cuts, or all for None. All jobs of a seed come before those of the next."""
+    once = [
+        job
         for program in programs
-        for seed in range(1, seeds + 1)
-        for job in gpu_jobs(program, tests_of(*program[2:]), {"FAKECUDA_SEED": str(seed)})
+        for job in gpu_jobs(program, tests_of(*program[2:]), cuts_environment(cuts))
     ]
+    return [
+        job._replace(
+            title=f"{job.title} seed {seed}",
+            environment={**job.environment, "FAKECUDA_SEED": str(seed)},
+        )
+        for seed in seeds
+        for job in once
+    ]
+
+
+def is_on_fake_gpu(job):
+    return job.command[0] == str(FAKE_GPU)
+
+
+def fake_gpu_line(results):
+    """Returns the line about the tests on the fake GPU, or None if there were none."""
+    on_it = [result for result in results if result.on_fake_gpu]
+    if not on_it:
+        return None
+    tests = sum(result.passed + result.failed for result in on_it)
+    return f"{tests} tests on the fake GPU in {sum(result.seconds for result in on_it):.0f} s"
+
+
+def repeating(job):
+    """Returns the command of a shell that repeats a job."""
+    named = {"CARGO_MANIFEST_DIR": str(job.folder), **job.environment}
+    variables = [f"{name}={value}" for name, value in named.items()]
+    command = ["env", *variables, *(str(word) for word in job.command)]
+    return f"cd {shlex.quote(str(job.folder))} && {shlex.join(command)}"
 
 
 def verdict(job, succeeded, output):
@@ -283,6 +341,15 @@ def verdict(job, succeeded, output):
     if succeeded and job.tests is not None and ran != job.tests:
         problem = f"FAILED: {ran} of {job.tests} tests ran"
     return passed, failed, problem
+
+
+def stopped(job):
+    """Returns the end of the output of a job that took too long."""
+    seed = job.environment.get("FAKECUDA_SEED")
+    if seed is None and is_on_fake_gpu(job):
+        seed = os.environ.get("FAKECUDA_SEED", "1")
+    with_seed = "" if seed is None else f" with FAKECUDA_SEED={seed}"
+    return f"\nstopped after {TIME_LIMIT} s{with_seed}; repeat it with\n{repeating(job)}\n"
 
 
 def run(job):
@@ -313,12 +380,12 @@ def run(job):
         output, succeeded = done.stdout, done.returncode == 0
     except subprocess.TimeoutExpired as expired:
         output = (expired.stdout or b"").decode(errors="replace")
-        output += f"\nstopped after {TIME_LIMIT} s\n"
+        output += stopped(job)
         succeeded = False
     passed, failed, problem = verdict(job, succeeded, output)
     seconds = time.monotonic() - began
     line = f"{title:28} {problem or 'passed'}  {passed:5} passed, {failed} failed  {seconds:6.1f} s"
-    return Result(line, output, passed, failed, problem is None)
+    return Result(line, output, passed, failed, problem is None, seconds, is_on_fake_gpu(job))
 
 
 def main():
@@ -327,17 +394,24 @@ def main():
     )
     # One more, because many tests wait for a timeout.
     parser.add_argument("--lanes", type=int, default=(os.cpu_count() or 2) + 1)
-    parser.add_argument("--gpu-seeds", type=int, metavar="N")
+    parser.add_argument("--gpu-seeds", type=seeds_of, metavar="N|FIRST-LAST")
+    parser.add_argument(
+        "--gpu-cuts",
+        type=at_least_one,
+        metavar="N",
+        help=f"cuts of law 1 on a GPU (default: all with --gpu-seeds, else {FEW_CUTS})",
+    )
     parser.add_argument("--real-gpu", action="store_true")
     options = parser.parse_args()
+    few = options.gpu_cuts or FEW_CUTS
     waiting, results, lock = queue.SimpleQueue(), [], threading.Lock()
     programs = build()
     if options.real_gpu:
-        chosen = real_gpu_jobs(programs)
+        chosen = real_gpu_jobs(programs, few)
     elif options.gpu_seeds is not None:
-        chosen = seed_jobs(programs, options.gpu_seeds)
+        chosen = seed_jobs(programs, options.gpu_seeds, options.gpu_cuts)
     else:
-        chosen = jobs(programs)
+        chosen = jobs(programs, few)
     for job in chosen:
         waiting.put(job)
 
@@ -362,7 +436,11 @@ def main():
     passed, failed = sum(r.passed for r in results), sum(r.failed for r in results)
     # A job that ends without a result, for example by a signal, counts as one failure.
     failed += sum(1 for r in results if not r.succeeded and r.failed == 0)
-    print(f"\n{passed} passed, {failed} failed")
+    print()
+    on_fake_gpu = fake_gpu_line(results)
+    if on_fake_gpu is not None:
+        print(on_fake_gpu)
+    print(f"{passed} passed, {failed} failed")
     sys.exit(1 if failed else 0)
 
 

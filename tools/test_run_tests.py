@@ -1,5 +1,6 @@
 """Tests of run_tests.py."""
 
+import argparse
 import contextlib
 import io
 import os
@@ -8,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import run_tests
-from run_tests import Job
+from run_tests import Job, Result
 
 TESTS = ["pool::joins", "pool_checkpoints::resumes", "law_1::in_memory::skip", "pool::leaves"]
 
@@ -76,6 +77,76 @@ class OnTheFakeGpu(unittest.TestCase):
         self.assertEqual(run_tests.gpu_jobs(program, self.TESTS, {}), [])
 
 
+class Seeds(unittest.TestCase):
+    PROGRAMS = [
+        ("worker", "worker", "deps/worker", Path("worker")),
+        ("tests", "it", "deps/it", Path("tests")),
+    ]
+
+    def jobs(self, seeds, cuts):
+        """The jobs, and the calls that found whether there is a fake GPU."""
+        tests = ["law_1::in_memory::skip", "losses::mse", "writing::lines"]
+        with mock.patch.object(run_tests, "tests_of", return_value=tests):
+            with mock.patch.object(run_tests, "why_no_fake_gpu", return_value=None) as asked:
+                return run_tests.seed_jobs(self.PROGRAMS, seeds, cuts), asked.call_count
+
+    def test_one_seed_comes_after_the_other(self):
+        found, asked = self.jobs(range(7, 9), None)
+        titles = [f"gpu {name} seed {seed}" for seed in (7, 8) for name in ("law_1", "losses")]
+        self.assertEqual([job.title for job in found], titles)
+        seeds = [job.environment["FAKECUDA_SEED"] for job in found]
+        self.assertEqual(seeds, ["7", "7", "8", "8"])
+        self.assertEqual(asked, 1, "once for each program that has such tests")
+
+    def test_all_cuts_run_unless_a_number_is_given(self):
+        for cuts, expected in [(None, None), (3, "3")]:
+            for job in self.jobs(range(1, 2), cuts)[0]:
+                self.assertEqual(job.environment.get("BOSSMAN_LAW_1_CUTS"), expected)
+
+    def test_seeds_are_a_number_or_a_range(self):
+        self.assertEqual(list(run_tests.seeds_of("3")), [1, 2, 3])
+        self.assertEqual(list(run_tests.seeds_of("7-9")), [7, 8, 9])
+        self.assertEqual(list(run_tests.seeds_of("7-7")), [7])
+        for wrong in ["", "0", "-3", "9-7", "0-2", "7-", "x", "1-2-3"]:
+            self.assertRaises(argparse.ArgumentTypeError, run_tests.seeds_of, wrong)
+        self.assertEqual(run_tests.at_least_one("2"), 2)
+        for wrong in ["", "0", "-1", "x"]:
+            self.assertRaises(argparse.ArgumentTypeError, run_tests.at_least_one, wrong)
+
+    def test_a_job_that_takes_too_long_names_its_seed_and_the_command_that_repeats_it(self):
+        waits = ["sh", "-c", "exec sleep 60"]
+        seed = {"FAKECUDA_SEED": "7", "BOSSMAN_TEST_DEVICE": "cuda"}
+        late = Job("gpu law_1 seed 7", waits, Path("/tmp"), 1, seed)
+        with mock.patch.object(run_tests, "TIME_LIMIT", 0.1):
+            result = run_tests.run(late)
+        self.assertFalse(result.succeeded)
+        self.assertEqual(
+            result.output.splitlines()[-2:],
+            [
+                "stopped after 0.1 s with FAKECUDA_SEED=7; repeat it with",
+                "cd /tmp && env CARGO_MANIFEST_DIR=/tmp FAKECUDA_SEED=7 BOSSMAN_TEST_DEVICE=cuda"
+                " sh -c 'exec sleep 60'",
+            ],
+        )
+        with mock.patch.dict(os.environ, clear=True):
+            fake = late._replace(command=[str(run_tests.FAKE_GPU), "it"], environment={})
+            self.assertIn(" s with FAKECUDA_SEED=1; ", run_tests.stopped(fake))
+        self.assertNotIn("SEED", run_tests.stopped(job(3)))
+
+    def test_tests_on_the_fake_gpu_are_counted_with_their_time(self):
+        results = [
+            Result("", "", 4, 1, False, 2.25, True),
+            Result("", "", 2, 0, True, 1.5, True),
+            Result("", "", 9, 0, True, 100.0, False),
+        ]
+        line = run_tests.fake_gpu_line(results)
+        self.assertEqual(line, "7 tests on the fake GPU in 4 s")
+        self.assertIsNone(run_tests.fake_gpu_line(results[2:]))
+        with mock.patch.object(run_tests, "FAKE_GPU", Path("true")):
+            self.assertTrue(run_tests.run(Job("a", ["true"], Path("/"))).on_fake_gpu)
+        self.assertFalse(run_tests.run(Job("a", ["true"], Path("/"))).on_fake_gpu)
+
+
 class OnRealGpus(unittest.TestCase):
     PROGRAM = ("tests", "it", "deps/it", Path("tests"))
     TESTS = ["by_hand::steps", *run_tests.WITH_NCCL]
@@ -86,9 +157,10 @@ class OnRealGpus(unittest.TestCase):
         with mock.patch.object(run_tests, "tests_of", return_value=self.TESTS):
             with mock.patch.object(run_tests, "count_gpus", return_value=gpus):
                 with contextlib.redirect_stdout(said):
-                    found = run_tests.real_gpu_jobs([self.PROGRAM])
+                    found = run_tests.real_gpu_jobs([self.PROGRAM], 3)
         for job in found:
-            self.assertEqual(job.environment["BOSSMAN_TEST_DEVICE"], "cuda")
+            cuda = {"BOSSMAN_TEST_DEVICE": "cuda", "BOSSMAN_LAW_1_CUTS": "3"}
+            self.assertEqual(job.environment, cuda)
             self.assertEqual(job.command[:4], ["deps/it", "--test-threads", "1", "--exact"])
             self.assertEqual(job.tests, len(job.command[4:]))
         return [test for job in found for test in job.command[4:]], said.getvalue().splitlines()
