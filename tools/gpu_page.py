@@ -28,6 +28,11 @@ PEER_LIMIT = 300
 TIMED = {"speed.gpt": "tokens", "speed.resnet50": "pictures", "speed.wide": "parameters"}
 # What PyTorch runs, in the order of the page.
 WAYS = ("eager", "compiled")
+# What a column is.
+PEAK = (
+    "The peak is the most memory that tensors had at one time, and of two workers the sum of both. "
+    "BossMan's counts from the start of a worker. `-`: unknown."
+)
 # The most characters of a cell. The text of an error that libtorch gives can be longer.
 LONGEST = 300
 # The beginnings of the names of NVIDIA's GPUs. Old drivers leave the maker out.
@@ -181,15 +186,20 @@ def beside_pytorch(lines, found):
     text = []
     most = figures_of(lines, "device.products").get("bfloat16_tflop_s")
 
-    def row(name, rate, step, speed):
+    def row(name, rate, step, speed, peak):
         share = speed / most if most else 0
+        memory = "-" if peak is None else f"{peak / 2**30:.1f}"
         # Less than a hundredth: the step does something else than products.
-        return [name, rate, step, speed, f"{share:.0%}" if share >= 0.01 else ""]
+        return [name, rate, step, speed, f"{share:.0%}" if share >= 0.01 else "", memory]
 
     for section, unit in TIMED.items():
         speed, rate = figures_of(lines, section), f"{unit}_per_s"
         rows = [
-            row(name, *(speed[f"{figure}_{key}"] for figure in (rate, "step_ms", "tflop_s")))
+            row(
+                name,
+                *(speed[f"{figure}_{key}"] for figure in (rate, "step_ms", "tflop_s")),
+                speed.get(f"peak_bytes_{key}"),
+            )
             for name, key in [
                 ("BossMan, one worker", "1_worker"),
                 ("BossMan, one worker, `determinism: fast`", "1_worker_fast"),
@@ -206,12 +216,17 @@ def beside_pytorch(lines, found):
                 seconds = its[way]
                 each = speed[f"{unit}_a_step"] / seconds
                 name = f"{version}, {way}"
-                rows.append(row(name, each, seconds * 1e3, operations / seconds / 1e3))
+                # The compiled step is not measured alone.
+                peak = its.get("peak_bytes") if way == "eager" else None
+                speed_of_it = operations / seconds / 1e3
+                rows.append(row(name, each, seconds * 1e3, speed_of_it, peak))
         model = section.partition(".")[2]
         head = [f"{model} in bf16, one device", f"{unit}/s", "step, ms", "TFLOP/s", "of products"]
-        text += [*table(head, rows), ""]
+        text += [*table([*head, "peak, GiB"], rows), ""]
         for note in peer_notes(its):
             text += [note, ""]
+    if text:
+        text += [PEAK, ""]
     if "rest" in found:
         text += [f"{cell(found['rest'])}; what it had not measured by then is missing.", ""]
     return text[:-1]
@@ -220,8 +235,6 @@ def beside_pytorch(lines, found):
 def peer_notes(its):
     """Sentences about PyTorch's figures of a model that have no column."""
     notes = []
-    if "peak_bytes" in its:
-        notes.append(f"PyTorch's eager run took {its['peak_bytes'] / 2**30:.1f} GiB of memory.")
     if "forms" in its:
         forms = [f"`{form}` {seconds * 1e3:.4g} ms" for form, seconds in its["forms"].items()]
         notes.append(f"PyTorch's eager run is the faster of: {', '.join(forms)}.")

@@ -29,9 +29,11 @@ SPEED = {
     "tokens_per_s_1_worker": 120000.0,
     "step_ms_1_worker": 34.1,
     "tflop_s_1_worker": 20.0,
+    "peak_bytes_1_worker": 11 * 2**29,
     "tokens_per_s_2_workers": 90000.0,
     "step_ms_2_workers": 45.5,
     "tflop_s_2_workers": 15.0,
+    "peak_bytes_2_workers": None,
 }
 
 
@@ -64,13 +66,17 @@ class Page(unittest.TestCase):
             "| driver | CUDA 13.0 driver, cuda:0 NVIDIA H100 80GB HBM3 |\n",
             "| memory | 80.0 GiB |\n| date | 2026-01-02 |\n| preset | small |\n",
             "| device.driver | ok | 1.2 | as it should be |\n",
-            "| gpt in bf16, one device | tokens/s | step, ms | TFLOP/s | of products |\n",
-            "| BossMan, one worker | 120,000 | 34.1 | 20 | 50% |\n",
-            "| PyTorch 2.11.0, eager | 100,000 | 40.96 | 16.65 | 42% |\n",
+            "| gpt in bf16, one device | tokens/s | step, ms | TFLOP/s | of products | peak, GiB |",
+            "| BossMan, one worker | 120,000 | 34.1 | 20 | 50% | 5.5 |\n",
+            "| BossMan, two workers | 90,000 | 45.5 | 15 | 38% | - |\n",
+            "| PyTorch 2.11.0, eager | 100,000 | 40.96 | 16.65 | 42% | - |\n",
+            "\n\nThe peak is the most memory that tensors had at one time, and of two workers the",
+            "| speed.gpt | peak_bytes_1_worker | 5,905,580,032 |\n",
             "| speed.gpt | step_ms_2_workers | 45.5 |\n",
         ]:
             self.assertIn(part, text)
         self.assertNotIn("memory_free", text)
+        self.assertNotIn("peak_bytes_2_workers", text)
         self.assertNotIn("not a real GPU", text)
 
     def test_what_pytorch_says_beside_times_is_told(self):
@@ -82,10 +88,11 @@ class Page(unittest.TestCase):
             "forms": {"layers": 0.05, "attention": 0.04},
         }
         text = of(lines, found={"version": "2.11.0", "speed.gpt": its})
-        self.assertIn("PyTorch's eager run took 1.5 GiB of memory.\n", text)
+        self.assertIn("| PyTorch 2.11.0, eager | 102,400 | 40 | 17.05 |  | 1.5 |\n", text)
+        self.assertIn("| PyTorch 2.11.0, compiled | 136,533 | 30 | 22.73 |  | - |\n", text)
         self.assertIn("is the faster of: `layers` 50 ms, `attention` 40 ms.\n", text)
         self.assertLess(text.index("2.11.0, eager"), text.index("2.11.0, compiled"))
-        self.assertNotIn("peak_bytes", text)
+        self.assertNotIn("PyTorch's eager run took", text)
         self.assertNotIn("did not compile", text)
         its = {"eager": 0.04, "not compiled": "OSError: no\ncompiler"}
         found = {"version": "2.11.0", "speed.gpt": its, "rest": "PyTorch took longer than 5 s"}

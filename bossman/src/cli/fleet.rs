@@ -58,6 +58,7 @@ impl Fleet {
             port: self.port,
             transport: self.transport,
             allow_torchscript: self.allow_torchscript,
+            peak_memory: None,
         }
     }
 }

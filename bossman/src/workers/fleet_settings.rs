@@ -5,6 +5,7 @@ use crate::weights::initial_weights::InitialWeights;
 use crate::{BossMan, BossManError, Builder, Host, Model, Transport};
 use pipeline::replicas::{Replicas, Sharding};
 use pipeline::{Cuts, Placement, ScheduleKind};
+use std::path::PathBuf;
 
 /// Workers, and how they are reached.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +26,9 @@ pub struct FleetSettings {
     pub transport: Transport,
     /// Whether local workers run TorchScript layers.
     pub allow_torchscript: bool,
+    /// A folder into which local workers on GPUs write the most bytes that their tensors had at one
+    /// time. The name of a worker's file is its number: 0, 1, ..
+    pub peak_memory: Option<PathBuf>,
 }
 
 impl FleetSettings {
@@ -103,6 +107,9 @@ impl FleetSettings {
         }
         if let Some(threads) = self.threads {
             host = host.threads(threads);
+        }
+        if let Some(folder) = &self.peak_memory {
+            host = host.peak_memory(folder);
         }
         host
     }

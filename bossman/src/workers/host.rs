@@ -33,6 +33,7 @@ pub struct Host {
     allow_torchscript: bool,
     data: Option<PathBuf>,
     weights: Option<PathBuf>,
+    peak_memory: Option<PathBuf>,
     events: Events,
     /// The status of the run, which is among the observers.
     status: StatusBoard,
@@ -78,6 +79,7 @@ impl Host {
             allow_torchscript: false,
             data: None,
             weights: None,
+            peak_memory: None,
             events: status.before(Events::default()),
             status,
             open_to_joins: false,
@@ -149,6 +151,12 @@ impl Host {
     #[must_use]
     pub fn weights(mut self, folder: impl Into<PathBuf>) -> Self {
         self.weights = Some(folder.into());
+        self
+    }
+
+    /// Sets the folder of [`peak_memory`](crate::fleet::FleetSettings::peak_memory).
+    pub(crate) fn peak_memory(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.peak_memory = Some(folder.into());
         self
     }
 
@@ -295,6 +303,7 @@ impl Host {
             allow_torchscript: self.allow_torchscript,
             data: self.data.clone(),
             weights: self.weights.clone(),
+            peak_memory: self.peak_memory.clone(),
         };
         let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
         LocalWorkers::start(self.local, &flags, address, ticket).map(Some)

@@ -29,6 +29,8 @@ pub(crate) struct WorkerFlags {
     pub(crate) allow_torchscript: bool,
     pub(crate) data: Option<PathBuf>,
     pub(crate) weights: Option<PathBuf>,
+    /// The folder of [`peak_memory`](crate::fleet::FleetSettings::peak_memory).
+    pub(crate) peak_memory: Option<PathBuf>,
 }
 
 /// Running workers. Each reads a pipe that only this process holds, and ends when it is closed: by
@@ -96,6 +98,9 @@ impl LocalWorkers {
                 // That of a file that is named without a folder.
                 let here = folder.as_os_str().is_empty();
                 command.arg(flag).arg(if here { Path::new(".") } else { folder });
+            }
+            if let Some(folder) = &flags.peak_memory {
+                command.arg("--peak-memory").arg(folder.join(number.to_string()));
             }
             // The ticket goes by the environment: arguments can be read by every user of the
             // machine.

@@ -122,6 +122,16 @@ char* bm_device_memory(int32_t kind, int32_t index, uint64_t* free_bytes, uint64
   });
 }
 
+// The most bytes that tensors of this process had on the device at one time.
+char* bm_peak_memory(int32_t kind, int32_t index, uint64_t* bytes) {
+  return guarded([&] {
+    auto device = device_of(kind, index);
+    auto stats = at::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+    constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    *bytes = static_cast<uint64_t>(stats.allocated_bytes[all].peak);
+  });
+}
+
 // Gives memory that the allocator of such devices keeps for later back to them.
 char* bm_empty_cache(int32_t kind, int32_t index) {
   return guarded([&] { at::getDeviceAllocator(device_of(kind, index).type())->emptyCache(); });

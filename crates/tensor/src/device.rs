@@ -111,6 +111,19 @@ pub fn memory(device: Device) -> Option<DeviceMemory> {
     ffi::check("device memory", status).ok().map(|()| memory)
 }
 
+/// The most bytes that tensors of this process had on a GPU at one time. `None` for other devices,
+/// whose tensors nobody counts.
+pub fn peak_memory(device: Device) -> Option<u64> {
+    if !matches!(device, Device::Cuda(_)) || !all().contains(&device) {
+        return None;
+    }
+    let (kind, index) = ffi::device_code(device);
+    let mut bytes = 0;
+    // SAFETY: the pointer is to a live integer.
+    let status = unsafe { ffi::bm_peak_memory(kind, index, &mut bytes) };
+    ffi::check("the most memory of the device", status).ok().map(|()| bytes)
+}
+
 /// Gives freed memory that libtorch keeps for later tensors back to the GPUs. Blocks of the sizes
 /// of one model need not suit those of the next. Does nothing for other devices.
 ///
@@ -202,5 +215,11 @@ mod tests {
     #[test]
     fn a_device_that_is_not_there_has_no_memory() {
         assert_eq!(memory(Device::Cuda(99)), None);
+        assert_eq!(peak_memory(Device::Cuda(99)), None);
+    }
+
+    #[test]
+    fn nobody_counts_the_tensors_of_a_cpu() {
+        assert_eq!(peak_memory(Device::Cpu), None);
     }
 }

@@ -36,6 +36,7 @@ extern "C" {
         free: *mut u64,
         total: *mut u64,
     ) -> Status;
+    pub(crate) fn bm_peak_memory(kind: i32, index: i32, bytes: *mut u64) -> Status;
     pub(crate) fn bm_empty_cache(kind: i32, index: i32) -> Status;
     pub(crate) fn bm_use_device(kind: i32, index: i32) -> Status;
     pub(crate) fn bm_synchronize(kind: i32, index: i32) -> Status;

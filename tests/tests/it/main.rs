@@ -13,6 +13,7 @@ mod constants;
 mod digest;
 mod ending_well;
 mod gpu;
+mod gpu_memory;
 mod gpu_waits;
 mod growing;
 mod guards;

@@ -14,6 +14,7 @@
 //!                  |-> late_result.rs                  numbers that the device still computes
 //!                  |-> collective.rs                   sums over replicas by NCCL
 //!                  |-> measure.rs                      the time and memory of a layer
+//!                  |-> peak_memory.rs                  the most memory that this process took
 //!     runtime's reader thread -> samples.rs            samples from files of this worker
 //! ```
 
@@ -26,6 +27,7 @@ mod live_elements;
 pub(crate) mod measure;
 mod passes;
 pub(crate) mod payloads;
+mod peak_memory;
 pub(crate) mod samples;
 pub(crate) mod stage_compute;
 mod state;

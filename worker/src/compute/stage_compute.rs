@@ -5,6 +5,7 @@ use crate::compute::device_tensor::TaskWork;
 use crate::compute::failures::{engine_failure, tensor_failure};
 use crate::compute::late_result::{LateLoss, LateResult};
 use crate::compute::measure::measure;
+use crate::compute::peak_memory::PeakMemoryFile;
 use crate::compute::state_view::OpenViews;
 use crate::compute::task_args::{BuildArgs, EmitPayload, ForwardArgs, GradientRoute, StepArgs};
 use crate::compute::task_location::TaskLocation;
@@ -42,6 +43,8 @@ pub struct StageCompute {
     pub(super) late: Option<LateResult>,
     /// The device's work for the last task.
     pending: Option<Box<dyn PendingWork>>,
+    /// Written after each update.
+    peak_memory: Option<PeakMemoryFile>,
 }
 
 impl StageCompute {
@@ -65,6 +68,7 @@ impl StageCompute {
             losses: Vec::new(),
             late: None,
             pending: None,
+            peak_memory: None,
         }
     }
 
@@ -72,6 +76,13 @@ impl StageCompute {
     #[must_use]
     pub fn with_weights(self, folder: Option<PathBuf>) -> Self {
         StageCompute { weights_folder: folder, ..self }
+    }
+
+    /// Sets the file for the most memory that this process took of its GPU. It is written before a
+    /// step is reported.
+    #[must_use]
+    pub fn with_peak_memory(self, file: Option<PathBuf>) -> Self {
+        StageCompute { peak_memory: file.map(PeakMemoryFile::new), ..self }
     }
 
     /// Sets the library that sums gradients over replicas. `interrupt` ends its waits for other
@@ -130,6 +141,9 @@ impl Compute for StageCompute {
         };
         self.failed |= result.is_err();
         let updated = before.is_some_and(|(stage, version)| self.version(stage) != Some(version));
+        if let (Some(file), Some(_)) = (&mut self.peak_memory, before) {
+            file.update(self.device);
+        }
         let late = self.late.take();
         let result = result.and_then(|outcome| {
             self.pending = self.pending_work(late)?;

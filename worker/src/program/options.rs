@@ -101,11 +101,14 @@ pub struct Options {
     /// The random number by which the boss that starts this worker knows it.
     #[arg(long, hide = true, value_name = "N")]
     pub local_instance: Option<u64>,
+    /// The file into which this worker writes the most memory that it took of its GPU.
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub peak_memory: Option<PathBuf>,
 }
 
 /// The flags of a worker that works for a boss. Those that the environment may set, too, are not
 /// among them.
-const WORKING: [&str; 10] = [
+const WORKING: [&str; 11] = [
     "device",
     "relay",
     "transport",
@@ -116,6 +119,7 @@ const WORKING: [&str; 10] = [
     "end_with_stdin",
     "local_number",
     "local_instance",
+    "peak_memory",
 ];
 
 /// The first argument of a worker that a boss starts on its own machine.

@@ -295,10 +295,12 @@ impl Program<'_> {
         let (device, custom_layers, nccl) =
             (self.device, self.custom_layers.clone(), self.nccl.clone());
         let weights = self.options.weights.clone();
+        let peak_memory = self.options.peak_memory.clone();
         let compute = ComputeThread::start_interruptible(move |interrupt| {
             StageCompute::with_custom_layers(device, custom_layers)
                 .with_nccl(nccl, interrupt)
                 .with_weights(weights)
+                .with_peak_memory(peak_memory)
         });
         let compute = compute.context("cannot start the compute thread");
         let samples = Box::new(LocalSamples::in_folder(self.options.data.clone()));
