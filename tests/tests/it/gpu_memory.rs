@@ -3,7 +3,7 @@
 //! it skipped tests.
 
 use std::time::Duration;
-use testkit::fake_gpu::{Assertions, FakeGpu};
+use testkit::fake_gpu::{counts, Assertions, Counts, FakeGpu};
 use tests::programs::TestFolder;
 
 /// The time limit of a run; far longer than any run here takes.
@@ -20,6 +20,7 @@ const WEIGHT: u64 = 4 << 20;
 struct Taken {
     /// The most bytes that its tensors had at one time, as its worker wrote it after each update.
     peak: u64,
+    counts: Counts,
 }
 
 /// Trains [`MODEL`] with AdamW for four steps on a GPU. `None` if this machine cannot have the
@@ -27,6 +28,8 @@ struct Taken {
 async fn train(more: &str) -> Option<Taken> {
     let place = TestFolder::new();
     let mut environment = FakeGpu::build(Assertions::Off).ok()?.environment();
+    let counted = place.file("counts");
+    environment.push(("FAKECUDA_COUNTS".into(), counted.to_str().unwrap().into()));
     environment.push(("BOSSMAN_NCCL".into(), "/nowhere".into()));
     let environment: Vec<(&str, &str)> =
         environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
@@ -52,12 +55,27 @@ async fn train(more: &str) -> Option<Taken> {
     boss.end_within(PATIENCE).await.expect_success();
     worker.end().await.expect_success();
     let peak = std::fs::read_to_string(peak).unwrap().parse().unwrap();
-    Some(Taken { peak })
+    Some(Taken { peak, counts: counts(&counted).unwrap() })
 }
 
 /// The weight, its gradient and two moments. The rest is far smaller.
 #[tokio::test]
 async fn a_worker_writes_the_most_memory_that_it_took() {
-    let Some(Taken { peak }) = train("").await else { return };
+    let Some(Taken { peak, .. }) = train("").await else { return };
     assert!((4 * WEIGHT..6 * WEIGHT).contains(&peak), "{peak} bytes");
+}
+
+/// A checkpoint reads the weight and its two moments where they lie, and copies them to pinned
+/// memory. In `gpu.rs` they fit on a GPU that has no room for a copy of them.
+#[tokio::test]
+async fn a_checkpoint_copies_nothing_on_the_gpu() {
+    let Some(without) = train("").await else { return };
+    let Some(with) = train("checkpoint: {dir: c, every: 1}\n").await else { return };
+    let (on_devices, others) = (with.counts.on_devices, without.counts.on_devices);
+    assert!(on_devices < others + 3, "{on_devices} copies on the GPU, {others} without");
+    // Inputs are uploaded early or late.
+    let (peak, other) = (with.peak, without.peak);
+    assert!(peak < other + WEIGHT / 4, "{peak} bytes, {other} without checkpoints");
+    let (to_host, others) = (with.counts.to_host_async, without.counts.to_host_async);
+    assert!(to_host >= others + 3, "{to_host} copies to pinned memory, {others} without");
 }
