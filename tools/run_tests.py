@@ -48,6 +48,8 @@ TIME_LIMIT = 20 * 60
 # names.
 ON_FAKE_GPU = {}
 ON_FAKE_GPU["worker", "worker"] = [
+    "compute::device_tensor::tests::a_task_is_complete_once_the_device_has_done_its_work",
+    "compute::measure::tests::the_times_of_a_layer_are_those_of_its_work",
     "engine::tests::precision::layers_compute_what_they_do_under_autocast",
     "engine::tests::pytorch::every_layer_computes_what_pytorch_does",
     "engine::tests::pytorch::in_halves_and_computed_again_every_layer_has_the_same_bits",

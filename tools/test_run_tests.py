@@ -72,6 +72,12 @@ class OnTheFakeGpu(unittest.TestCase):
         lines = said.getvalue().splitlines()
         self.assertEqual(lines, ["1 of 1 GPU tests skipped: no compiler"] * 2)
 
+    def test_the_chosen_tests_of_the_worker_are_there(self):
+        sources = (run_tests.CHECKOUT / "worker" / "src").rglob("*.rs")
+        text = "".join(path.read_text(encoding="utf-8") for path in sources)
+        for test in run_tests.ON_FAKE_GPU["worker", "worker"]:
+            self.assertIn(f"fn {test.rpartition('::')[2]}()", text)
+
     def test_other_programs_do_not_run_on_it(self):
         program = ("worker", "worker", "deps/worker", Path("worker"))
         self.assertEqual(run_tests.gpu_jobs(program, self.TESTS, {}), [])

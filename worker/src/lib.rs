@@ -18,6 +18,8 @@ mod compute;
 pub mod engine;
 mod program;
 mod self_check;
+#[cfg(test)]
+mod test_device;
 mod worker;
 
 pub use compute::stage_compute::StageCompute;

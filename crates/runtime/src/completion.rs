@@ -123,3 +123,48 @@ fn log(event: &ComputeEvent) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pipeline::ids::Ticket;
+    use std::time::Duration;
+    use tokio::sync::mpsc::unbounded_channel;
+
+    const WORK: Duration = Duration::from_millis(30);
+
+    /// The work of a device that begins when somebody waits for it.
+    struct Work;
+
+    impl PendingWork for Work {
+        fn complete(self: Box<Self>, _: &mut Outcome<TaskTensor>) -> Result<(), Failure> {
+            std::thread::sleep(WORK);
+            Ok(())
+        }
+    }
+
+    /// A task whose call took no time.
+    fn called(ticket: u64) -> ComputeEvent {
+        let (now, result) = (Instant::now(), Ok(Outcome::Done));
+        ComputeEvent::Done(FinishedTask { ticket: Ticket(ticket), result, start: now, end: now })
+    }
+
+    #[test]
+    fn the_time_of_a_task_is_that_of_the_devices_work() {
+        let (sender, mut events) = unbounded_channel();
+        let mut queue = CompletionQueue::new(sender, TaskWatch::default());
+        for event in [called(1), called(2)] {
+            assert!(queue.report(event, Some(Box::new(Work))).is_ok());
+        }
+        drop(queue);
+        let mut done = || match events.try_recv() {
+            Ok(ComputeEvent::Done(task)) => task,
+            _ => panic!("a task is missing"),
+        };
+        let (first, second) = (done(), done());
+        assert_eq!((first.ticket, second.ticket), (Ticket(1), Ticket(2)));
+        assert!(first.end - first.start >= WORK);
+        assert!(second.end - second.start >= WORK);
+        assert_eq!(second.start, first.end, "the wait for the first is not the second's time");
+    }
+}

@@ -86,3 +86,40 @@ impl PendingWork for TaskWork {
         done.map_err(|failure| location.annotate(failure))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_device::device;
+    use std::time::{Duration, Instant};
+    use tch::Kind;
+
+    fn wait_for_device(device: Device) {
+        tensor::device::synchronize(device).unwrap();
+    }
+
+    /// Waits as for a task. A CPU has no pending work.
+    fn wait_for_task(device: Device) {
+        let Some(end) = Event::record(device).unwrap() else { return };
+        let work = TaskWork { end, location: TaskLocation::default(), late: None };
+        Box::new(work).complete(&mut Outcome::Done).unwrap();
+    }
+
+    /// From this the time of a task is told, so it must count the work and not the calls.
+    #[test]
+    fn a_task_is_complete_once_the_device_has_done_its_work() {
+        tensor::threads::set_count(1);
+        let device = device();
+        let one = Tensor::ones([1536, 1536], (Kind::Float, device));
+        let time = |wait: fn(Device)| {
+            wait_for_device(device);
+            let begin = Instant::now();
+            let _product = one.matmul(&one);
+            wait(device);
+            begin.elapsed()
+        };
+        let shortest = |wait: fn(Device)| -> Duration { (0..5).map(|_| time(wait)).min().unwrap() };
+        let (whole, task) = (shortest(wait_for_device), shortest(wait_for_task));
+        assert!(task >= whole / 4, "{task:?} instead of {whole:?}");
+    }
+}

@@ -171,3 +171,58 @@ fn filled(dtype: DType, shape: &[u64], device: Device) -> Result<Tensor, TensorE
 fn grads_like(outputs: &[Tensor]) -> Result<Vec<Vec<Tensor>>, TensorError> {
     outputs.iter().map(|output| Ok(vec![output.f_ones_like()?])).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_device::device;
+    use layerspec::LayerGraph;
+    use pipeline::TensorMeta;
+    use tch::Kind;
+
+    /// A product of matrices of this size takes far longer than a call that gives it to a device.
+    const SIZE: i64 = 1536;
+
+    /// The shortest time of a product of this size, which the host waits for.
+    fn product(device: Device) -> Duration {
+        let one = Tensor::ones([SIZE, SIZE], (Kind::Float, device));
+        let time = || {
+            tensor::device::synchronize(device).unwrap();
+            let begin = Instant::now();
+            let _product = one.matmul(&one);
+            tensor::device::synchronize(device).unwrap();
+            begin.elapsed()
+        };
+        (0..5).map(|_| time()).min().unwrap()
+    }
+
+    /// On a device a call returns long before its work is done.
+    #[test]
+    fn the_times_of_a_layer_are_those_of_its_work() {
+        tensor::threads::set_count(1);
+        let device = device();
+        let yaml = format!(
+            "model: line\ninputs: {{x: [batch, {SIZE}]}}\nlayers:\n  - Linear: {{in_features: \
+             {SIZE}, out_features: {SIZE}, bias: false}}\n"
+        );
+        let graph = LayerGraph::from_yaml(&yaml, "test.yaml").unwrap();
+        let shape = vec![SIZE.unsigned_abs(); 2];
+        let probe = LayerProbe {
+            layer: graph.layers()[0].clone(),
+            inputs: vec![TensorMeta { dtype: DType::Float32, shape }],
+            input_grads: true,
+        };
+        let least = product(device) / 4;
+        let times = measure(&probe, device, &CustomLayers::default()).unwrap();
+        // The whole backward pass has two products.
+        for (part, nanoseconds, products) in [
+            ("forward", times.forward, 1),
+            ("backward", times.backward, 2),
+            ("backward, inputs", times.backward_input, 1),
+            ("backward, weights", times.backward_weight, 1),
+        ] {
+            let time = Duration::from_nanos(nanoseconds);
+            assert!(time >= products * least, "{part}: {time:?} instead of {least:?} or more");
+        }
+    }
+}

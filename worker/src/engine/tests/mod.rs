@@ -25,6 +25,7 @@ mod whole_graph;
 
 use super::*;
 use crate::engine::passes::saved_passes::SavedPasses;
+use crate::test_device::device;
 use layerspec::{LayerGraph, Recompute};
 use pipeline::ids::MicrobatchKey;
 use pipeline::loss::{Classes, LossSpec};
@@ -33,16 +34,6 @@ use pipeline::task::Update;
 use std::collections::HashMap;
 use tch::{Device, Kind, Tensor};
 use tensor::random::Key;
-
-/// The device of the tests that compare with PyTorch: `cpu`, unless `BOSSMAN_TEST_DEVICE` names
-/// another one. `tools/run_tests.py` runs them on the fake GPU, too.
-fn device() -> Device {
-    let cuda = tensor::cuda::load();
-    let name = std::env::var("BOSSMAN_TEST_DEVICE").unwrap_or_else(|_| "cpu".into());
-    let device = tensor::device::parse(&name).unwrap();
-    assert!(tensor::device::all().contains(&device), "{name}: {cuda}");
-    device
-}
 
 fn graph(yaml: &str) -> LayerGraph {
     // One thread each, because tests run in parallel.
