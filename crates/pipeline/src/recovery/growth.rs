@@ -27,7 +27,7 @@ pub struct Boundary {
 
 /// Decides after every completed step whether the run takes in workers.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Growth {
+pub(super) struct Growth {
     /// The workers that the run began with. It never has more.
     initial: usize,
     /// The number of workers at the last try, until its result is known.
@@ -50,14 +50,14 @@ struct Grown {
 
 impl Growth {
     /// The growth of a run that began with `initial` workers.
-    pub fn new(initial: usize) -> Self {
+    pub(super) fn new(initial: usize) -> Self {
         Growth { initial, tried: None, grown: None, pause: 0, not_before: 0 }
     }
 
     /// Returns the number of workers to begin anew with, if the run takes in some. `fits` tells
     /// whether it can continue with a number of workers. Call it after every completed step: the
     /// first call after a try learns the result from the number of workers.
-    pub fn decide(&mut self, at: Boundary, fits: impl Fn(usize) -> bool) -> Option<usize> {
+    pub(super) fn decide(&mut self, at: Boundary, fits: impl Fn(usize) -> bool) -> Option<usize> {
         self.note_duration(at);
         self.note_result(at);
         let is_pausing = at.step < self.not_before;

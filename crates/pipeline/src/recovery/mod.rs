@@ -29,7 +29,7 @@ mod run_growth;
 
 pub use candidates::{fits_beside, Candidate, Check, Problem};
 pub use cause::Cause;
-pub use growth::{Boundary, Growth};
+pub use growth::Boundary;
 pub use join_desk::{Answer, JoinDesk, Next};
 pub use last_session::{Applicant, FitsBeside, KeptPlaces, LastSession};
 pub use newest::StoredSteps;

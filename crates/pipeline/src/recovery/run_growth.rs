@@ -1,7 +1,8 @@
 //! Takes in workers that wait while a run goes on with fewer than at first.
 
 use super::candidates::{Candidate, Candidates, Check, Problem};
-use super::{Boundary, Growth, KeptPlaces, LastSession};
+use super::growth::Growth;
+use super::{Boundary, KeptPlaces, LastSession};
 use crate::ids::WorkerId;
 use std::cell::OnceCell;
 use std::collections::VecDeque;
