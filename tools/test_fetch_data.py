@@ -9,7 +9,7 @@ from pathlib import Path
 
 import setup_libtorch
 
-sys.path.insert(0, str(setup_libtorch.CHECKOUT / "examples" / "attention-is-all-you-need"))
+sys.path.append(str(setup_libtorch.CHECKOUT / "examples" / "attention-is-all-you-need"))
 import fetch_data
 
 MESSAGES = [
