@@ -249,7 +249,8 @@ impl Compute for Gradients {
         emit: &mut dyn FnMut(EarlyOutput<TaskTensor>),
     ) -> Result<Outcome<TaskTensor>, TaskError> {
         match task {
-            Task::Build { stages, buckets: bytes, .. } => {
+            Task::Build { stages, settings } => {
+                let bytes = settings.buckets;
                 self.buckets =
                     stages.first().map_or(Vec::new(), |stage| buckets(stage, bytes, None));
                 let number = f32::from(self.number + 1).to_le_bytes();

@@ -30,18 +30,8 @@ pub enum Task<T> {
     Build {
         /// The stages of this worker.
         stages: Vec<StageSpec>,
-        /// The sizes of the buckets in which gradients are handed out.
-        buckets: BucketBytes,
-        /// The state that their replicas shard, if any.
-        sharding: Option<Sharding>,
-        /// This worker's shard of each stage that is sharded.
-        shard_ids: BTreeMap<StageId, ShardId>,
-        /// The run's seed.
-        seed: u64,
-        /// Whether GPUs use deterministic kernels only.
-        determinism: Determinism,
-        /// When the initial values of parameters are drawn.
-        initialization: Initialization,
+        /// What they share.
+        settings: BuildSettings,
     },
     /// Use this optimizer, with fresh state.
     SetOptimizer(OptimizerSpec),
@@ -415,6 +405,23 @@ pub enum Outcome<T> {
     },
 }
 
+/// The settings that all stages of a run share.
+#[derive(Clone, PartialEq, Debug)]
+pub struct BuildSettings {
+    /// The sizes of the buckets in which gradients are handed out.
+    pub buckets: BucketBytes,
+    /// The state that replicas shard, if any.
+    pub sharding: Option<Sharding>,
+    /// This worker's shard of each stage that is sharded.
+    pub shard_ids: BTreeMap<StageId, ShardId>,
+    /// The run's seed.
+    pub seed: u64,
+    /// Whether GPUs use deterministic kernels only.
+    pub determinism: Determinism,
+    /// When the initial values of parameters are drawn.
+    pub initialization: Initialization,
+}
+
 impl<T> Task<T> {
     /// Whether the task waits for the same task on other workers.
     pub fn waits_for_others(&self) -> bool {
@@ -424,23 +431,7 @@ impl<T> Task<T> {
     /// The same task over other tensors. Fails with the first error of `f`.
     pub fn try_map<U, E>(self, mut f: impl FnMut(T) -> Result<U, E>) -> Result<Task<U>, E> {
         Ok(match self {
-            Task::Build {
-                stages,
-                buckets,
-                sharding,
-                shard_ids,
-                seed,
-                determinism,
-                initialization,
-            } => Task::Build {
-                stages,
-                buckets,
-                sharding,
-                shard_ids,
-                seed,
-                determinism,
-                initialization,
-            },
+            Task::Build { stages, settings } => Task::Build { stages, settings },
             Task::SetOptimizer(spec) => Task::SetOptimizer(spec),
             Task::Forward {
                 stage,

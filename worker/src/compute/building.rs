@@ -2,13 +2,13 @@
 
 use crate::compute::failures::{engine_failure, tensor_failure};
 use crate::compute::stage_compute::StageCompute;
-use crate::compute::task_args::BuildArgs;
 use crate::engine::{Engine, StageConfig, StageInput};
 use layerspec::Precision;
 use link::PoolSize;
 use pipeline::message::Failure;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::Sharding;
+use pipeline::task::BuildSettings;
 use pipeline::{Determinism, Initialization};
 use tch::Device;
 use tensor::determinism::Kernels;
@@ -16,7 +16,11 @@ use tracing::debug;
 
 impl StageCompute {
     /// Frees the old stages, and builds new ones.
-    pub(super) fn build(&mut self, stages: Vec<StageSpec>, run: &BuildArgs) -> Result<(), Failure> {
+    pub(super) fn build(
+        &mut self,
+        stages: Vec<StageSpec>,
+        run: &BuildSettings,
+    ) -> Result<(), Failure> {
         self.release(run.sharding);
         self.choose_kernels(run.determinism)?;
         // The cached blocks of the old stages would leave gaps between those of the new ones.
@@ -66,7 +70,7 @@ impl StageCompute {
         }
     }
 
-    fn build_stage(&mut self, spec: StageSpec, run: &BuildArgs) -> Result<(), Failure> {
+    fn build_stage(&mut self, spec: StageSpec, run: &BuildSettings) -> Result<(), Failure> {
         let shard_id = run.shard_ids.get(&spec.stage).copied();
         // A stage without replicas is not sharded.
         let sharding = run.sharding.filter(|_| shard_id.is_some());

@@ -7,7 +7,7 @@ use crate::compute::late_result::{LateLoss, LateResult};
 use crate::compute::measure::measure;
 use crate::compute::peak_memory::PeakMemoryFile;
 use crate::compute::state_view::OpenViews;
-use crate::compute::task_args::{BuildArgs, EmitPayload, ForwardArgs, GradientRoute, StepArgs};
+use crate::compute::task_args::{EmitPayload, ForwardArgs, GradientRoute, StepArgs};
 use crate::compute::task_location::TaskLocation;
 use crate::engine::{CustomLayers, Engine, HealthCheck, Mode, Pass};
 use pipeline::ids::StageId;
@@ -228,19 +228,7 @@ impl StageCompute {
             stages.try_for_each(Engine::draw_parameters).map_err(engine_failure)?;
         }
         match task {
-            Task::Build {
-                stages,
-                buckets,
-                sharding,
-                shard_ids,
-                seed,
-                determinism,
-                initialization,
-            } => {
-                let args =
-                    BuildArgs { buckets, sharding, shard_ids, seed, determinism, initialization };
-                self.build(stages, &args)?;
-            }
+            Task::Build { stages, settings } => self.build(stages, &settings)?,
             Task::SetOptimizer(spec) => {
                 self.stages.values_mut().for_each(|engine| engine.set_optimizer(spec));
             }
@@ -257,12 +245,9 @@ impl StageCompute {
                 defer_statistics,
                 finite,
             } => {
-                let mode = match mode {
-                    message::Mode::Train => Mode::Train,
-                    message::Mode::Eval => Mode::Eval,
-                };
-                let cached = kv_cache.as_ref();
-                self.stage(stage)?.begin_cached_pass(cached).map_err(engine_failure)?;
+                let mode = engine_mode(mode);
+                let stage_engine = self.stage(stage)?;
+                stage_engine.begin_cached_pass(kv_cache.as_ref()).map_err(engine_failure)?;
                 // A pass that checks every number changes no running statistics.
                 let check_finite = finite == FiniteCheck::All;
                 let defer_statistics = defer_statistics || check_finite;
@@ -305,13 +290,11 @@ impl StageCompute {
                 return self.snapshot(&parameters, &optimizer, form);
             }
             Task::Digest => return self.digests(),
-            Task::Load { tensors, content: LoadContent::Part } => self.load(&tensors)?,
-            Task::Load { tensors, content: LoadContent::WeightSources } => {
-                self.load_from_files(&tensors)?;
-            }
-            Task::Load { tensors, content: LoadContent::WholeState } => {
-                self.load_with_optimizer(tensors)?;
-            }
+            Task::Load { tensors, content } => match content {
+                LoadContent::Part => self.load(&tensors)?,
+                LoadContent::WeightSources => self.load_from_files(&tensors)?,
+                LoadContent::WholeState => self.load_with_optimizer(tensors)?,
+            },
         }
         Ok(Outcome::Done)
     }
@@ -320,6 +303,13 @@ impl StageCompute {
         let times = probes.iter().map(|probe| measure(probe, self.device, &self.custom_layers));
         let times = times.collect::<Result<_, _>>().map_err(engine_failure)?;
         Ok(Outcome::Measured { times })
+    }
+}
+
+fn engine_mode(mode: message::Mode) -> Mode {
+    match mode {
+        message::Mode::Train => Mode::Train,
+        message::Mode::Eval => Mode::Eval,
     }
 }
 

@@ -7,7 +7,7 @@ use layerspec::LayerGraph;
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::Mode;
 use pipeline::replicas::BucketBytes;
-use pipeline::task::{LossTask, Outcome, Task, Update};
+use pipeline::task::{BuildSettings, LossTask, Outcome, Task, Update};
 use pipeline::watch::FiniteCheck;
 use pipeline::{
     hash_tensor, Cuts, Determinism, Initialization, LoadContent, LossSpec, OptimizerSpec,
@@ -185,12 +185,14 @@ fn trained() -> StageCompute {
         &mut compute,
         Task::Build {
             stages: plan.stages.clone(),
-            buckets: BucketBytes::default(),
-            sharding: None,
-            shard_ids: BTreeMap::new(),
-            seed: 7,
-            determinism: Determinism::default(),
-            initialization: Initialization::default(),
+            settings: BuildSettings {
+                buckets: BucketBytes::default(),
+                sharding: None,
+                shard_ids: BTreeMap::new(),
+                seed: 7,
+                determinism: Determinism::default(),
+                initialization: Initialization::default(),
+            },
         },
     );
     run(&mut compute, Task::SetOptimizer(OptimizerSpec::adam(0.1)));

@@ -2,26 +2,12 @@
 
 use crate::engine::HealthCheck;
 use pipeline::ids::StageId;
-use pipeline::replicas::{BucketBytes, ShardId, Sharding};
 use pipeline::task::{EarlyOutput, LossTask, TreeLeaf, Update};
 use pipeline::watch::FiniteCheck;
-use pipeline::{Determinism, Initialization};
 use runtime::TaskTensor;
-use std::collections::BTreeMap;
 
 /// Receives the early outputs of a task.
 pub(super) type EmitPayload<'a> = &'a mut dyn FnMut(EarlyOutput<TaskTensor>);
-
-/// The arguments that all stages of a run share.
-pub(super) struct BuildArgs {
-    pub(super) buckets: BucketBytes,
-    pub(super) sharding: Option<Sharding>,
-    /// This replica of each stage with replicas.
-    pub(super) shard_ids: BTreeMap<StageId, ShardId>,
-    pub(super) seed: u64,
-    pub(super) determinism: Determinism,
-    pub(super) initialization: Initialization,
-}
 
 /// The arguments of a forward pass.
 pub(super) struct ForwardArgs {

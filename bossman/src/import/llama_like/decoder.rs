@@ -57,12 +57,7 @@ pub(super) fn decoder_with(
     styles: impl Fn(usize) -> Result<Vec<LayerStyle>, BossManError>,
 ) -> Result<FamilyModel, BossManError> {
     let config = request.config;
-    let why = "its tensors are packed; take the folder of the model that is not quantized";
-    config.expect("quantization_config", &[], why)?;
-    let why = "layers with sizes of their own are not known; take a model without this key";
-    config.expect("per_layer_config", &[], why)?;
-    let why = "attention to later positions is not known for this family; take a model without it";
-    config.expect("is_causal", &[json!(true)], why)?;
+    expect_plain(config)?;
     expect_activation(config, style.activation)?;
     let size = |key: &str, default: u64| config.size_or(key, default);
     let heads = size("num_attention_heads", defaults.num_attention_heads)?;
@@ -131,6 +126,16 @@ pub(super) fn decoder_with(
     }
     let samples = Samples::Tokens { vocab_size, max_positions };
     Ok(FamilyModel { vars, inputs, entries, samples, leftovers, output })
+}
+
+/// Refuses what no family here has.
+fn expect_plain(config: &HfConfig) -> Result<(), BossManError> {
+    let why = "its tensors are packed; take the folder of the model that is not quantized";
+    config.expect("quantization_config", &[], why)?;
+    let why = "layers with sizes of their own are not known; take a model without this key";
+    config.expect("per_layer_config", &[], why)?;
+    let why = "attention to later positions is not known for this family; take a model without it";
+    config.expect("is_causal", &[json!(true)], why)
 }
 
 /// Refuses an MLP with another function of its gate than the family has.

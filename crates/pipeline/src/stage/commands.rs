@@ -12,7 +12,7 @@ use crate::ids::{Slot, StageId};
 use crate::message::{Assignment, ChangeMembership, Command, Failure, PeerAddress, ToBoss};
 use crate::peer_snapshot::{SendSnapshot, StoreSnapshot};
 use crate::replicas::UniqueId;
-use crate::task::{LoadContent, Outcome, Task};
+use crate::task::{BuildSettings, LoadContent, Outcome, Task};
 use crate::{StateForm, TensorMeta};
 
 impl StageSession {
@@ -128,8 +128,7 @@ impl StageSession {
         self.membership = membership;
         self.job = Some(Job::Assign { id, built: false });
         let peers = assignment.peers;
-        let task = Task::Build {
-            stages: assignment.stages,
+        let settings = BuildSettings {
             buckets: assignment.buckets,
             sharding: assignment.sharding,
             shard_ids,
@@ -137,6 +136,7 @@ impl StageSession {
             determinism: assignment.determinism,
             initialization: assignment.initialization,
         };
+        let task = Task::Build { stages: assignment.stages, settings };
         self.compute(Purpose::Command(id), task);
         self.links.forget_relays();
         self.open_links(now, &peers);

@@ -8,7 +8,7 @@ use pipeline::message::{Failure, Mode};
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::{buckets, Bucket, Node, ShardId, Sharding, Tree, UniqueId};
-use pipeline::task::{EarlyOutput, LossTask, Outcome, Task, TreeLeaf, Update};
+use pipeline::task::{BuildSettings, EarlyOutput, LossTask, Outcome, Task, TreeLeaf, Update};
 use pipeline::watch::LayerHealth;
 use pipeline::{slices, LoadContent, StateForm, StateName, TensorMeta};
 use std::collections::{BTreeMap, BTreeSet};
@@ -109,7 +109,8 @@ impl Compute {
 
     fn carry_out(&mut self, task: Task<Fake>) -> Result<Outcome<Fake>, Failure> {
         match task {
-            Task::Build { stages, buckets: bytes, sharding, shard_ids, seed, .. } => {
+            Task::Build { stages, settings } => {
+                let BuildSettings { buckets: bytes, sharding, shard_ids, seed, .. } = settings;
                 let stages = stages.into_iter().map(|spec| {
                     let share = shard_ids.get(&spec.stage).copied();
                     let sharding = sharding.filter(|_| share.is_some());
