@@ -82,8 +82,8 @@ fn a_file_holds_a_type_or_methods_of_the_object_that_uses_it() {
         let mixed: Vec<_> = mixed.map(|(path, _)| path.display().to_string()).collect();
         assert!(
             mixed.len() == allowed,
-            "{} files define a type beside `impl {object}`, and {allowed} may. Move the type into a \
-             file of its own, or lower the number in tests/tests/it/circles/mod.rs: {mixed:?}",
+            "{} files define a type beside `impl {object}`, and {allowed} may. Move the type into \
+             a file of its own, or lower the number in tests/tests/it/circles/mod.rs: {mixed:?}",
             mixed.len()
         );
     }
