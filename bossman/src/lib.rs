@@ -92,7 +92,7 @@ pub use pipeline::{
     Cuts, Determinism, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind, StateDigest,
 };
 pub use recovery::recovery_source::RecoverySource;
-pub use session::evaluate::Evaluation;
+pub use session::evaluation::Evaluation;
 pub use session::position::BatchId;
 pub use session::step_report::StepReport;
 pub use settings::guards::{Guards, NonFinite};

@@ -1,7 +1,7 @@
 //! Training calls. Each prepares its arguments, and runs with recovery.
 
 use super::boss_man::BossMan;
-use crate::session::evaluate::{Evaluation, Outputs};
+use crate::session::evaluation::{Evaluation, Outputs};
 use crate::session::manual_step::{Backward, BatchName, DiscardBatch, Forward, OptimStep};
 use crate::session::position::BatchId;
 use crate::session::step_report::StepReport;

@@ -3,7 +3,7 @@
 use super::score::Score;
 use crate::data::batch_inputs::Inputs;
 use crate::data::loss_weights::has_counted_targets;
-use crate::session::evaluate::{Outputs, MAX_EVALUATION_BYTES};
+use crate::session::evaluation::{Outputs, MAX_EVALUATION_BYTES};
 use crate::Batch;
 use crate::{BossMan, BossManError};
 use pipeline::loss::Classes;

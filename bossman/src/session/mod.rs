@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! call (TrainingCall) <- manual_step   forward, backward, optimizer step
-//!   |                 <- train_step    a whole step      evaluate   without training
-//!   |                      +-> step_report (a value)
+//!   |                 <- train_step    a whole step -> step_report (a value)
 //!   v
-//! trainer (Trainer)   <- scheduling    measures workers, moves stages
+//! trainer (Trainer)   <- manual_round, train_round      rounds of steps
+//!   |                 <- evaluate      rounds without training -> evaluation (a value)
+//!   |                      +-> prepared_batch (microbatches)
+//!   |                 <- scheduling    measures workers, moves stages
 //!   +-> position, learning_monitor, nccl_link            replica_check, weight_transfer
 //!                                                          |
 //!                                                          v
@@ -13,15 +15,19 @@
 //! ```
 
 pub(crate) mod call;
-pub(crate) mod evaluate;
+mod evaluate;
+pub(crate) mod evaluation;
 pub(crate) mod fetched_state;
 pub(crate) mod learning_monitor;
+mod manual_round;
 pub(crate) mod manual_step;
 pub(crate) mod nccl_link;
 pub(crate) mod position;
+mod prepared_batch;
 pub(crate) mod replica_check;
 pub(crate) mod scheduling;
 pub(crate) mod step_report;
+mod train_round;
 pub(crate) mod train_step;
 pub(crate) mod trainer;
 pub(crate) mod weight_transfer;

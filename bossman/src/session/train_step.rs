@@ -1,30 +1,13 @@
 //! A whole training step in one call.
 
-use super::call::{LoggedCall, PayloadCopier, TrainingCall};
-use super::learning_monitor::{chance_loss, StepHealth};
+use super::call::{LoggedCall, TrainingCall};
+use super::prepared_batch::PreparedBatch;
 use super::step_report::StepReport;
 use super::trainer::Trainer;
-use crate::data::batch_inputs::Inputs;
-use crate::data::loss_weights::{count_targets, loss_weights};
-use crate::tuning::batch_shape::{BatchShape, MicrobatchSizes};
-use crate::tuning::layer_probes::first_target_bytes;
-use crate::tuning::schedule_state::LastStep;
-use crate::Batch;
-use crate::BossManError;
-use layerspec::ValueId;
-use link::Payload;
-use pipeline::boss::{Instruction, RoundResults};
+use crate::tuning::batch_shape::BatchShape;
+use crate::{Batch, BossManError};
 use pipeline::ids::WorkerId;
-use pipeline::message::{Failure, FailureKind, Mode, RoundLoss, RoundUpdate};
-use pipeline::replicas::Speed;
-use pipeline::samples::Samples;
-use pipeline::schedule::Schedule;
-use pipeline::watch::FiniteCheck;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Below this part of the optimizer's learning rate, unchanged weights are no fault.
-const MIN_LR_FRACTION: f64 = 0.01;
 
 /// A whole training step.
 pub(crate) struct TrainStep {
@@ -40,33 +23,6 @@ pub(crate) struct TrainedStep {
     pub(crate) updated: bool,
     /// The workers that follow the pool, with the number of commands that each has still to run.
     pub(crate) behind: Vec<(WorkerId, usize)>,
-}
-
-/// A batch cut into microbatches.
-pub(crate) struct PreparedBatch {
-    pub(crate) microbatches: u32,
-    pub(crate) samples: u64,
-    pub(crate) tokens: Option<u64>,
-    /// The weight of each microbatch in the mean of the loss.
-    pub(crate) loss_weights: Vec<f64>,
-    /// The sizes of the model's named dimensions in the first microbatch, which is the largest.
-    pub(crate) sizes: layerspec::Bindings,
-    pub(crate) inputs: Vec<(u32, ValueId, Payload)>,
-    pub(crate) targets: Vec<(u32, Payload)>,
-    /// The bytes of the first microbatch's targets. `None` if workers read inputs and targets.
-    pub(crate) target_bytes: Option<u64>,
-    /// The samples that workers read themselves.
-    pub(crate) samples_to_read: Option<Samples>,
-}
-
-/// A completed round of a step.
-struct FinishedRound {
-    schedule: Arc<Schedule>,
-    results: RoundResults,
-    update: Option<RoundUpdate>,
-    /// The divisor of the losses, and the weight of this batch.
-    divisor: f64,
-    counted: f64,
 }
 
 impl TrainStep {
@@ -86,15 +42,7 @@ impl TrainingCall for TrainStep {
         trainer.discard_implicit_batch().await?;
         trainer.choose_schedule(&self.batch.shape()).await?;
         trainer.data.open(&trainer.handle).await?;
-        let began = Instant::now();
-        match trainer.train_batch(&self.batch).await {
-            Ok(done) => trainer.finish_step(&self.batch, done, self.preparing + began.elapsed()),
-            // The samples or the weights are at fault, and not the worker that noticed it.
-            Err(BossManError::Worker(failure)) if failure.kind == FailureKind::NotFinite => {
-                Err(trainer.locate_non_finite(failure, &self.batch).await)
-            }
-            Err(error) => Err(error),
-        }
+        trainer.run_step(&self.batch, self.preparing).await
     }
 
     fn logged(&self) -> LoggedCall {
@@ -107,248 +55,4 @@ impl TrainingCall for TrainStep {
     }
 
     const FOLLOWS_MEMBERS: bool = true;
-}
-
-impl PreparedBatch {
-    /// Checks a batch and cuts it into `microbatches`.
-    pub(crate) fn new(
-        trainer: &Trainer,
-        batch: &Batch,
-        microbatches: u32,
-    ) -> Result<Self, BossManError> {
-        let loss = trainer.required_loss()?;
-        let inputs = Inputs::of(trainer.model.graph(), batch)?;
-        let ranges = inputs.microbatches(microbatches)?;
-        let targets = inputs.targets(batch, &ranges)?;
-        Ok(PreparedBatch {
-            samples: inputs.samples(),
-            sizes: inputs.sizes_of(&ranges[0]),
-            inputs: inputs.payloads(&ranges)?,
-            target_bytes: first_target_bytes(&inputs, &targets),
-            targets,
-            loss_weights: loss_weights(loss, batch.target(), &ranges)?,
-            tokens: count_targets(loss, batch.target())?,
-            microbatches: ranges.len() as u32,
-            samples_to_read: inputs.samples_to_read().cloned(),
-        })
-    }
-
-    /// The properties of the batch on which costs depend.
-    pub(crate) fn shape(&self) -> BatchShape {
-        BatchShape {
-            microbatch: MicrobatchSizes {
-                sizes: self.sizes.clone(),
-                target_bytes: self.target_bytes,
-            },
-            microbatches: self.microbatches,
-        }
-    }
-
-    /// A copy with memory of its own, and the bytes of its payloads.
-    fn deep_copy(&self) -> (Self, usize) {
-        let mut copier = PayloadCopier::default();
-        let inputs = self.inputs.iter();
-        let inputs =
-            inputs.map(|(index, value, payload)| (*index, *value, copier.copy(payload))).collect();
-        let targets = self.targets.iter();
-        let targets = targets.map(|(index, payload)| (*index, copier.copy(payload))).collect();
-        let copy = PreparedBatch {
-            inputs,
-            targets,
-            loss_weights: self.loss_weights.clone(),
-            sizes: self.sizes.clone(),
-            samples_to_read: self.samples_to_read.clone(),
-            ..*self
-        };
-        (copy, copier.bytes)
-    }
-}
-
-impl Trainer {
-    async fn train_batch(&mut self, batch: &PreparedBatch) -> Result<FinishedRound, BossManError> {
-        let spec = self.required_loss()?.clone();
-        let counted: f64 = batch.loss_weights.iter().sum();
-        let before = self.position.accumulated;
-        let (accumulate, scale) = (self.settings.accumulate, self.position.counters.loss_scale);
-        let accumulated = before.with_step(counted, accumulate, scale);
-        let updates = accumulated.steps == accumulate;
-
-        let schedule = self.schedule_of_step(batch.microbatches, self.strategy.ending(updates))?;
-        let update = updates.then(|| self.next_update(accumulated.gradient_scale())).transpose()?;
-        self.position.next_batch();
-        self.position.counters.step += 1;
-        let mut run = self.single_microbatch_round(|_| None);
-        run.mode = Mode::Train;
-        run.actions = schedule.workers.clone();
-        run.order = schedule.order.clone();
-        run.microbatch_assignment = schedule.microbatch_assignment.clone();
-        run.microbatches = batch.microbatches;
-        run.update = update;
-        let next_update = self.position.counters.updates + 1;
-        run.watch = self.monitor.checks_of_step(updates.then_some(next_update), scale.is_some());
-        let weights = batch.loss_weights.iter().map(|count| count / accumulated.divisor).collect();
-        run.loss = Some(RoundLoss { spec, weights });
-        run.samples = batch.samples_to_read.clone();
-        run.inputs = self.insert_slots(batch.inputs.clone());
-        let hold =
-            |(index, payload): &(u32, Payload)| (*index, self.handle.slots.insert(payload.clone()));
-        run.targets = batch.targets.iter().map(hold).collect();
-        // Counted before the wait: if this future is dropped, the workers continue.
-        self.position.accumulated = if updates { Default::default() } else { accumulated };
-        self.position.counters.updates += u64::from(updates);
-        match self.run_round(run).await {
-            Ok(results) => Ok(FinishedRound {
-                schedule,
-                results,
-                update,
-                divisor: accumulated.divisor,
-                counted,
-            }),
-            Err(error) => {
-                self.position.counters.updates -= u64::from(updates);
-                if error.was_refused() {
-                    self.position.accumulated = before;
-                }
-                Err(error)
-            }
-        }
-    }
-
-    /// Records a completed step and checks its figures.
-    fn finish_step(
-        &mut self,
-        batch: &PreparedBatch,
-        done: FinishedRound,
-        time: Duration,
-    ) -> Result<TrainedStep, BossManError> {
-        let FinishedRound { schedule, results, update, divisor, counted } = done;
-        let losses = results.losses.iter().map(|(_, loss)| *loss);
-        let sum = losses.reduce(|sum, loss| sum + loss).unwrap_or(0.0);
-        let is_mean = self.settings.accumulate == 1 && self.position.counters.loss_scale.is_none();
-        let loss = if is_mean { sum } else { (f64::from(sum) * divisor / counted) as f32 };
-        let skipped = update.is_some() && self.adapt_loss_scale(results.grad_norm)?;
-        self.schedules.record_step(LastStep { schedule, spans: results.spans }, time);
-        let lr = update.filter(|_| !skipped).map(|update| update.lr);
-        self.check_learning(&StepHealth { loss: Some(loss), lr, layers: results.health })?;
-        let report = StepReport {
-            step: self.position.counters.step,
-            loss,
-            samples: batch.samples,
-            tokens: batch.tokens,
-            time,
-            lr,
-            grad_norm: results.grad_norm.filter(|_| self.strategy.max_norm.is_some()),
-        };
-        Ok(TrainedStep { report, updated: update.is_some(), behind: results.behind })
-    }
-
-    /// The next update of parameters, with gradients multiplied by `scale`.
-    pub(super) fn next_update(&self, scale: f64) -> Result<RoundUpdate, BossManError> {
-        let missing =
-            || BossManError::Usage("there is no optimizer yet: call send_optimizer() first".into());
-        let optimizer = self.optimizer.ok_or_else(missing)?;
-        let factor = self.settings.lr_schedule.factor(self.position.counters.updates);
-        let max_norm = self.strategy.applied_max_norm();
-        // Gradients that are not finite never improve a model.
-        let skip_infinite = max_norm.is_some();
-        Ok(RoundUpdate { lr: optimizer.lr() * factor, scale, max_norm, skip_infinite })
-    }
-
-    /// Adapts the loss scale, if any, to the norm of the gradients. Returns whether the step was
-    /// skipped, so that no parameter changed.
-    ///
-    /// # Errors
-    /// Gradients overflowed in many steps in a row at every scale, so nothing would be learned any
-    /// more.
-    pub(super) fn adapt_loss_scale(&mut self, norm: Option<f64>) -> Result<bool, BossManError> {
-        let counters = &mut self.position.counters;
-        let finite = norm.is_some_and(f64::is_finite);
-        match &mut counters.loss_scale {
-            Some(scale) => {
-                counters.updates -= u64::from(!finite);
-                scale.after(finite).map_err(|why| BossManError::Usage(why.to_string()))?;
-            }
-            // Without a norm nothing was skipped.
-            None if norm.is_none() => return Ok(false),
-            None => {
-                counters.updates -= u64::from(!finite);
-                let warning = self.monitor.check_gradient_norm(counters.step, finite)?;
-                warning.into_iter().for_each(|text| self.events.warn(text));
-            }
-        }
-        Ok(!finite)
-    }
-
-    /// Checks a completed step and prints warnings.
-    ///
-    /// # Errors
-    /// Layers were updated with gradients that are not finite.
-    pub(super) fn check_learning(&mut self, health: &StepHealth) -> Result<(), BossManError> {
-        let (step, graph) = (self.position.counters.step, self.model.graph());
-        let chance = || chance_loss(self.loss.as_ref()?, graph);
-        let of_loss = health.loss.and_then(|loss| self.monitor.loss_warning(step, loss, chance));
-        let below = health
-            .loss
-            .and_then(|loss| self.monitor.negative_loss_warning(step, loss, self.loss.as_ref()));
-        // A schedule may make the rate as small as it needs.
-        let usual = self.optimizer.map_or(0.0, |optimizer| optimizer.lr());
-        let lr = health.lr.filter(|lr| *lr >= MIN_LR_FRACTION * usual).unwrap_or(0.0);
-        let of_layers = self.monitor.layer_warnings(graph, step, lr, &health.layers);
-        let of_layers = of_layers.map_err(BossManError::Usage)?;
-        of_layers.into_iter().chain(of_loss).chain(below).for_each(|text| self.events.warn(text));
-        Ok(())
-    }
-
-    /// Finds the layer at fault for a loss that is not finite: runs the samples forward once more,
-    /// with every number checked.
-    async fn locate_non_finite(&mut self, failure: Failure, batch: &PreparedBatch) -> BossManError {
-        let began = match self.forward_with_checks(batch, failure.microbatch).await {
-            Err(BossManError::Worker(found)) if found.kind == FailureKind::NotFinite => {
-                format!("it began here: {}", Failure { step: None, ..found })
-            }
-            Err(other) => format!("the layer at fault is unknown: {other}"),
-            Ok(()) => "when the samples went forward once more every number was finite".into(),
-        };
-        let message = format!(
-            "{}; {began}. The step changed no weights; look at the data, lower the learning rate \
-             or set `clip_grad_norm`, or skip such steps with `guards: {{nonfinite: skip}}`",
-            failure.message
-        );
-        BossManError::Worker(Failure { message, ..failure })
-    }
-
-    async fn forward_with_checks(
-        &mut self,
-        prepared: &PreparedBatch,
-        only: Option<u32>,
-    ) -> Result<(), BossManError> {
-        let batch = self.position.next_batch();
-        // Workers would store the activations of all microbatches at once.
-        let taken = |microbatch: u32| only.is_none_or(|only| only == microbatch);
-        let mut run = self.single_microbatch_round(|_| None);
-        // The mode of the step, with the same dropout.
-        run.mode = Mode::Train;
-        run.microbatches = prepared.microbatches;
-        run.microbatch_assignment =
-            self.plan.assign_batches(run.microbatches, |_, _| Speed::default());
-        run.actions = self.plan.forwards(&run.microbatch_assignment, run.microbatches);
-        run.actions
-            .iter_mut()
-            .for_each(|list| list.retain(|action| action.microbatch().is_none_or(taken)));
-        run.watch.finite = FiniteCheck::All;
-        run.loss = Some(RoundLoss {
-            spec: self.required_loss()?.clone(),
-            weights: vec![1.0; run.microbatches as usize],
-        });
-        run.samples = prepared.samples_to_read.clone();
-        run.inputs = self.insert_slots(
-            prepared.inputs.iter().filter(|(index, ..)| taken(*index)).cloned().collect(),
-        );
-        let targets = prepared.targets.iter().filter(|(index, _)| taken(*index));
-        run.targets = targets
-            .map(|(index, payload)| (*index, self.handle.slots.insert(payload.clone())))
-            .collect();
-        self.run_round(self.with_parameter_gathers(run)?).await?;
-        self.call(Instruction::Discard { batch }).await
-    }
 }

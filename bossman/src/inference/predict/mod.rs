@@ -10,7 +10,7 @@ mod elements;
 use crate::data::batch_inputs::Inputs;
 use crate::data::fixed_batch::FixedBatch;
 use crate::data::{Dataset, Order};
-use crate::session::evaluate::MAX_EVALUATION_BYTES;
+use crate::session::evaluation::MAX_EVALUATION_BYTES;
 use crate::{data::atomic_file, BossMan, BossManError, Loss, StateDict};
 pub use described::Meaning;
 use described::{Described, Lines};

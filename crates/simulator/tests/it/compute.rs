@@ -2,7 +2,7 @@
 
 use crate::math::{self, Draw, Fake};
 use crate::params::Params;
-use layerspec::{DType, Layer, LayerId, ValueId};
+use layerspec::{DType, LayerId, ValueId};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::{Failure, Mode};
 use pipeline::optimizer::OptimizerSpec;
@@ -576,12 +576,4 @@ impl Stage {
         }
         needing
     }
-}
-
-/// A layer of this stage, or one whose parameters it copies.
-pub fn owner<'a>(spec: &'a StageSpec, layer: &Layer) -> Option<&'a Layer> {
-    let id = layer.share?;
-    let found =
-        spec.layers.iter().chain(spec.tied_copies.iter().map(|b| &b.owner)).find(|l| l.id == id);
-    Some(found.expect("a layer of the stage, or one that it borrows"))
 }

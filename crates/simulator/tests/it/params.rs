@@ -1,6 +1,5 @@
 //! The weights of a stage, tied copies included, and the tensors between stages that share weights.
 
-use crate::compute::owner;
 use crate::math::{self, Fake, Param};
 use layerspec::{Layer, LayerId};
 use pipeline::ids::StageId;
@@ -445,4 +444,12 @@ fn uses(owner: &Layer, users: &[&Layer]) -> Vec<(String, LayerId)> {
         users.map(|user| (name.clone(), user.id)).collect::<Vec<_>>()
     };
     shared(owner, &users).into_iter().flat_map(of).collect()
+}
+
+/// A layer of this stage, or one whose parameters it copies.
+fn owner<'a>(spec: &'a StageSpec, layer: &Layer) -> Option<&'a Layer> {
+    let id = layer.share?;
+    let found =
+        spec.layers.iter().chain(spec.tied_copies.iter().map(|b| &b.owner)).find(|l| l.id == id);
+    Some(found.expect("a layer of the stage, or one that it borrows"))
 }

@@ -16,24 +16,27 @@ use graph::largest_circle;
 use modules::Crate;
 use std::path::Path;
 
-const CRATES: [&str; 9] = [
-    "layerspec",
-    "crates/pipeline",
-    "crates/shm",
-    "crates/link",
-    "crates/runtime",
-    "crates/tensor",
-    "crates/data",
-    "worker",
-    "bossman",
+/// The folders with the files of each crate.
+const CRATES: [&str; 10] = [
+    "layerspec/src",
+    "crates/pipeline/src",
+    "crates/shm/src",
+    "crates/link/src",
+    "crates/runtime/src",
+    "crates/tensor/src",
+    "crates/data/src",
+    "crates/simulator/tests/it",
+    "worker/src",
+    "bossman/src",
 ];
 
-/// The files in the largest circle of a crate, if it may have one. The numbers only fall.
+/// The files in the largest circle of a crate, by its folder, if it may have one. The numbers only
+/// fall.
 const ALLOWED: &[(&str, usize)] = &[];
 
 /// Reads the files of a crate.
 fn read(folder: &str) -> Crate {
-    let src = root().join(folder).join("src");
+    let src = root().join(folder);
     let name = |path: &Path| path.strip_prefix(&src).unwrap().to_string_lossy().replace('\\', "/");
     Crate::of(sources(&src).into_iter().map(|(path, text)| (name(&path), text)))
 }
@@ -60,7 +63,7 @@ fn no_files_of_a_crate_import_each_other_in_a_circle() {
 
 /// The objects whose methods are spread over files, and how many of these files define types that
 /// other files use, beside the one that defines the object. The numbers only fall.
-const OBJECTS: [(&str, usize); 2] = [("BossMan", 0), ("Trainer", 3)];
+const OBJECTS: [(&str, usize); 2] = [("BossMan", 0), ("Trainer", 0)];
 
 /// Whether a file of code has methods of the object, and defines a type that other files use.
 fn mixes(object: &str, text: &str) -> bool {
