@@ -87,7 +87,7 @@ chaos: build ## Kill, stop, cut off and slow down boss and workers 200 times, an
 	target/release/bossman data fetch sotu --to examples/gpt-sotu/data
 	python3 bench/chaos.py --keep
 
-mutants: ## Change pipeline and layerspec in 200 places, one at a time, and list those that no test notices (three hours)
+mutants: ## Change pipeline and layerspec in 200 places, one at a time, and list those that no test notices (three hours; goes on where it stopped)
 	python3 tools/mutants.py
 
 lint: setup ## Check format, lints, documentation and the dependencies between crates

@@ -2,94 +2,157 @@
 """Changes one place of `pipeline` or `layerspec` at a time, and tells which changes no test
 notices.
 
-    tools/mutants.py                     200 changes, drawn by seed 1 (about three hours)
+    tools/mutants.py                     200 changes (about three hours)
+    tools/mutants.py --minutes 20        a part; the next run goes on with the others
     tools/mutants.py --sample 40 --seed 7
     tools/mutants.py --match plan.rs     only changes whose description has these words
 
 It runs cargo-mutants, which it installs once into target/tools. The quick tests see every change,
 and the simulator those that the quick tests miss. Changes that do not compile do not count. The
 command lists the changes that were missed, and fails if less than CAUGHT were noticed.
+
+Each result is a line of bench/results/mutants.jsonl. It counts as long as the changed file stays as
+it is. Edits elsewhere change neither the results nor, hardly, the sample: a change is drawn by a
+hash of its description without line numbers.
 """
 
 import argparse
+import hashlib
+import json
+import math
 import os
-import random
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 TOOLS = CHECKOUT / "target" / "tools"
 OUT = CHECKOUT / "target" / "mutants"
+RESULTS = CHECKOUT / "bench" / "results" / "mutants.jsonl"
 VERSION = "26.0.0"
 QUICK = {
     "pipeline": ["--", "--lib", "--test", "it"],
     "layerspec": ["--", "--tests"],
 }
 SIMULATOR = {"pipeline": ["--test-package=simulator"]}
+OUTCOMES = ("caught", "missed", "timeout", "unviable")
+# A change that makes a test run for ever is noticed, too.
+NOTICED = ("caught", "timeout")
 CAUGHT = 0.95
+# Changes between two looks at the clock. Results are stored after each batch.
+BATCH = 10
 
 
 def cargo_mutants():
     """Returns the path of cargo-mutants, which is installed first if it is missing."""
     program = TOOLS / "bin" / "cargo-mutants"
     if not program.exists():
-        install = [
-            "cargo",
-            "install",
-            "--locked",
-            "cargo-mutants",
-            "--version",
-            VERSION,
-            "--root",
-            str(TOOLS),
-        ]
-        subprocess.run(install, cwd=CHECKOUT, check=True)
+        install = ["cargo", "install", "--locked", "cargo-mutants", "--version", VERSION]
+        subprocess.run([*install, "--root", str(TOOLS)], cwd=CHECKOUT, check=True)
     return str(program)
 
 
-def sample(program, size, seed, match):
-    listed = subprocess.run(
-        [program, "mutants", "--list", *(f"--package={package}" for package in QUICK)],
-        cwd=CHECKOUT,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    names = sorted(name for name in listed.stdout.splitlines() if match in name)
-    return random.Random(seed).sample(names, min(size, len(names)))
+def listed(program):
+    """All changes that can be made, as cargo-mutants names them."""
+    command = [program, "mutants", "--list", *(f"--package={package}" for package in QUICK)]
+    run = subprocess.run(command, cwd=CHECKOUT, check=True, stdout=subprocess.PIPE, text=True)
+    return run.stdout.splitlines()
 
 
-def test(program, names, tests, profile):
-    """Runs tests on each changed tree. Returns the changes by what happened."""
-    found = {outcome: [] for outcome in ("caught", "missed", "timeout", "unviable")}
+def path(change):
+    """The file of a change, from the root of the project."""
+    return change.split(":", 1)[0]
+
+
+def description(change):
+    """A change without its line and column, as `FILE: replace ...`."""
+    return re.sub(r"^([^:]+):\d+:\d+:", r"\1:", change)
+
+
+def drawn(changes, size, seed):
+    """A sample that an edit elsewhere does not change."""
+
+    def lot(change):
+        return hashlib.sha256(f"{seed} {description(change)}".encode()).hexdigest()
+
+    return sorted(changes, key=lambda change: (lot(change), change))[:size]
+
+
+def file_hash(change):
+    """A hash of the file of a change."""
+    return hashlib.sha256((CHECKOUT / path(change)).read_bytes()).hexdigest()[:12]
+
+
+def read(results):
+    """The outcomes that are stored, by change and hash of the file."""
+    if not results.exists():
+        return {}
+    rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    return {(row["change"], row["file"]): row["outcome"] for row in rows}
+
+
+def append(results, outcomes):
+    """Stores outcomes of changes."""
+    with results.open("a", encoding="utf-8") as file:
+        for change, outcome in outcomes.items():
+            row = {"change": change, "file": file_hash(change), "outcome": outcome}
+            file.write(json.dumps(row) + "\n")
+
+
+def test(program, changes, tests, profile, baseline):
+    """Runs tests on each changed tree. Returns the outcome of each change."""
+    found = {}
     for package, arguments in tests.items():
-        # A name begins with the path of the changed file.
-        own = [name for name in names if f"{package}/" in name.split(":")[0]]
+        own = [change for change in changes if f"{package}/" in path(change)]
         if not own:
             continue
-        patterns = [argument for name in own for argument in ("--re", f"^{re.escape(name)}$")]
         command = [
             program,
             "mutants",
             f"--package={package}",
             f"--profile={profile}",
+            f"--baseline={'run' if baseline else 'skip'}",
             "--no-shuffle",
             "--timeout=300",
             f"--output={OUT}",
-            *patterns,
+            *(word for change in own for word in ("--re", f"^{re.escape(change)}$")),
             *arguments,
         ]
-        environment = dict(os.environ, BOSSMAN_SIM_SEEDS="60", BOSSMAN_FUZZ_INPUTS="5000")
-        environment["CARGO_INCREMENTAL"] = "1"
+        environment = os.environ | {
+            "BOSSMAN_SIM_SEEDS": "60",
+            "BOSSMAN_FUZZ_INPUTS": "5000",
+            "CARGO_INCREMENTAL": "1",
+            # The dependencies are built once for all batches.
+            "CARGO_TARGET_DIR": str(OUT / "built"),
+        }
         # cargo-mutants exits with 2 or 3 if tests missed something, which the caller reports.
         if subprocess.run(command, cwd=CHECKOUT, env=environment).returncode not in (0, 2, 3):
             sys.exit("cargo-mutants failed: see above")
-        for outcome, all_of_it in found.items():
-            text = (OUT / "mutants.out" / f"{outcome}.txt").read_text()
-            all_of_it.extend(text.splitlines())
+        for outcome in OUTCOMES:
+            lines = (OUT / "mutants.out" / f"{outcome}.txt").read_text().splitlines()
+            found |= {change: outcome for change in lines}
     return found
+
+
+def tested(program, changes, baseline):
+    """The outcome of each change by the quick tests and, if these miss it, by the simulator."""
+    found = test(program, changes, QUICK, "mutants", baseline)
+    missed = [change for change, outcome in found.items() if outcome == "missed"]
+    return found | test(program, missed, SIMULATOR, "dev", False)
+
+
+def summary(outcomes):
+    """The lines to print for the outcomes of changes, and whether enough were noticed."""
+    count = {kind: sum(found == kind for found in outcomes.values()) for kind in OUTCOMES}
+    noticed = sum(count[kind] for kind in NOTICED)
+    viable = noticed + count["missed"]
+    lines = [f"missed: {change}" for change, found in outcomes.items() if found == "missed"]
+    lines.append(
+        f"{noticed} of {viable} viable changes noticed; {count['unviable']} did not compile"
+    )
+    return lines, viable > 0 and noticed >= CAUGHT * viable
 
 
 def main():
@@ -99,25 +162,27 @@ def main():
     parser.add_argument("--sample", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--match", default="")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after that")
     options = parser.parse_args()
     program = cargo_mutants()
-    found = test(
-        program,
-        sample(program, options.sample, options.seed, options.match),
-        QUICK,
-        "mutants",
-    )
-    simulated = test(program, found["missed"], SIMULATOR, "dev")
-    missed = [name for name in found["missed"] if "layerspec/" in name] + simulated["missed"]
-    # A change that makes a test run for ever is noticed, too.
-    noticed = ("caught", "timeout")
-    caught = sum(len(tested[outcome]) for tested in (found, simulated) for outcome in noticed)
-    for name in missed:
-        print(f"missed: {name}")
-    viable = caught + len(missed)
-    unviable = len(found["unviable"])
-    print(f"{caught} of {viable} viable changes noticed; {unviable} did not compile")
-    sys.exit(0 if viable and caught >= CAUGHT * viable else 1)
+    changes = [change for change in listed(program) if options.match in change]
+    sample = drawn(changes, options.sample, options.seed)
+    stored, end = read(RESULTS), time.monotonic() + 60 * options.minutes
+    outcomes = {
+        change: outcome for change in sample if (outcome := stored.get((change, file_hash(change))))
+    }
+    left, baseline = [change for change in sample if change not in outcomes], True
+    while left and time.monotonic() < end:
+        found = tested(program, left[:BATCH], baseline)
+        append(RESULTS, found)
+        outcomes |= found
+        left, baseline = left[BATCH:], False
+        print(f"{len(outcomes)} of {len(sample)} changes tested", flush=True)
+    lines, enough = summary(outcomes)
+    print("\n".join(lines))
+    if left:
+        print(f"{len(left)} changes are left; the next run goes on with them")
+    sys.exit(0 if enough else 1)
 
 
 if __name__ == "__main__":

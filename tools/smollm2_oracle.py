@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytorch
@@ -23,6 +24,8 @@ from huggingface_back import bossman, tensor, worst
 TOLERANCE = 1e-4
 # The logit of " Paris" after this text, as another program computed it from the same file.
 PROMPT, PARIS, LOGIT = [504, 3575, 282, 4649, 314], 7042, 17.371
+# The import reads the headers of the weights alone.
+IMPORT_SECONDS = 1
 STEPS, BATCH, LENGTH, LR = 3, 2, 32, 1e-4
 
 
@@ -97,7 +100,9 @@ def compare(torch, transformers, source, place):
         )
 
     run = place / "smol" / "run.yaml"
+    began = time.monotonic()
     bossman(place, "import", source, "--to", run.parent)
+    expect("seconds of the import", time.monotonic() - began, IMPORT_SECONDS)
     tokens = torch.Generator().manual_seed(0)
     ids = torch.randint(1000, 40_000, (STEPS * BATCH, LENGTH), generator=tokens)
     ids[0, : len(PROMPT)] = torch.tensor(PROMPT)
