@@ -104,7 +104,7 @@ impl Generator {
     ) -> Result<Generated, BossManError> {
         what.sampling.check()?;
         let mut tokens = Vec::new();
-        self.tokens.encode(&what.prompt, &mut tokens)?;
+        self.tokens.encode_with_special_tokens(&what.prompt, &mut tokens)?;
         if tokens.is_empty() {
             return Err(BossManError::Usage(
                 "the prompt has no token to begin with; give some text".into(),

@@ -51,6 +51,14 @@ pub(super) mod vocabulary {
             match *self {}
         }
 
+        pub(crate) fn encode_with_special_tokens(
+            &self,
+            _: &str,
+            _: &mut Vec<u32>,
+        ) -> Result<(), String> {
+            match *self {}
+        }
+
         pub(crate) fn decode(&self, _: &[u32]) -> Result<String, String> {
             match *self {}
         }

@@ -51,6 +51,25 @@ impl LoadedTokenizer {
         Ok(())
     }
 
+    /// Appends the text's tokens with the special ones that the tokenizer puts around a text, as
+    /// `tokenizer(text)` does in transformers: Llama and Gemma expect `<bos>` before a prompt.
+    /// Bytes get none.
+    ///
+    /// # Errors
+    /// The tokenizer fails.
+    pub fn encode_with_special_tokens(
+        &self,
+        text: &str,
+        into: &mut Vec<u32>,
+    ) -> Result<(), DataError> {
+        match self {
+            LoadedTokenizer::Bytes => self.encode(text, into),
+            LoadedTokenizer::Loaded(path, vocabulary) => vocabulary
+                .encode_with_special_tokens(text, into)
+                .map_err(|e| DataError::file(path, e)),
+        }
+    }
+
     /// Checks that the model has an embedding row for each token. `special` says that tokens which
     /// stand for no text are used, too.
     pub(super) fn check_embedding_rows(

@@ -22,6 +22,17 @@ impl TokenizerFile {
         Ok(())
     }
 
+    /// Appends the text's tokens with the special ones that the file puts around a text.
+    pub(super) fn encode_with_special_tokens(
+        &self,
+        text: &str,
+        into: &mut Vec<u32>,
+    ) -> Result<(), String> {
+        let encoding = self.0.encode_fast(text, true).map_err(|e| e.to_string())?;
+        into.extend(encoding.get_ids());
+        Ok(())
+    }
+
     pub(super) fn decode(&self, tokens: &[u32]) -> Result<String, String> {
         self.0.decode(tokens, true).map_err(|e| e.to_string())
     }

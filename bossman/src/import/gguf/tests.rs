@@ -6,6 +6,7 @@ use testkit::mutate::fuzz;
 /// The types of values.
 const UINT: u32 = 4;
 const FLOAT: u32 = 6;
+const FLAG: u32 = 7;
 const TEXT: u32 = 8;
 const LIST: u32 = 9;
 /// The types of tensors.
@@ -139,6 +140,55 @@ fn a_file_becomes_a_folder_that_is_imported() {
     let tokenizer: Json = serde_json::from_slice(&tokenizer).unwrap();
     assert_eq!(tokenizer["model"]["vocab"]["ab"], 2);
     assert_eq!(tokenizer["added_tokens"][0]["content"], "<end>");
+}
+
+/// The special tokens around a text of a tokenizer that asks for these, and its end token.
+fn around(pre: &str, adds: &[(&str, u8)], bos: u32) -> Result<Json, String> {
+    let mut maker = Maker::default();
+    maker.value("tokenizer.ggml.model", TEXT, &text("gpt2"));
+    maker.value("tokenizer.ggml.pre", TEXT, &text(pre));
+    maker.texts("tokenizer.ggml.tokens", &["a", "<end>", "<begin>"]);
+    maker.texts("tokenizer.ggml.merges", &[]);
+    maker.size("tokenizer.ggml.bos_token_id", bos);
+    maker.size("tokenizer.ggml.eos_token_id", 1);
+    for (name, value) in adds {
+        maker.value(&format!("tokenizer.ggml.add_{name}_token"), FLAG, &[*value]);
+    }
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("tiny.gguf");
+    std::fs::write(&file, maker.bytes()).unwrap();
+    let gguf = Gguf::read(&file).unwrap();
+    let tokenizer = tokenizer::tokenizer(&gguf).map_err(|error| error.to_string())?.unwrap();
+    let parts = tokenizer["post_processor"]["single"].as_array().cloned().unwrap_or_default();
+    Ok(parts
+        .into_iter()
+        .map(|part| {
+            let special = part["SpecialToken"]["id"].clone();
+            if special.is_null() {
+                part["Sequence"]["id"].clone()
+            } else {
+                special
+            }
+        })
+        .collect())
+}
+
+#[test]
+fn a_text_gets_the_special_tokens_that_the_file_asks_for() {
+    use serde_json::json;
+    for (pre, adds, expected) in [
+        ("smollm", &[][..], json!([])),
+        ("smollm", &[("bos", 1)], json!(["<begin>", "A"])),
+        ("smollm", &[("bos", 1), ("eos", 1)], json!(["<begin>", "A", "<end>"])),
+        ("smollm", &[("eos", 1)], json!(["A", "<end>"])),
+        // llama.cpp adds it unless the file says no.
+        ("llama-bpe", &[], json!(["<begin>", "A"])),
+        ("llama-bpe", &[("bos", 0)], json!([])),
+    ] {
+        assert_eq!(around(pre, adds, 2).unwrap(), expected, "{pre} {adds:?}");
+    }
+    let error = around("smollm", &[("bos", 1)], 3).unwrap_err();
+    assert!(error.ends_with("`tokenizer.ggml.bos_token_id` is no token that it has"), "{error}");
 }
 
 #[test]

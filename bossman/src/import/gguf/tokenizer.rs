@@ -8,6 +8,8 @@ use serde_json::{json, Map, Value as Json};
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
+/// llama.cpp's name of Llama 3's tokenizer.
+const LLAMA3_NAME: &str = "llama-bpe";
 /// How Llama 3 splits text before it merges letters.
 const LLAMA3: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
@@ -80,7 +82,7 @@ pub(super) fn tokenizer(gguf: &Gguf) -> Result<Option<Json>, BossManError> {
         "added_tokens": added,
         "normalizer": null,
         "pre_tokenizer": pre_tokenizer,
-        "post_processor": null,
+        "post_processor": post_processor(gguf, &tokens)?,
         "decoder": byte_level(true),
         "model": {
             "type": "BPE",
@@ -90,11 +92,54 @@ pub(super) fn tokenizer(gguf: &Gguf) -> Result<Option<Json>, BossManError> {
             "end_of_word_suffix": null,
             "fuse_unk": false,
             "byte_fallback": false,
-            "ignore_merges": text("tokenizer.ggml.pre") == Some("llama-bpe"),
+            "ignore_merges": text("tokenizer.ggml.pre") == Some(LLAMA3_NAME),
             "vocab": vocab,
             "merges": merges,
         },
     })))
+}
+
+/// The special tokens around a text: `null` if there are none.
+///
+/// # Errors
+/// The file asks for a token that it does not have.
+fn post_processor(gguf: &Gguf, tokens: &[&str]) -> Result<Json, BossManError> {
+    let value = |key: &str| gguf.metadata.get(&format!("tokenizer.ggml.{key}"));
+    // As in llama.cpp.
+    let is_llama3 = value("pre") == Some(&Value::Text(LLAMA3_NAME.into()));
+    let mut special = Map::new();
+    let mut around = |name: &str, default: bool| -> Result<Option<Json>, BossManError> {
+        let (adds, key) = (format!("add_{name}_token"), format!("{name}_token_id"));
+        let asked = match value(&adds) {
+            Some(Value::Flag(asked)) => *asked,
+            _ => default,
+        };
+        if !asked {
+            return Ok(None);
+        }
+        let id = match value(&key) {
+            Some(Value::Integer(id)) => usize::try_from(*id).ok(),
+            _ => None,
+        };
+        let Some((id, text)) = id.and_then(|id| Some((id, *tokens.get(id)?))) else {
+            return Err(gguf.problem(format!("`tokenizer.ggml.{key}` is no token that it has")));
+        };
+        special.insert(text.into(), json!({"id": text, "ids": [id], "tokens": [text]}));
+        Ok(Some(json!({"SpecialToken": {"id": text, "type_id": 0}})))
+    };
+    let begin = around("bos", is_llama3 && value("bos_token_id").is_some())?;
+    let end = around("eos", false)?;
+    let text = |id: &str| {
+        let sequence = json!({"Sequence": {"id": id, "type_id": 0}});
+        let parts = [begin.clone(), Some(sequence), end.clone()];
+        parts.into_iter().flatten().collect::<Vec<Json>>()
+    };
+    let (single, pair) = (text("A"), [text("A"), text("B")].concat());
+    Ok(match special.is_empty() {
+        true => Json::Null,
+        false => json!({"type": "TemplateProcessing", "single": single, "pair": pair,
+            "special_tokens": special}),
+    })
 }
 
 /// Letters for bytes. Perhaps it splits text as GPT-2 does.
@@ -116,7 +161,7 @@ fn pre_tokenizer(name: &str) -> Option<Json> {
             let digits = json!({"type": "Digits", "individual_digits": true});
             Some(json!({"type": "Sequence", "pretokenizers": [digits, byte_level(true)]}))
         }
-        "llama-bpe" => Some(pattern(LLAMA3)),
+        LLAMA3_NAME => Some(pattern(LLAMA3)),
         "qwen2" => Some(pattern(QWEN2)),
         _ => None,
     }

@@ -1,7 +1,7 @@
 //! Tests text in windows and pairs in padded batches.
 
 use super::*;
-use crate::{Text, TextPairs, Tokenizer};
+use crate::{LoadedTokenizer, Text, TextPairs, Tokenizer};
 
 const WORDS: &str = r#"{"version": "1.0",
 "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
@@ -51,6 +51,29 @@ fn text_is_cut_into_windows_whose_targets_are_one_later() {
     let long = text(paths, Tokenizer::Bytes, 7, None);
     let error = folder.error(Dataset::open(&long, &tokens_model(), &CLASSES, None));
     assert_eq!(error, "a.txt: 7 tokens; one sample of sequence_length 7 needs one more than that");
+}
+
+#[test]
+fn special_tokens_are_put_around_a_prompt_alone() {
+    let folder = Folder::new();
+    let begin = r#""post_processor": {"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}"#;
+    let words = WORDS.replace(r#""post_processor": null"#, begin);
+    let file = Tokenizer::File(folder.file("begins.json", &words));
+    for (tokenizer, text, plain, special) in [
+        (file.clone(), "a b", vec![4, 5], vec![1, 4, 5]),
+        (file, "", vec![], vec![1]),
+        (Tokenizer::File(folder.file("plain.json", WORDS)), "a b", vec![4, 5], vec![4, 5]),
+        (Tokenizer::Bytes, "a", vec![97], vec![97]),
+    ] {
+        let loaded = LoadedTokenizer::load(&tokenizer).unwrap();
+        let mut found = [Vec::new(), Vec::new()];
+        loaded.encode(text, &mut found[0]).unwrap();
+        loaded.encode_with_special_tokens(text, &mut found[1]).unwrap();
+        assert_eq!(found, [plain, special], "{tokenizer:?} {text}");
+    }
 }
 
 #[test]
