@@ -3,6 +3,7 @@
 
     tools/run_tests.py               build, then run all test programs and the docs' examples
     tools/run_tests.py --lanes 4     four at once (default: one more than there are cores)
+    tools/run_tests.py --times       also list the slowest tests
     tools/run_tests.py --gpu-seeds 60    only the tests on the fake GPU, with the seeds 1 to 60
     tools/run_tests.py --gpu-seeds 7-9 --gpu-cuts 2    a part of these: three seeds, two cuts
     tools/run_tests.py --real-gpu    only these, on the GPUs of this machine
@@ -102,6 +103,11 @@ RESULT = re.compile(
     r"^test result: .*?(\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE
 )
 LISTED = re.compile(r"^(.+): test$", re.MULTILINE)
+# libtest tells the time of each test only if it takes itself for a nightly one.
+TIMED_BY_LIBTEST = ["-Z", "unstable-options", "--report-time"]
+NIGHTLY = {"RUSTC_BOOTSTRAP": "1"}
+TIME = re.compile(r"^test (.+?) \.\.\. .*<([\d.]+)s>$", re.MULTILINE)
+SLOWEST = 10
 
 
 class Job(NamedTuple):
@@ -326,6 +332,24 @@ def fake_gpu_line(results):
     return f"{tests} tests on the fake GPU in {sum(result.seconds for result in on_it):.0f} s"
 
 
+def timed(job):
+    """The job with the time of each test in its output, if it is a test program."""
+    if job.tests is None:
+        return job
+    environment = {**job.environment, **NIGHTLY}
+    return job._replace(command=[*job.command, *TIMED_BY_LIBTEST], environment=environment)
+
+
+def slowest_lines(outputs):
+    """Returns a line for each of the slowest tests in the outputs of jobs, by their titles."""
+    times = [
+        (float(seconds), f"{title}: {test}")
+        for title, output in outputs
+        for test, seconds in TIME.findall(output)
+    ]
+    return [f"{seconds:6.1f} s  {test}" for seconds, test in sorted(times, reverse=True)[:SLOWEST]]
+
+
 def repeating(job):
     """Returns the command of a shell that repeats a job."""
     named = {"CARGO_MANIFEST_DIR": str(job.folder), **job.environment}
@@ -396,6 +420,7 @@ def main():
     )
     # One more, because many tests wait for a timeout.
     parser.add_argument("--lanes", type=int, default=(os.cpu_count() or 2) + 1)
+    parser.add_argument("--times", action="store_true")
     parser.add_argument("--gpu-seeds", type=seeds_of, metavar="N|FIRST-LAST")
     parser.add_argument(
         "--gpu-cuts",
@@ -406,7 +431,7 @@ def main():
     parser.add_argument("--real-gpu", action="store_true")
     options = parser.parse_args()
     few = options.gpu_cuts or FEW_CUTS
-    waiting, results, lock = queue.SimpleQueue(), [], threading.Lock()
+    waiting, results, outputs, lock = queue.SimpleQueue(), [], [], threading.Lock()
     programs = build()
     if options.real_gpu:
         chosen = real_gpu_jobs(programs, few)
@@ -415,7 +440,7 @@ def main():
     else:
         chosen = jobs(programs, few)
     for job in chosen:
-        waiting.put(job)
+        waiting.put(timed(job) if options.times else job)
 
     def lane():
         while True:
@@ -426,6 +451,7 @@ def main():
             result = run(job)
             with lock:
                 results.append(result)
+                outputs.append((job.title, result.output))
                 print(result.line, flush=True)
                 if not result.succeeded:
                     print(result.output, flush=True)
@@ -439,6 +465,8 @@ def main():
     # A job that ends without a result, for example by a signal, counts as one failure.
     failed += sum(1 for r in results if not r.succeeded and r.failed == 0)
     print()
+    for line in slowest_lines(outputs):
+        print(line)
     on_fake_gpu = fake_gpu_line(results)
     if on_fake_gpu is not None:
         print(on_fake_gpu)

@@ -47,6 +47,21 @@ class Splitting(unittest.TestCase):
         self.assertEqual(found, ["law_1::in_memory::skip", "src/lib.rs - x (line 3)"])
 
 
+class Times(unittest.TestCase):
+    def test_only_test_programs_are_asked_for_times(self):
+        self.assertEqual(run_tests.timed(job(1)).command, ["it", *run_tests.TIMED_BY_LIBTEST])
+        examples = job(None)
+        self.assertEqual(run_tests.timed(examples), examples)
+
+    def test_the_slowest_tests_are_listed_with_their_job(self):
+        outputs = [
+            ("link", "test a::b ... ok <0.250s>\ntest c ... FAILED <11.000s>\n"),
+            ("shm", "test d - should panic ... ok <2.000s>\nnote: no test\n"),
+        ]
+        expected = ["  11.0 s  link: c", "   2.0 s  shm: d - should panic", "   0.2 s  link: a::b"]
+        self.assertEqual(run_tests.slowest_lines(outputs), expected)
+
+
 class OnTheFakeGpu(unittest.TestCase):
     PROGRAM = ("tests", "it", "deps/it", Path("tests"))
     TESTS = ["law_1::in_memory::skip", "law_1::over_sockets::convnet", "writing::lines"]
