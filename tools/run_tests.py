@@ -35,11 +35,15 @@ SPLIT = ["tests"]
 # The longest jobs start first, so that no lane is left with a long one at the end.
 LONGEST = [
     "tests law_1",
-    "simulator it",
+    "gpu law_1",
     "tests recovery",
+    "simulator it",
     "tests compressed",
-    "tests sharding",
+    "tests gpu",
+    "tests growing",
+    "tests huggingface",
     "tests checkpoints",
+    "tests sharding",
     "tests law_1_steps",
     "tests oracle",
     "tests pool",
