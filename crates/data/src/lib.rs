@@ -315,7 +315,8 @@ impl Dataset {
         let (rest, drawn) = (part(false), part(true));
         if self.subset.is_some() || rest.samples == 0 || drawn.samples == 0 {
             let problem = format!(
-                "a split of {share} leaves {} of {} samples to train on",
+                "a split of {share} leaves {} of {} samples to train on; take another share, or \
+                 more samples (a shorter `sequence_length` makes more of a text)",
                 rest.samples, self.samples
             );
             return Err(DataError::Usage(problem));

@@ -44,7 +44,8 @@ fn a_split_trains_on_what_is_not_validated() {
     assert!(both.into_iter().eq((0..200).map(f64::from)));
     assert_eq!(
         opened(&folder, 2).split(0.001, 1).unwrap_err().to_string(),
-        "a split of 0.001 leaves 2 of 2 samples to train on"
+        "a split of 0.001 leaves 2 of 2 samples to train on; take another share, or more samples \
+         (a shorter `sequence_length` makes more of a text)"
     );
 }
 
