@@ -13,12 +13,6 @@ use std::path::Path;
 
 /// The most tokens of a sample. Longer ones are for the user to choose.
 const SEQUENCE_LENGTH: u64 = 512;
-/// The fewest samples of a text, if they can be had. The share for validation has some of them.
-const SAMPLES: u64 = 64;
-/// More than the bytes of a token in most texts.
-const BYTES_OF_TOKEN: u64 = 6;
-/// The fewest tokens of a sample, except for a model of fewer positions.
-const SHORTEST: u64 = 8;
 
 /// What a run file says.
 #[derive(Clone, Copy)]
@@ -85,10 +79,10 @@ fn write_data(lines: &mut String, run: &RunText<'_>) -> Result<(), BossManError>
         return Ok(());
     }
     if run.output.is_of_sequences() {
-        lines.push_str(OTHER_SAMPLES);
+        lines.push_str(SAMPLES);
         return Ok(());
     }
-    let length = run.max_positions.min(run.data.map_or(SEQUENCE_LENGTH, sequence_length));
+    let length = run.max_positions.min(SEQUENCE_LENGTH);
     let tokenizer = run.tokenizer.map(|tokenizer| path(&tokenizer.path)).transpose()?;
     let eos = run.tokenizer.and_then(|tokenizer| tokenizer.eos.as_ref());
     let (Some(data), Some(tokenizer)) = (run.data, &tokenizer) else {
@@ -152,7 +146,7 @@ loss: BCEWithLogitsLoss
 ";
 
 /// How to train on samples that are no text to go on with.
-const OTHER_SAMPLES: &str = "\
+const SAMPLES: &str = "\
 # To train, add samples and the length of training, for example:
 # data: {train: train.safetensors}
 # steps: 100
@@ -166,13 +160,6 @@ optimizer: {AdamW: {lr: 2.0e-5}}
 batch_size: 8
 microbatches: 4
 ";
-
-/// The tokens of a sample of a text: a power of two, so that a short text gives samples enough.
-fn sequence_length(text: &Path) -> u64 {
-    let bytes = std::fs::metadata(text).map_or(u64::MAX, |metadata| metadata.len());
-    let fits = (bytes / BYTES_OF_TOKEN / SAMPLES).max(1);
-    (1 << fits.ilog2()).clamp(SHORTEST, SEQUENCE_LENGTH)
-}
 
 /// A path as the run file has it.
 fn path(path: &Path) -> Result<String, BossManError> {
@@ -193,18 +180,6 @@ mod tests {
         let file = folder.join("run.yaml");
         std::fs::write(&file, text).unwrap();
         RunFile::from_file(&file).unwrap()
-    }
-
-    #[test]
-    fn samples_of_a_short_text_are_short() {
-        let place = tempfile::tempdir().unwrap();
-        let text = place.path().join("text.txt");
-        let least = usize::try_from(BYTES_OF_TOKEN * SAMPLES).unwrap();
-        let lengths = [(0, 8), (31 * least, 16), (32 * least, 32), (2000 * least, 512)];
-        for (bytes, length) in lengths {
-            std::fs::write(&text, vec![b'a'; bytes]).unwrap();
-            assert_eq!(sequence_length(&text), length, "{bytes} bytes");
-        }
     }
 
     #[test]

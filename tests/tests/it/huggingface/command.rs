@@ -112,8 +112,7 @@ fn a_folder_is_imported_trained_on_a_text_and_asked_for_text() {
     within_limit(async {
         let place = TestFolder::new();
         let folder = copied("llama", &place);
-        // A short text is enough.
-        let text = (0..1000).fold(String::new(), |mut text, number| {
+        let text = (0..7000).fold(String::new(), |mut text, number| {
             write!(text, "w{} ", (number * number + number / 2) % 63).unwrap();
             text
         });
