@@ -21,6 +21,7 @@ import json
 import os
 import queue
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -354,6 +355,12 @@ def slowest_lines(outputs):
     return [f"{seconds:6.1f} s  {test}" for seconds, test in sorted(times, reverse=True)[:SLOWEST]]
 
 
+def processor_time():
+    """Returns the seconds that processors worked for the programs that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def repeating(job):
     """Returns the command of a shell that repeats a job."""
     named = {"CARGO_MANIFEST_DIR": str(job.folder), **job.environment}
@@ -460,6 +467,7 @@ def main():
                 if not result.succeeded:
                     print(result.output, flush=True)
 
+    began, worked = time.monotonic(), processor_time()
     threads = [threading.Thread(target=lane) for _ in range(options.lanes)]
     for thread in threads:
         thread.start()
@@ -474,6 +482,8 @@ def main():
     on_fake_gpu = fake_gpu_line(results)
     if on_fake_gpu is not None:
         print(on_fake_gpu)
+    seconds, worked = time.monotonic() - began, processor_time() - worked
+    print(f"{seconds:.0f} s with {options.lanes} lanes, {worked:.0f} s of processor time")
     print(f"{passed} passed, {failed} failed")
     sys.exit(1 if failed else 0)
 

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import io
 import os
+import sys
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -166,6 +167,12 @@ class Seeds(unittest.TestCase):
         with mock.patch.object(run_tests, "FAKE_GPU", Path("true")):
             self.assertTrue(run_tests.run(Job("a", ["true"], Path("/"))).on_fake_gpu)
         self.assertFalse(run_tests.run(Job("a", ["true"], Path("/"))).on_fake_gpu)
+
+    def test_the_work_of_a_job_and_of_what_it_started_is_counted(self):
+        before = run_tests.processor_time()
+        busy = f"{sys.executable} -c 'sum(range(3_000_000))'; true"
+        run_tests.run(Job("a", ["sh", "-c", busy], Path("/")))
+        self.assertGreater(run_tests.processor_time() - before, 0.02)
 
 
 class OnRealGpus(unittest.TestCase):

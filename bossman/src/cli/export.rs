@@ -1,6 +1,6 @@
 //! `bossman export`: weights for other programs, without workers.
 
-use super::run_argument::{self, Reads, Trust};
+use super::run_argument::{self, Reads, TrainedRun};
 use anyhow::{Context, Result};
 use bossman::output;
 use bossman::receipt::{Receipt, RECEIPT};
@@ -13,14 +13,8 @@ use std::path::{Path, PathBuf};
   bossman export run.yaml --weights w.safetensors --dtype bf16 --max-shard-size 2GB --to folder
   bossman export runs/latest --format hf --to SmolLM2-mine   a folder for transformers")]
 pub(crate) struct Export {
-    /// The run file, or the folder of a run, whose model the weights are checked against.
-    run: PathBuf,
     #[command(flatten)]
-    trust: Trust,
-    /// The weights: a safetensors file, an index of several, or their folder [default: the run
-    /// file's, by its names]
-    #[arg(long, value_name = "PATH")]
-    weights: Option<PathBuf>,
+    run: TrainedRun,
     /// The file to write, or with --max-shard-size or hf the folder. A folder for hf must be new.
     #[arg(long, value_name = "PATH")]
     to: PathBuf,
@@ -78,16 +72,17 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 impl Export {
-    pub(crate) fn run(self) -> Result<()> {
-        let (begun, folder) = run_argument::run_file(&self.run)?;
+    pub(crate) fn run(mut self) -> Result<()> {
+        let (begun, folder) = run_argument::run_file(&self.run.run)?;
+        if let Some(folder) = &folder {
+            // `latest` may lead elsewhere soon.
+            self.run.run.clone_from(folder);
+        }
         let format = self.format.unwrap_or_else(|| self.usual_format(&begun));
         if format == Format::Safetensors && self.max_shard_size.is_none() {
             StateDict::can_save(&self.to)?;
         }
-        // `latest` may lead elsewhere soon.
-        let run = folder.as_deref().unwrap_or(&self.run);
-        let (file, weights) =
-            run_argument::trained(run, self.weights.clone(), &self.trust, Reads::Model)?;
+        let (file, weights) = self.run.open(Reads::Model)?;
         let model = Model::from_file(&file.model)?;
         let weights = || named(weights.as_deref(), &file);
         let settings = ExportSettings { dtype: self.dtype, max_shard_bytes: self.max_shard_size };
@@ -98,7 +93,7 @@ impl Export {
             }
             Format::HuggingFace => {
                 if let Some(folder) = &folder {
-                    self.trust.check_initial_weights(&begun, folder)?;
+                    self.run.trust.check_initial_weights(&begun, folder)?;
                 }
                 let source = begun.weights.context(
                     "the run file has no `weights`, so there is no folder of Hugging Face to go \

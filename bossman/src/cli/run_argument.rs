@@ -52,7 +52,7 @@ pub(super) fn shown(run: &Path, trust: &Trust, reads: Reads) -> Result<(RunFile,
 }
 
 impl Trust {
-    /// Checks the weights that the run in a folder began with, which [`trained`] does not read.
+    /// Checks the weights that the run in a folder began with, which [`TrainedRun`] does not read.
     pub(super) fn check_initial_weights(&self, file: &RunFile, folder: &Path) -> Result<()> {
         if !self.trust && !is_own(folder)? {
             let mut named = file.clone();
@@ -81,37 +81,48 @@ impl Trust {
     }
 }
 
-/// As [`shown`], with the trained weights of a run's folder: the best ones, or the last with
-/// `--weights last`. Returns the weights that the user named otherwise.
-pub(super) fn trained(
-    run: &Path,
+/// A run, and which of its trained weights a command takes.
+#[derive(clap::Args)]
+pub(super) struct TrainedRun {
+    /// The run file, or the folder of a run.
+    pub(super) run: PathBuf,
+    #[command(flatten)]
+    pub(super) trust: Trust,
+    /// The weights: a safetensors file, an index of several, or their folder; with the folder of a
+    /// run also `last` for those of the last epoch [default: the run file's; with the folder of a
+    /// run those of the best epoch]
+    #[arg(long, value_name = "PATH")]
     weights: Option<PathBuf>,
-    trust: &Trust,
-    reads: Reads,
-) -> Result<(RunFile, Option<PathBuf>)> {
-    let (mut file, folder) = run_file(run)?;
-    if folder.is_some() {
-        // Neither the weights that the run began with nor its checkpoints are read.
-        (file.weights, file.checkpoint) = (None, None);
-    }
-    let mut file = trust.checked(file, folder.as_deref(), reads)?;
-    let takes_last = weights.as_deref() == Some(Path::new(LAST));
-    let Some(folder) = folder else {
-        if takes_last && !Path::new(LAST).exists() {
-            anyhow::bail!("--weights last: it is for the folder of a run; name a file");
+}
+
+impl TrainedRun {
+    /// Reads the run file, which names the weights of a run's folder. Returns others that the user
+    /// named, too.
+    pub(super) fn open(&self, reads: Reads) -> Result<(RunFile, Option<PathBuf>)> {
+        let (mut file, folder) = run_file(&self.run)?;
+        if folder.is_some() {
+            // Neither the weights that the run began with nor its checkpoints are read.
+            (file.weights, file.checkpoint) = (None, None);
         }
-        return Ok((file, weights));
-    };
-    if weights.is_some() && !takes_last {
-        return Ok((file, weights));
+        let mut file = self.trust.checked(file, folder.as_deref(), reads)?;
+        let takes_last = self.weights.as_deref() == Some(Path::new(LAST));
+        let Some(folder) = folder else {
+            if takes_last && !Path::new(LAST).exists() {
+                anyhow::bail!("--weights last: it is for the folder of a run; name a file");
+            }
+            return Ok((file, self.weights.clone()));
+        };
+        if self.weights.is_some() && !takes_last {
+            return Ok((file, self.weights.clone()));
+        }
+        let (best, last) = (folder.join(BEST_WEIGHTS), folder.join(LAST_WEIGHTS));
+        let path = if best.exists() && !takes_last { best } else { last };
+        if !path.exists() {
+            anyhow::bail!("{}: the run has no weights yet", folder.display());
+        }
+        file.weights = Some(Weights::of(path));
+        Ok((file, None))
     }
-    let (best, last) = (folder.join(BEST_WEIGHTS), folder.join(LAST_WEIGHTS));
-    let path = if best.exists() && !takes_last { best } else { last };
-    if !path.exists() {
-        anyhow::bail!("{}: the run has no weights yet", folder.display());
-    }
-    file.weights = Some(Weights::of(path));
-    Ok((file, None))
 }
 
 /// The checkpoints of an argument: those of a run's folder, or the folder or URL itself.

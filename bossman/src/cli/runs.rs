@@ -1,7 +1,7 @@
 //! `bossman train`, `serve`, `eval` and `predict`: a run's data through its model.
 
 use super::fleet::{until_interrupted, until_stopped, Fleet, Interrupted};
-use super::run_argument::{self, Reads, Trust};
+use super::run_argument::{self, Reads, TrainedRun};
 use anyhow::Result;
 use bossman::data::{Dataset, Part, Source};
 use bossman::events::{Console, Events, Stream};
@@ -85,16 +85,10 @@ impl Serve {
 #[command(after_help = "Example: bossman eval run.yaml --local 2 --weights \
                         weights.best.safetensors --data test")]
 pub(crate) struct Eval {
-    /// The run file, or the folder of a run.
-    run: PathBuf,
     #[command(flatten)]
-    trust: Trust,
+    run: TrainedRun,
     #[command(flatten)]
     fleet: Fleet,
-    /// The weights: a safetensors file, an index of several, or their folder [default: the run
-    /// file's]
-    #[arg(long, value_name = "PATH")]
-    weights: Option<PathBuf>,
     /// Which part of the run's data: train, validation or test.
     #[arg(long, value_name = "PART", default_value = "test", value_parser = part)]
     data: Part,
@@ -107,16 +101,10 @@ pub(crate) struct Eval {
 #[command(after_help = "Example: bossman predict run.yaml --local 2 --weights w.safetensors \
                         --data new.csv --to out.csv")]
 pub(crate) struct Predict {
-    /// The run file, or the folder of a run.
-    run: PathBuf,
     #[command(flatten)]
-    trust: Trust,
+    run: TrainedRun,
     #[command(flatten)]
     fleet: Fleet,
-    /// The weights: a safetensors file, an index of several, or their folder [default: the run
-    /// file's]
-    #[arg(long, value_name = "PATH")]
-    weights: Option<PathBuf>,
     /// A part of the run's data (train, validation, test), or a file of inputs without targets.
     #[arg(long, value_name = "PART|FILE", default_value = "test")]
     data: String,
@@ -230,8 +218,7 @@ impl Train {
 
 impl Eval {
     pub(crate) fn run(self) -> Result<()> {
-        let (file, weights) =
-            run_argument::trained(&self.run, self.weights, &self.trust, Reads::Data)?;
+        let (file, weights) = self.run.open(Reads::Data)?;
         let data = file.checked_part(self.data, &Model::from_file(&file.model)?)?;
         let (samples, fleet) = (data.samples(), self.fleet.settings());
         let found = until_interrupted("nothing was found", async {
@@ -253,8 +240,7 @@ impl Eval {
 
 impl Predict {
     pub(crate) fn run(self) -> Result<()> {
-        let (file, weights) =
-            run_argument::trained(&self.run, self.weights, &self.trust, Reads::Data)?;
+        let (file, weights) = self.run.open(Reads::Data)?;
         let file = file.with_data_at_boss();
         let model = Model::from_file(&file.model)?;
         let file = match file.learned_table()? {

@@ -1,7 +1,7 @@
 //! `bossman generate` and `bossman translate`: text from models.
 
 use super::fleet::{until_interrupted, Fleet};
-use super::run_argument::{self, Reads, Trust};
+use super::run_argument::{Reads, TrainedRun};
 use anyhow::{Context, Result};
 use bossman::data::{Part, Source, TextPairs};
 use bossman::output;
@@ -9,7 +9,6 @@ use bossman::{
     BossMan, BossManError, Generated, Generation, Generator, Sampling, Search, Translator,
 };
 use std::io::BufRead;
-use std::path::PathBuf;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
@@ -20,17 +19,10 @@ const BATCH_SIZE: usize = 32;
 #[command(after_help = "Example: bossman generate run.yaml --local 2 --weights w.safetensors \
                         --prompt \"My fellow citizens\" --temperature 0.8 --top-k 40")]
 pub(crate) struct Generate {
-    /// The run file, or the folder of a run; its training data, or `tokenizer`, says how
-    /// text becomes tokens.
-    run: PathBuf,
     #[command(flatten)]
-    trust: Trust,
+    run: TrainedRun,
     #[command(flatten)]
     fleet: Fleet,
-    /// The weights: a safetensors file, an index of several, or their folder [default: the run
-    /// file's]
-    #[arg(long, value_name = "PATH")]
-    weights: Option<PathBuf>,
     /// The beginning of the text.
     #[arg(long, value_name = "TEXT")]
     prompt: String,
@@ -56,18 +48,12 @@ pub(crate) struct Generate {
                         w.safetensors \"Good morning.\"\n  bossman translate run.yaml --local 2 \
                         --weights w.safetensors --beams 4 < english.txt > german.txt")]
 pub(crate) struct Translate {
-    /// The run file, or the folder of a run; its training data says how texts become tokens.
-    run: PathBuf,
+    #[command(flatten)]
+    run: TrainedRun,
     /// Texts to translate [default: the lines of standard input]
     texts: Vec<String>,
     #[command(flatten)]
-    trust: Trust,
-    #[command(flatten)]
     fleet: Fleet,
-    /// The weights: a safetensors file, an index of several, or their folder [default: the run
-    /// file's]
-    #[arg(long, value_name = "PATH")]
-    weights: Option<PathBuf>,
     /// The number of unfinished translations to follow. 1 is greedy.
     #[arg(long, value_name = "N", default_value_t = 4,
         value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -93,8 +79,7 @@ fn share(text: &str) -> Result<f64, String> {
 
 impl Generate {
     pub(crate) fn run(self) -> Result<()> {
-        let (file, weights) =
-            run_argument::trained(&self.run, self.weights, &self.trust, Reads::Data)?;
+        let (file, weights) = self.run.open(Reads::Data)?;
         let file = file.with_data_at_boss();
         let Some(text) = file.text() else {
             anyhow::bail!(
@@ -159,8 +144,7 @@ async fn stream_text(
 
 impl Translate {
     pub(crate) fn run(self) -> Result<()> {
-        let (file, weights) =
-            run_argument::trained(&self.run, self.weights, &self.trust, Reads::Data)?;
+        let (file, weights) = self.run.open(Reads::Data)?;
         let file = file.with_data_at_boss();
         let texts: &TextPairs = match file.source(Part::Train) {
             Some(Source::Pairs(texts)) => texts,

@@ -306,21 +306,23 @@ impl Dataset {
     }
 
     /// Splits off a share of the samples for validation. Returns the rest and the share. The choice
-    /// depends only on the seed and the sample numbers.
+    /// depends only on the seed and the sample numbers. Each part has one sample at least.
     ///
     /// # Errors
-    /// One of the two parts would be empty, or the data is already split.
+    /// There are fewer than two samples, or the data is already split.
     pub fn split(self, share: f64, seed: u64) -> Result<(Self, Self), DataError> {
-        let part = |drawn| Arc::new(SplitSubset::new(self.samples, seed, share, drawn));
-        let (rest, drawn) = (part(false), part(true));
-        if self.subset.is_some() || rest.samples == 0 || drawn.samples == 0 {
+        if self.subset.is_some() {
+            return Err(DataError::Usage("the data is split already".into()));
+        }
+        if self.samples < 2 {
             let problem = format!(
-                "a split of {share} leaves {} of {} samples to train on; take another share, or \
-                 more samples (a shorter `sequence_length` makes more of a text)",
-                rest.samples, self.samples
+                "a split needs two samples or more, not {}; add some (a shorter `sequence_length` \
+                 makes more of a text)",
+                self.samples
             );
             return Err(DataError::Usage(problem));
         }
+        let [rest, drawn] = SplitSubset::parts(self.samples, seed, share).map(Arc::new);
         Ok((
             Dataset { subset: Some(rest), ..self.clone() },
             Dataset { subset: Some(drawn), ..self },

@@ -114,8 +114,8 @@ fn mix(number: u64) -> u64 {
 
 /// The samples of a data set that are drawn for validation, or the others.
 ///
-/// A sample's lot depends only on the seed and its number. Data that is added at the end moves no
-/// sample to the other side.
+/// A sample's lot depends only on the seed and its number. So data that is added at the end moves
+/// no sample to the other side, unless a part would have been empty without it.
 #[derive(Clone, Debug)]
 pub(super) struct SplitSubset {
     seed: u64,
@@ -128,13 +128,30 @@ pub(super) struct SplitSubset {
     pub(super) samples: u64,
 }
 
+fn lot(seed: u64, number: u64) -> u64 {
+    mix(seed ^ number)
+}
+
 /// The number of samples in a block. To find a sample, one block is searched.
 const BLOCK: u64 = 1024;
 
 impl SplitSubset {
-    /// Makes the part of `samples` samples that is drawn with this share, or the rest.
-    pub(super) fn new(samples: u64, seed: u64, share: f64, drawn: bool) -> Self {
+    /// Draws this share of the samples. Returns the rest and those drawn. None is empty if there
+    /// are two samples or more.
+    pub(super) fn parts(samples: u64, seed: u64, share: f64) -> [Self; 2] {
         let limit = (share * u64::MAX as f64) as u64;
+        let parts = |limit| [false, true].map(|drawn| Self::new(samples, seed, limit, drawn));
+        let lots = || (0..samples).map(|number| lot(mix(seed), number));
+        match parts(limit) {
+            [rest, _] if rest.samples == 0 => parts(lots().max().unwrap_or(0)),
+            [_, drawn] if drawn.samples == 0 => {
+                parts(lots().min().map_or(0, |lowest| lowest.saturating_add(1)))
+            }
+            parts => parts,
+        }
+    }
+
+    fn new(samples: u64, seed: u64, limit: u64, drawn: bool) -> Self {
         let mut part =
             SplitSubset { seed: mix(seed), limit, drawn, before: Vec::new(), samples: 0 };
         for block in 0..samples.div_ceil(BLOCK) {
@@ -146,7 +163,7 @@ impl SplitSubset {
     }
 
     fn has(&self, number: u64) -> bool {
-        (mix(self.seed ^ number) < self.limit) == self.drawn
+        (lot(self.seed, number) < self.limit) == self.drawn
     }
 
     /// Returns the number in the whole data set of a sample of this part.
@@ -192,16 +209,27 @@ mod tests {
 
     #[test]
     fn two_parts_are_the_whole_and_do_not_change_sides_where_data_is_added() {
-        let parts = |samples| [true, false].map(|drawn| SplitSubset::new(samples, 5, 0.1, drawn));
+        let parts = |samples| SplitSubset::parts(samples, 5, 0.1);
         let all = |part: &SplitSubset| {
             (0..part.samples as i64).map(|n| part.number(n).unwrap()).collect::<Vec<_>>()
         };
-        let [few, rest] = parts(5000);
+        let [rest, few] = parts(5000);
         assert!((400..600).contains(&few.samples), "{}", few.samples);
         let mut whole = [all(&few), all(&rest)].concat();
         whole.sort();
         assert!(whole.into_iter().eq(0..5000));
         assert_eq!((few.number(-1), few.number(few.samples as i64)), (None, None));
-        assert_eq!(all(&parts(6000)[0])[..few.samples as usize], all(&few));
+        assert_eq!(all(&parts(6000)[1])[..few.samples as usize], all(&few));
+    }
+
+    #[test]
+    fn no_part_of_two_samples_or_more_is_empty() {
+        let sizes = |samples, share| SplitSubset::parts(samples, 0, share).map(|p| p.samples);
+        // By their lots, number 47 is the first of which 0.02 is drawn.
+        assert_eq!((sizes(47, 0.02), sizes(48, 0.02), sizes(2, 0.02)), ([46, 1], [47, 1], [1, 1]));
+        assert_eq!((sizes(47, 0.999), sizes(2, 0.999)), ([1, 46], [1, 1]));
+        let drawn = SplitSubset::parts(47, 0, 0.02)[1].number(0).unwrap();
+        let lots = (0..47).map(|number| (lot(mix(0), number), number));
+        assert_eq!(lots.min().unwrap().1, drawn.cast_unsigned());
     }
 }

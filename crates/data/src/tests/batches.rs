@@ -43,10 +43,12 @@ fn a_split_trains_on_what_is_not_validated() {
     both.sort_by(f64::total_cmp);
     assert!(both.into_iter().eq((0..200).map(f64::from)));
     assert_eq!(
-        opened(&folder, 2).split(0.001, 1).unwrap_err().to_string(),
-        "a split of 0.001 leaves 2 of 2 samples to train on; take another share, or more samples \
-         (a shorter `sequence_length` makes more of a text)"
+        opened(&folder, 1).split(0.5, 1).unwrap_err().to_string(),
+        "a split needs two samples or more, not 1; add some (a shorter `sequence_length` makes \
+         more of a text)"
     );
+    let again = train.split(0.5, 1).unwrap_err();
+    assert_eq!(again.to_string(), "the data is split already");
 }
 
 #[test]
