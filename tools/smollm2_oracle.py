@@ -5,11 +5,12 @@ compares each stop with Hugging Face's transformers.
     tools/smollm2_oracle.py            fetch once (93 MB, kept in the cache folder), then compare
 
 It runs the commands of the guide: `data fetch`, `import`, `train` and `export`. What is compared:
-logits, whole and cut in three; the losses of training, whole and cut in two; the logits of the
-exported folder, which transformers loads."""
+logits, whole and cut in three; the losses of training, whole and cut in two; the logits and the
+tokens of the exported folder, which transformers loads."""
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ from huggingface_back import bossman, tensor, worst
 # The most by which an element may differ, as a share of the largest, or a loss, of the loss.
 TOLERANCE = 1e-4
 # The logit of " Paris" after this text, as another program computed it from the same file.
+TEXT = "The capital of France is"
 PROMPT, PARIS, LOGIT = [504, 3575, 282, 4649, 314], 7042, 17.371
 # The import reads the headers of the weights alone.
 IMPORT_SECONDS = 1
@@ -32,7 +34,9 @@ STEPS, BATCH, LENGTH, LR = 3, 2, 32, 1e-4
 def fetched():
     """The folder of the model, which is fetched once."""
     folder = setup_libtorch.cache_folder(os.environ) / "smollm2"
-    if not (folder / "model.safetensors").is_file():
+    if not (folder / "tokenizer_config.json").is_file():
+        # A folder of an earlier version has no such file.
+        shutil.rmtree(folder, ignore_errors=True)
         with tempfile.TemporaryDirectory() as place:
             bossman(Path(place), "data", "fetch", "smollm2", "--to", folder)
     return folder
@@ -135,6 +139,9 @@ def compare(torch, transformers, source, place):
     found = predicted(torch, place, place / "runs" / "cut", "train", "1")
     with torch.no_grad():
         expect("logits of the exported folder", worst(load(back)(input_ids=ids).logits, found))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(back)
+    if tokenizer(TEXT)["input_ids"] != PROMPT or tokenizer.decode(PROMPT) != TEXT:
+        sys.exit("smollm2_oracle: the tokenizer of the exported folder is another one")
 
 
 def main():

@@ -104,6 +104,13 @@ impl Generate {
                     "every token takes the whole text through the model again: {why}"
                 ));
             }
+            let unseen = generator.unseen_tokens(&what.prompt)?;
+            if unseen > 0 {
+                output::warn(&format!(
+                    "warning: the model does not see the first {unseen} tokens of the prompt, \
+                     which is longer than `sequence_length`"
+                ));
+            }
             let began = Instant::now();
             if let Some(made) = stream_text(&generator, &mut boss, &what).await? {
                 output::print_line("")?;

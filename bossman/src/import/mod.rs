@@ -213,7 +213,7 @@ fn import_folder(
     };
     match (pictures, tokenizer) {
         (Some(pictures), _) => warnings.extend(pictures.warnings),
-        (None, Some(_)) => {}
+        (None, Some(tokenizer)) => warnings.extend(tokenizer.warnings),
         (None, None) => warnings.push(no_tokenizer(&folder, gguf).to_string()),
     }
     Ok(Imported {

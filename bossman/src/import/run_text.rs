@@ -5,7 +5,7 @@ use super::pictures::Pictures;
 use super::tokenizer_file::TokenizerFile;
 use crate::output::printable;
 use crate::run_file::sources;
-use crate::run_file::yaml_text::{flow_text, scalar};
+use crate::run_file::yaml_text::{flow_text, one_or_list, scalar};
 use crate::weights::rename_rules::RenameRules;
 use crate::BossManError;
 use std::fmt::Write as _;
@@ -84,14 +84,15 @@ fn write_data(lines: &mut String, run: &RunText<'_>) -> Result<(), BossManError>
     }
     let length = run.max_positions.min(SEQUENCE_LENGTH);
     let tokenizer = run.tokenizer.map(|tokenizer| path(&tokenizer.path)).transpose()?;
-    let eos = run.tokenizer.and_then(|tokenizer| tokenizer.eos.as_ref());
+    let eos = run.tokenizer.and_then(|tokenizer| one_or_list(&tokenizer.eos));
+    let eos = eos.as_ref().map(flow_text);
     let (Some(data), Some(tokenizer)) = (run.data, &tokenizer) else {
         if let Some(tokenizer) = &tokenizer {
             lines.push_str("# How text becomes tokens, for `bossman generate`.\n");
             writeln!(lines, "tokenizer:\n  path: {tokenizer}").ok();
             writeln!(lines, "  sequence_length: {}", run.max_positions).ok();
-            if let Some(eos) = eos {
-                writeln!(lines, "  eos: {}", scalar(eos)).ok();
+            if let Some(eos) = &eos {
+                writeln!(lines, "  eos: {eos}").ok();
             }
         }
         lines.push_str("# To train, add samples and the length of training, for example:\n");
@@ -114,7 +115,7 @@ fn write_data(lines: &mut String, run: &RunText<'_>) -> Result<(), BossManError>
     .ok();
     writeln!(lines, "      sequence_length: {length}").ok();
     if let Some(eos) = eos {
-        writeln!(lines, "      eos: {}", scalar(eos)).ok();
+        writeln!(lines, "      eos: {eos}").ok();
     }
     lines.push_str("  validation: {split: 0.02}       # this share is not trained on\n");
     Ok(())
@@ -187,7 +188,8 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let tokenizer = TokenizerFile {
             path: place.path().join("tokenizer.json"),
-            eos: Some("<|end|>".into()),
+            eos: vec!["<|end|>".into(), "<turn>".into()],
+            warnings: Vec::new(),
         };
         std::fs::write(&tokenizer.path, "{}").unwrap();
         let data = place.path().join("my text.txt");
@@ -215,14 +217,14 @@ mod tests {
             assert_eq!(weights.rename.texts().ignored, ignored);
             assert_eq!(weights.rename.texts().renamed, rename.texts().renamed);
             assert!(text.contains("sequence_length: 64\n"), "{text}");
-            assert!(text.contains("eos: \"<|end|>\"\n"), "{text}");
+            assert!(text.contains("eos: [\"<|end|>\", \"<turn>\"]\n"), "{text}");
             let without = RunText { data: None, output: Output::HiddenStates, ..run };
             let lines = run_text(&without).unwrap();
             let bare = read(place.path(), &lines);
             assert_eq!((&bare.data, bare.length), (&None, None));
             let text = bare.text().unwrap();
             assert_eq!(text.tokenizer, Tokenizer::File(tokenizer.path.clone()));
-            assert_eq!((text.sequence_length, text.eos.as_deref()), (64, Some("<|end|>")));
+            assert_eq!((text.sequence_length, text.eos), (64, tokenizer.eos.clone()));
             // The lines to add are right as they stand.
             for output in [Output::HiddenStates, Output::Classes, Output::Numbers, Output::Flags] {
                 let run = RunText { output, ..without };

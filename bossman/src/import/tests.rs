@@ -343,7 +343,7 @@ fn other_shapes_and_too_few_rows_are_refused_before_anything_is_written() {
     let error = folder.import(&ImportOptions::default()).unwrap_err();
     assert!(error.contains("config.json: makes a model that BossMan refuses"), "{error}");
     let folder = Folder::new(&config(&json!({})), "").with_tokenizer();
-    let wide = r#"{"added_tokens": [{"id": 32, "content": "<x>"}]}"#;
+    let wide = r#"{"model": {"vocab": {"x": 32}}}"#;
     std::fs::write(folder.path().join("tokenizer.json"), wide).unwrap();
     let error = folder.import(&ImportOptions::default()).unwrap_err();
     assert!(error.contains("tokenizer.json: its last token has the number 32"), "{error}");

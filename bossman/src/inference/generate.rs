@@ -35,8 +35,8 @@ pub struct Generated {
 /// whole sequence goes forward each time.
 pub struct Generator {
     tokens: LoadedTokenizer,
-    /// The token that ends a text.
-    end: Option<u32>,
+    /// The tokens that end a text.
+    ends: Vec<u32>,
     /// The layers that continue from cached keys and values, or the reason why some layer cannot.
     cached_layers: Result<Vec<LayerId>, String>,
     /// The most positions of the model's input: those that it was trained with.
@@ -44,7 +44,6 @@ pub struct Generator {
 }
 
 /// The part of the text that the model sees.
-#[derive(Default)]
 struct Window {
     start: usize,
     /// The number of its tokens that the workers cache.
@@ -80,15 +79,27 @@ impl Generator {
             return Err(BossManError::Usage(problem));
         }
         let tokens = LoadedTokenizer::load(&text.tokenizer)?;
-        let end = text.eos.as_ref().map(|name| tokens.special_token("eos", name)).transpose()?;
+        let ends = text.eos.iter().map(|name| tokens.special_token("eos", name));
+        let ends = ends.collect::<Result<_, _>>()?;
         let cached_layers = graph.incremental(&[*input]).map_err(|needs| needs.to_string());
         let most = usize::try_from(text.sequence_length).unwrap_or(usize::MAX);
-        Ok(Generator { tokens, end, cached_layers, max_positions: most })
+        Ok(Generator { tokens, ends, cached_layers, max_positions: most })
     }
 
     /// The reason why the whole sequence goes through the stages for every token, if it does.
     pub fn why_not_incremental(&self) -> Option<&str> {
         self.cached_layers.as_ref().err().map(String::as_str)
+    }
+
+    /// The number of tokens at the beginning of a prompt that the model does not see, because it
+    /// has fewer positions.
+    ///
+    /// # Errors
+    /// The tokenizer fails.
+    pub fn unseen_tokens(&self, prompt: &str) -> Result<usize, BossManError> {
+        let mut tokens = Vec::new();
+        self.tokens.encode_with_special_tokens(prompt, &mut tokens)?;
+        Ok(tokens.len().saturating_sub(self.max_positions))
     }
 
     /// Generates the text after the prompt, piece by piece.
@@ -113,10 +124,11 @@ impl Generator {
         let prompt_tokens = tokens.len();
         let mut sampler = what.sampling.sampler();
         let mut emitted = String::new();
-        let mut window = Window::default();
+        let start = prompt_tokens.saturating_sub(self.max_positions);
+        let mut window = Window { start, cached_tokens: 0 };
         for _ in 0..what.max_new_tokens {
             let token = self.next_token(boss, &tokens, &mut window, &mut sampler).await?;
-            if Some(token) == self.end {
+            if self.ends.contains(&token) {
                 break;
             }
             tokens.push(token);

@@ -77,6 +77,7 @@ mod tests {
             RUN.to_string(),
             format!("{RUN}tokenizer: t.json\nepochs: 2\n"),
             RUN.to_string() + more,
+            RUN.to_string() + &more.replace("<end>", "[<end>, <turn>]"),
         ];
         for text in texts {
             let run = read(&text).with_absolute_paths().unwrap();

@@ -15,19 +15,28 @@ const LENGTH: Reader<u64> = Reader::new("a whole number, 2 or more", |node| matc
 
 pub(super) fn text(choice: &Choice<'_>, folder: &Path) -> Result<Text, Diagnostic> {
     let arguments = choice.arguments(&["path", "tokenizer", "sequence_length", "eos"])?;
-    let node = arguments.need("path")?;
-    let one = [node.clone()];
-    let nodes = match &node.kind {
-        Kind::List(items) if !items.is_empty() => items.as_slice(),
-        _ => &one[..],
-    };
     let path = |node: &Node| Ok(folder.join(node.read("`path`", &TEXT)?));
+    let paths = one_or_more(arguments.need("path")?).iter().map(path);
     Ok(Text {
-        paths: nodes.iter().map(path).collect::<Result<_, Diagnostic>>()?,
+        paths: paths.collect::<Result<_, Diagnostic>>()?,
         tokenizer: tokenizer(&arguments, "tokenizer", folder)?.unwrap_or(Tokenizer::Bytes),
         sequence_length: arguments.required("sequence_length", &SIZE)?,
-        eos: arguments.optional("eos", &TEXT)?,
+        eos: eos(&arguments)?,
     })
+}
+
+/// The items of a list, or what is there in place of a list.
+fn one_or_more(node: &Node) -> &[Node] {
+    match &node.kind {
+        Kind::List(items) if !items.is_empty() => items,
+        _ => std::slice::from_ref(node),
+    }
+}
+
+/// The tokens that end a text.
+fn eos(arguments: &Mapping<'_>) -> Result<Vec<String>, Diagnostic> {
+    let nodes = arguments.get("eos").map(one_or_more).unwrap_or_default();
+    nodes.iter().map(|node| node.read("`eos`", &TEXT)).collect()
 }
 
 /// How text becomes tokens without text to train on: a tokenizer alone, or with some keys of
@@ -37,7 +46,7 @@ pub(super) fn without_files(run: &Mapping<'_>, folder: &Path) -> Result<Option<T
     let paths = Vec::new();
     if !matches!(node.kind, Kind::Map(_)) {
         let tokenizer = tokenizer(run, "tokenizer", folder)?.unwrap_or(Tokenizer::Bytes);
-        return Ok(Some(Text { paths, tokenizer, sequence_length: u64::MAX, eos: None }));
+        return Ok(Some(Text { paths, tokenizer, sequence_length: u64::MAX, eos: Vec::new() }));
     }
     let keys = node.mapping("`tokenizer`", "key", &["path", "sequence_length", "eos"])?;
     keys.need("path")?;
@@ -45,7 +54,7 @@ pub(super) fn without_files(run: &Mapping<'_>, folder: &Path) -> Result<Option<T
         paths,
         tokenizer: tokenizer(&keys, "path", folder)?.unwrap_or(Tokenizer::Bytes),
         sequence_length: keys.optional("sequence_length", &SIZE)?.unwrap_or(u64::MAX),
-        eos: keys.optional("eos", &TEXT)?,
+        eos: eos(&keys)?,
     }))
 }
 

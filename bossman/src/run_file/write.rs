@@ -1,6 +1,6 @@
 //! A run file as text, with every default written.
 
-use super::yaml_text::{document, list, map, Yaml};
+use super::yaml_text::{document, list, map, one_or_list, Yaml};
 use super::{columns, sources, Data, FileReader, Length, RunFile, Validation, Weights};
 use crate::checkpoint::{Every, KeepBest, Policy};
 use crate::data::{DataError, Normalize, Source, Table, Text, TextPairs, Tokenizer};
@@ -232,7 +232,7 @@ fn without_files(text: &Text) -> Yaml {
     if text.sequence_length < u64::MAX {
         entries.push(("sequence_length".into(), text.sequence_length.into()));
     }
-    entries.extend(text.eos.as_ref().map(|eos| ("eos".into(), eos.as_str().into())));
+    entries.extend(one_or_list(&text.eos).map(|eos| ("eos".into(), eos)));
     Yaml::Map(entries)
 }
 
@@ -243,7 +243,7 @@ fn text(text: &Text) -> Yaml {
         ("tokenizer".into(), tokenizer(&text.tokenizer)),
         ("sequence_length".into(), text.sequence_length.into()),
     ];
-    entries.extend(text.eos.as_ref().map(|eos| ("eos".into(), eos.as_str().into())));
+    entries.extend(one_or_list(&text.eos).map(|eos| ("eos".into(), eos)));
     Yaml::Map(entries)
 }
 

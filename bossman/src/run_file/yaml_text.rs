@@ -55,6 +55,15 @@ pub(crate) fn list<T: Into<Yaml>>(values: impl IntoIterator<Item = T>) -> Yaml {
     Yaml::List(values.into_iter().map(Into::into).collect())
 }
 
+/// The only text, or a list of several. `None` if there is none.
+pub(crate) fn one_or_list(texts: &[String]) -> Option<Yaml> {
+    match texts {
+        [] => None,
+        [text] => Some(text.as_str().into()),
+        texts => Some(list(texts.iter().map(String::as_str))),
+    }
+}
+
 /// Writes the entries of a document.
 pub(crate) fn document(entries: &[(String, Yaml)]) -> String {
     let mut text = String::new();

@@ -94,7 +94,7 @@ fn push_line(file: &mut impl BufRead, into: &mut String) -> Result<bool, String>
     let mut bytes = Vec::new();
     let read = file.take(MAX_LINE + 1).read_until(b'\n', &mut bytes).map_err(|e| e.to_string())?;
     if read as u64 > MAX_LINE {
-        return Err(format!("a line is longer than {MAX_LINE} bytes"));
+        return Err("a line is longer than 64 MiB; break it".into());
     }
     into.push_str(std::str::from_utf8(&bytes).map_err(|_| "is not text (UTF-8)")?);
     Ok(read > 0)

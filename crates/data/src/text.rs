@@ -9,7 +9,8 @@ use super::spool::Spool;
 use super::tokens::{LoadedTokenizer, Tokenizer};
 use crate::DataError;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Text files, and how they become samples.
@@ -21,15 +22,16 @@ pub struct Text {
     pub tokenizer: Tokenizer,
     /// The number of tokens in a sample.
     pub sequence_length: u64,
-    /// The token that is put after each file.
-    pub eos: Option<String>,
+    /// The tokens that end a text. The first is put after each file.
+    pub eos: Vec<String>,
 }
 
 /// Opens windows that follow each other. The target is the input, one token later.
 pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, DataError> {
     let tokens = LoadedTokenizer::load(&text.tokenizer)?;
-    let eos = text.eos.as_ref().map(|name| tokens.special_token("eos", name)).transpose()?;
-    tokens.check_embedding_rows(wanted, eos.is_some())?;
+    let eos = text.eos.first().map(|name| tokens.special_token("eos", name)).transpose()?;
+    tokens.check_embedding_rows(wanted, false)?;
+    tokens.check_rows(eos.as_slice(), wanted)?;
     // Keep bytes as bytes if no other tokens are among them.
     let element = match (&tokens, eos) {
         (LoadedTokenizer::Bytes, None) => Element::U8,
@@ -39,14 +41,19 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
     let (mut piece, mut numbers) = (String::new(), Vec::new());
     for path in &text.paths {
         let (mut file, _) = plain_or_gzip::open(path)?;
-        if element == Element::U8 {
-            plain_or_gzip::copy(path, &mut file, &mut spool, u64::MAX)?;
-            continue;
-        }
-        while plain_or_gzip::lines(path, &mut file, &mut piece)? {
-            numbers.clear();
-            tokens.encode(&piece, &mut numbers)?;
-            write(&mut spool, &numbers)?;
+        match (&tokens, element) {
+            (LoadedTokenizer::Bytes, Element::U8) => {
+                plain_or_gzip::copy(path, &mut file, &mut spool, u64::MAX)?;
+            }
+            (LoadedTokenizer::Bytes, _) => write_bytes(path, &mut file, &mut spool)?,
+            (LoadedTokenizer::Loaded(..), _) => {
+                while plain_or_gzip::lines(path, &mut file, &mut piece)? {
+                    numbers.clear();
+                    tokens.encode(&piece, &mut numbers)?;
+                    tokens.check_rows(&numbers, wanted)?;
+                    write(&mut spool, &numbers)?;
+                }
+            }
         }
         write(&mut spool, eos.as_slice())?;
     }
@@ -67,6 +74,22 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
         Ok::<_, DataError>(Column::Array(ArrayColumn::new(&path, store.clone(), layout, samples)?))
     };
     Ok(Columns { inputs: vec![windows(0)?], target: Some(windows(size)?) })
+}
+
+/// Writes a file whose bytes are the tokens, as they are.
+fn write_bytes(path: &Path, file: &mut impl BufRead, spool: &mut Spool) -> Result<(), DataError> {
+    let mut numbers = Vec::new();
+    loop {
+        let part = file.fill_buf().map_err(|e| DataError::io(path, &e))?;
+        let read = part.len();
+        if read == 0 {
+            return Ok(());
+        }
+        numbers.clear();
+        numbers.extend(part.iter().copied().map(u32::from));
+        write(spool, &numbers)?;
+        file.consume(read);
+    }
 }
 
 fn write(spool: &mut Spool, tokens: &[u32]) -> Result<(), DataError> {

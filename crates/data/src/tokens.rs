@@ -70,8 +70,10 @@ impl LoadedTokenizer {
         }
     }
 
-    /// Checks that the model has an embedding row for each token. `special` says that tokens which
-    /// stand for no text are used, too.
+    /// Checks that the model has an embedding row for each token of the vocabulary. `special` says
+    /// that tokens which stand for no text are used, too. Without it, those may have no row:
+    /// Gemma's tokenizers have one for pictures. [`check_rows`](Self::check_rows) finds them in a
+    /// text.
     pub(super) fn check_embedding_rows(
         &self,
         wanted: &ExpectedTensor,
@@ -81,7 +83,7 @@ impl LoadedTokenizer {
             LoadedTokenizer::Bytes => {
                 (Path::new("tokenizer: bytes"), if special { 256 + SPECIAL.len() } else { 256 })
             }
-            LoadedTokenizer::Loaded(path, vocabulary) => (path.as_path(), vocabulary.size()),
+            LoadedTokenizer::Loaded(path, vocabulary) => (path.as_path(), vocabulary.size(special)),
         };
         match wanted.num_embeddings.filter(|rows| *rows < tokens as u64) {
             None => Ok(()),
@@ -94,6 +96,29 @@ impl LoadedTokenizer {
                 Err(DataError::file(path, problem))
             }
         }
+    }
+
+    /// Checks that the model has an embedding row for each of these tokens.
+    pub(super) fn check_rows(
+        &self,
+        tokens: &[u32],
+        wanted: &ExpectedTensor,
+    ) -> Result<(), DataError> {
+        let Some(rows) = wanted.num_embeddings else { return Ok(()) };
+        let Some(token) = tokens.iter().find(|token| u64::from(**token) >= rows) else {
+            return Ok(());
+        };
+        let (path, name) = match self {
+            LoadedTokenizer::Bytes => (Path::new("tokenizer: bytes"), None),
+            LoadedTokenizer::Loaded(path, vocabulary) => (path.as_path(), vocabulary.token(*token)),
+        };
+        let name = name.map_or(String::new(), |name| format!(" (`{name}`)"));
+        let problem = format!(
+            "the text has token {token}{name}, but the Embedding of the model's input `{}` has \
+             {rows} rows",
+            wanted.name
+        );
+        Err(DataError::file(path, problem))
     }
 
     /// Returns the text of tokens. Tokens that stand for no text are left out.

@@ -37,9 +37,13 @@ impl TokenizerFile {
         self.0.decode(tokens, true).map_err(|e| e.to_string())
     }
 
-    /// Returns the number of tokens, including special ones.
-    pub(super) fn size(&self) -> usize {
-        self.0.get_vocab_size(true)
+    /// Returns the number of tokens, with or without those that the file adds to its vocabulary.
+    pub(super) fn size(&self, added: bool) -> usize {
+        self.0.get_vocab_size(added)
+    }
+
+    pub(super) fn token(&self, id: u32) -> Option<String> {
+        self.0.id_to_token(id)
     }
 
     pub(super) fn id(&self, token: &str) -> Option<u32> {

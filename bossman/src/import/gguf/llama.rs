@@ -142,13 +142,20 @@ fn scaling(gguf: &Gguf, keys: &Keys<'_>) -> Result<Option<Json>, BossManError> {
     }
 }
 
-/// The ids of the tokens at the beginning and the end.
+/// The ids of the tokens at the beginning and the end. A turn of a chat may end with another token
+/// than a text.
 fn ends(gguf: &Gguf) -> Map<String, Json> {
-    let id = |name: &str| match gguf.metadata.get(&format!("tokenizer.ggml.{name}")) {
-        Some(Value::Integer(id)) => Some((name.to_string(), Json::from(*id))),
+    let id = |name: &str| match gguf.metadata.get(&format!("tokenizer.ggml.{name}_token_id")) {
+        Some(Value::Integer(id)) => Some(Json::from(*id)),
         _ => None,
     };
-    ["bos_token_id", "eos_token_id"].into_iter().filter_map(id).collect()
+    let (eos, eot) = (id("eos"), id("eot"));
+    let eos = match eot.filter(|eot| eos.as_ref() != Some(eot)) {
+        Some(eot) => Some(eos.into_iter().chain([eot]).collect()),
+        None => eos,
+    };
+    let ids = [("bos_token_id", id("bos")), ("eos_token_id", eos)];
+    ids.into_iter().filter_map(|(key, id)| Some((key.to_string(), id?))).collect()
 }
 
 /// All tensors, under transformers' names.

@@ -26,9 +26,9 @@ pub(crate) fn is_named(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
 }
 
-/// Writes `config.json`, `model.safetensors` and, if its kind is known, `tokenizer.json` for a GGUF
-/// file into a folder that is there. Numbers of fewer bits become single precision, which changes
-/// none of them.
+/// Writes `config.json`, `model.safetensors` and, if its kind is known, `tokenizer.json` and
+/// `tokenizer_config.json` for a GGUF file into a folder that is there. Numbers of fewer bits become
+/// single precision, which changes none of them.
 ///
 /// # Errors
 /// The file is damaged, or its model has no counterpart in transformers that BossMan knows.
@@ -39,6 +39,9 @@ pub(crate) fn to_huggingface(file: &Path, folder: &Path) -> Result<(), BossManEr
     write(&folder.join("config.json"), &config)?;
     if let Some(tokenizer) = tokenizer {
         write(&folder.join("tokenizer.json"), &tokenizer)?;
+        let max_positions = &config["max_position_embeddings"];
+        let config = tokenizer::tokenizer_config(&gguf, max_positions);
+        write(&folder.join("tokenizer_config.json"), &config)?;
     }
     weights::write(&gguf, tensors, &folder.join("model.safetensors"))
 }

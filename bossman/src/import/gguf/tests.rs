@@ -174,6 +174,27 @@ fn around(pre: &str, adds: &[(&str, u8)], bos: u32) -> Result<Json, String> {
 }
 
 #[test]
+fn transformers_is_told_the_class_of_the_tokenizer_and_where_a_turn_ends() {
+    use serde_json::json;
+    let mut maker = llama();
+    maker.size("tokenizer.ggml.eos_token_id", 3);
+    maker.size("tokenizer.ggml.eot_token_id", 1);
+    let (_place, to, imported) = imported(&maker.bytes());
+    assert_eq!(imported.unwrap().warnings, [""; 0]);
+    let read = |name: &str| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(to.join("source").join(name)).unwrap()).unwrap()
+    };
+    let config = read("config.json");
+    assert_eq!(config["eos_token_id"], json!([3, 1]));
+    let expected = json!({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>",
+        "clean_up_tokenization_spaces": false,
+        "model_max_length": config["max_position_embeddings"]});
+    assert_eq!(read("tokenizer_config.json"), expected);
+    let run = std::fs::read_to_string(to.join("run.yaml")).unwrap();
+    assert!(run.contains("  eos: [\"<end>\", b]\n"), "{run}");
+}
+
+#[test]
 fn a_text_gets_the_special_tokens_that_the_file_asks_for() {
     use serde_json::json;
     for (pre, adds, expected) in [

@@ -99,6 +99,33 @@ pub(super) fn tokenizer(gguf: &Gguf) -> Result<Option<Json>, BossManError> {
     })))
 }
 
+/// The `tokenizer_config.json` beside it. Without the name of a class, transformers takes Llama's
+/// tokenizer for a model of Llama's kind, which splits text at other places.
+pub(super) fn tokenizer_config(gguf: &Gguf, max_positions: &Json) -> Json {
+    let value = |key: &str| gguf.metadata.get(&format!("tokenizer.ggml.{key}"));
+    let token = |name: &str| match (value(&format!("{name}_token_id")), value("tokens")) {
+        (Some(Value::Integer(id)), Some(Value::List(tokens))) => {
+            match tokens.get(usize::try_from(*id).ok()?) {
+                Some(Value::Text(text)) => Some(Json::from(text.as_str())),
+                _ => None,
+            }
+        }
+        _ => None,
+    };
+    let names = [
+        ("bos_token", "bos"),
+        ("eos_token", "eos"),
+        ("unk_token", "unknown"),
+        ("pad_token", "padding"),
+    ];
+    let mut config: Map<String, Json> =
+        names.into_iter().filter_map(|(key, name)| Some((key.to_string(), token(name)?))).collect();
+    config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
+    config.insert("clean_up_tokenization_spaces".into(), false.into());
+    config.insert("model_max_length".into(), max_positions.clone());
+    config.into()
+}
+
 /// The special tokens around a text: `null` if there are none.
 ///
 /// # Errors

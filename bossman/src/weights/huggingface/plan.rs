@@ -13,8 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The problems that a message lists.
 const SHOWN: usize = 10;
 /// Names of output layers that are often a second copy of the embedding.
-const OUTPUT_LAYERS: [&str; 3] =
-    ["lm_head.weight", "lm_head.decoder.weight", "cls.predictions.decoder.weight"];
+const OUTPUT_LAYERS: [&str; 4] = [
+    "lm_head.weight",
+    "lm_head.decoder.weight",
+    "cls.predictions.decoder.weight",
+    "embed_out.weight",
+];
 
 /// What becomes of each tensor of the source.
 pub(super) struct Plan {

@@ -11,7 +11,11 @@ const WORDS: &str = r#"{"version": "1.0",
 "vocab": {"?": 0, "<s>": 1, "</s>": 2, "<pad>": 3, "a": 4, "b": 5, "c": 70000}}}"#;
 
 fn tokens_model() -> LayerGraph {
-    let layers = "[Embedding: {num_embeddings: 300, embedding_dim: 4}]";
+    model_of_rows(70_001)
+}
+
+fn model_of_rows(rows: u64) -> LayerGraph {
+    let layers = format!("[Embedding: {{num_embeddings: {rows}, embedding_dim: 4}}]");
     let text = format!(
         "{{model: m, inputs: {{x: {{shape: [batch, seq], dtype: int64}}}}, layers: {layers}}}"
     );
@@ -24,7 +28,12 @@ fn text(
     sequence_length: u64,
     eos: Option<&str>,
 ) -> Source {
-    Source::Text(Text { paths, tokenizer, sequence_length, eos: eos.map(String::from) })
+    Source::Text(Text {
+        paths,
+        tokenizer,
+        sequence_length,
+        eos: eos.map(String::from).into_iter().collect(),
+    })
 }
 
 #[test]
@@ -51,6 +60,32 @@ fn text_is_cut_into_windows_whose_targets_are_one_later() {
     let long = text(paths, Tokenizer::Bytes, 7, None);
     let error = folder.error(Dataset::open(&long, &tokens_model(), &CLASSES, None));
     assert_eq!(error, "a.txt: 7 tokens; one sample of sequence_length 7 needs one more than that");
+}
+
+#[test]
+fn bytes_with_other_tokens_among_them_need_not_be_letters() {
+    let folder = Folder::new();
+    let latin = text(vec![folder.file("a.txt", b"\xe9\xff")], Tokenizer::Bytes, 2, Some("<eos>"));
+    let data = Dataset::open(&latin, &tokens_model(), &CLASSES, None).unwrap();
+    assert_eq!(numbers(data.batch(&[0]).unwrap().y()), [255.0, 257.0]);
+}
+
+#[test]
+fn a_token_without_a_row_is_an_error_where_a_text_has_it() {
+    let folder = Folder::new();
+    let added = r#""added_tokens": [{"id": 7, "content": "<picture>", "single_word": false,
+        "lstrip": false, "rstrip": false, "normalized": false, "special": true}]"#;
+    let words = WORDS.replace(r#""added_tokens": []"#, added).replace("70000", "6");
+    let tokenizer = Tokenizer::File(folder.file("pictures.json", words));
+    let open = |name: &str, content: &str, eos| {
+        let source = text(vec![folder.file(name, content)], tokenizer.clone(), 2, eos);
+        Dataset::open(&source, &model_of_rows(7), &CLASSES, None)
+    };
+    assert_eq!(open("a.txt", "a b c", None).unwrap().samples(), 1);
+    let expected = "pictures.json: the text has token 7 (`<picture>`), but the Embedding of the \
+                    model's input `x` has 7 rows";
+    assert_eq!(folder.error(open("b.txt", "a b <picture>", None)), expected);
+    assert_eq!(folder.error(open("c.txt", "a b c", Some("<picture>"))), expected);
 }
 
 #[test]
@@ -238,7 +273,7 @@ fn a_table_with_too_few_rows_is_known_before_training() {
         paths: vec![folder.file("a.txt", "some text")],
         tokenizer: Tokenizer::Bytes,
         sequence_length: 3,
-        eos: None,
+        eos: Vec::new(),
     });
     let error = folder.error(Dataset::open(&source, &model, &CLASSES, None));
     let expected = "tokenizer: bytes: makes 256 tokens, but the Embedding of the model's input \

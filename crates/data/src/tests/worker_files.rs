@@ -240,7 +240,7 @@ fn tokenizers_and_tables_go_along() {
         paths: vec!["a/x".into()],
         tokenizer: Tokenizer::File("a/k".into()),
         sequence_length: 3,
-        eos: None,
+        eos: Vec::new(),
     };
     let mut both = super::text::pairs("a/p".into());
     both.target_tokenizer = Some(Tokenizer::File("a/k".into()));

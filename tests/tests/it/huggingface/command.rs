@@ -70,7 +70,7 @@ fn a_folder_that_is_not_as_it_should_be_is_refused_in_one_line() {
         ),
         (
             "llama",
-            |folder| replace(&folder.join("tokenizer.json"), "\"id\":63", "\"id\":64"),
+            |folder| replace(&folder.join("tokenizer.json"), "\"w62\":62", "\"w62\":64"),
             "tokenizer.json",
             "its last token has the number 64, but `vocab_size` in ",
         ),

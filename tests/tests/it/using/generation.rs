@@ -11,14 +11,20 @@ use tch::{Device, Kind, Tensor};
 #[test]
 fn text_is_what_the_whole_model_would_say_token_by_token() {
     within_limit(async {
-        let text =
-            Text { paths: Vec::new(), tokenizer: Tokenizer::Bytes, sequence_length: 12, eos: None };
-        for workers in [1, 3] {
+        let text = Text {
+            paths: Vec::new(),
+            tokenizer: Tokenizer::Bytes,
+            sequence_length: 12,
+            eos: vec![],
+        };
+        // The model receives the last twelve of the other's twenty tokens.
+        for (workers, prompt, unseen) in [(1, "Hello", 0), (3, "Hello, I am far away", 8)] {
             let mut boss = boss(WRITER, workers).await;
             let generator = Generator::new(boss.model(), &text).unwrap();
             assert_eq!(generator.why_not_incremental(), None);
+            assert_eq!(generator.unseen_tokens(prompt).unwrap(), unseen);
             let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-            let what = Generation { prompt: "Hello".into(), max_new_tokens: 30, sampling };
+            let what = Generation { prompt: prompt.into(), max_new_tokens: 30, sampling };
             let mut pieces = String::new();
             let made =
                 generator.generate(&mut boss, &what, |piece| pieces.push_str(piece)).await.unwrap();
@@ -26,9 +32,9 @@ fn text_is_what_the_whole_model_would_say_token_by_token() {
 
             // Past twelve tokens, the model receives the last six anew, and then those and the
             // following ones.
-            let mut tokens: Vec<i64> = "Hello".bytes().map(i64::from).collect();
-            let mut start = 0;
-            while tokens.len() < 35 {
+            let mut tokens: Vec<i64> = prompt.bytes().map(i64::from).collect();
+            let mut start = unseen;
+            while tokens.len() < prompt.len() + 30 {
                 if tokens.len() - start > 12 {
                     start = tokens.len() - 6;
                 }
@@ -37,7 +43,7 @@ fn text_is_what_the_whole_model_would_say_token_by_token() {
                 ));
             }
             let found: Vec<i64> = made.tokens.iter().map(|token| i64::from(*token)).collect();
-            assert_eq!(found, tokens[5..]);
+            assert_eq!(found, tokens[prompt.len()..]);
             boss.shutdown().await;
         }
     });
@@ -47,8 +53,12 @@ fn text_is_what_the_whole_model_would_say_token_by_token() {
 #[test]
 fn a_model_with_classes_in_the_last_dimension_says_and_scores_the_same() {
     within_limit(async {
-        let text =
-            Text { paths: Vec::new(), tokenizer: Tokenizer::Bytes, sequence_length: 12, eos: None };
+        let text = Text {
+            paths: Vec::new(),
+            tokenizer: Tokenizer::Bytes,
+            sequence_length: 12,
+            eos: vec![],
+        };
         let mut found = Vec::new();
         let of = |class_dim| Loss::CrossEntropyLoss {
             classes: Classes { class_dim, ..Classes::default() },
@@ -181,8 +191,12 @@ fn a_model_that_gives_no_numbers_says_nothing_and_ends_with_an_error() {
         let expected = "the model: gave logits that are no numbers";
         let mut writer = boss(WRITER, 2).await;
         broken(&mut writer, "4.bias").await;
-        let text =
-            Text { paths: Vec::new(), tokenizer: Tokenizer::Bytes, sequence_length: 12, eos: None };
+        let text = Text {
+            paths: Vec::new(),
+            tokenizer: Tokenizer::Bytes,
+            sequence_length: 12,
+            eos: vec![],
+        };
         let generator = Generator::new(writer.model(), &text).unwrap();
         for temperature in [0.0, 1.0] {
             let sampling = Sampling { temperature, ..Sampling::default() };
