@@ -58,6 +58,15 @@ impl Column {
         }
     }
 
+    /// Returns whether float32 holds each of its numbers exactly, by the type of its elements.
+    pub(super) fn fits_float32(&self) -> bool {
+        match self {
+            Column::Array(stored) => stored.layout().element.fits_float32(),
+            Column::Images(_) => true,
+            Column::Pair(_) => false,
+        }
+    }
+
     /// Returns the shape of a sample, or `None` if it depends on the batch.
     pub(super) fn shape(&self) -> Option<&[u64]> {
         match self {

@@ -106,16 +106,19 @@ impl ConvertedColumn {
     /// The file cannot be read, or an element is NaN, infinite, or too large for the model's type.
     pub(super) fn rows(&self, batch: &[i64], part: Range<usize>) -> Result<Tensor, DataError> {
         let numbers = &batch[part.clone()];
+        let kind = self.kind_to_compute_in();
         let mut batch =
-            self.column.rows(batch, part)?.f_to_kind(self.kind).map_err(TensorError::from)?;
+            self.column.rows(batch, part)?.f_to_kind(kind).map_err(TensorError::from)?;
         if let Some(shape) = &self.reshape {
             let shape: Vec<i64> = [numbers.len() as i64].iter().chain(shape).copied().collect();
             batch = batch.f_reshape(shape).map_err(TensorError::from)?;
         }
         if let Some(normalize) = &self.normalize {
-            batch = normalize.apply(&batch)?;
+            batch = normalize.apply(&batch)?.f_to_kind(self.kind).map_err(TensorError::from)?;
         }
-        if self.column.dtype().is_floating() {
+        // Any other whole number is finite in any type of floats.
+        let floating = self.column.dtype().is_floating();
+        if floating || self.kind == Kind::Half || self.normalize.is_some() {
             if let Some(problem) = finite::first_non_finite(&batch, numbers, &self.name)? {
                 return Err(DataError::file(
                     self.column.path().unwrap_or_else(|| Path::new("the data")),
@@ -124,6 +127,16 @@ impl ConvertedColumn {
             }
         }
         Ok(batch)
+    }
+
+    /// Returns the kind in which batches are normalized. It can hold the numbers of the column.
+    /// Without `normalize` it is the model's.
+    fn kind_to_compute_in(&self) -> Kind {
+        let in_float = self.kind == Kind::Float && self.column.fits_float32();
+        match self.normalize {
+            Some(_) if !in_float => Kind::Double,
+            _ => self.kind,
+        }
     }
 }
 

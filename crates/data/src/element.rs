@@ -57,6 +57,12 @@ impl Element {
         }
     }
 
+    /// Returns whether float32 holds each number of this type exactly.
+    pub(super) const fn fits_float32(self) -> bool {
+        use Element::{F64, I32, I64, U32, U64};
+        !matches!(self, I32 | U32 | I64 | U64 | F64)
+    }
+
     /// Converts stored bytes into tensor bytes: little-endian, with integers widened.
     pub(super) fn decode(self, mut bytes: Vec<u8>, big_endian: bool) -> Result<Vec<u8>, String> {
         let size = self.size() as usize;

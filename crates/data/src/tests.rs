@@ -11,6 +11,14 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use tch::{Kind, Tensor};
 
+/// Makes a model with one input of this shape after the batch, and of this dtype.
+pub(super) fn model_of(dtype: &str, shape: &str) -> LayerGraph {
+    let text = format!(
+        "{{model: m, inputs: {{x: {{shape: [batch, {shape}], dtype: {dtype}}}}}, layers: [ReLU]}}"
+    );
+    LayerGraph::from_yaml(&text, "model").unwrap()
+}
+
 pub(super) static CLASSES: LazyLock<LossSpec> = LazyLock::new(LossSpec::cross_entropy);
 
 /// Makes a model with one input of this shape after the batch.

@@ -167,6 +167,15 @@ fn what_is_no_finite_number_is_named_with_its_place() {
         &arrays(("<f8", &doubles), &whole),
         "x.npy: sample 2 of `x`, element [0] (counted from 0) is -inf",
     );
+    let wholes: Vec<u8> =
+        [0, 1, 2, 3, 100_000, 5i32].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let source = arrays(("<i4", &wholes), &whole);
+    let data = Dataset::open(&source, &model_of("float16", "2"), &regression, None).unwrap();
+    data.batch(&[1, 0]).unwrap();
+    assert_eq!(
+        folder.error(data.batch(&[0, 2, 1])),
+        format!("x.npy: sample 2 of `x`, element [0] (counted from 0) is inf, {hint}")
+    );
     let path = folder.file(
         "e.npz",
         archive(
@@ -202,8 +211,7 @@ fn large_numbers_are_numbers() {
     let large: Vec<u8> = [1e308f64; 4].iter().flat_map(|number| number.to_le_bytes()).collect();
     let inputs = [("x".to_string(), folder.file("x.npy", npy("<f8", "(2, 2)", &large)))].into();
     let source = Source::Npy { inputs, target: folder.file("y.npy", npy("|u1", "(2,)", &[0, 1])) };
-    let text = "{model: m, inputs: {x: {shape: [batch, 2], dtype: float64}}, layers: [ReLU]}";
-    let model = LayerGraph::from_yaml(text, "model").unwrap();
+    let model = model_of("float64", "2");
     let batch = Dataset::open(&source, &model, &CLASSES, None).unwrap().batch(&[0, 1]).unwrap();
     assert_eq!(numbers(batch.x()), [1e308; 4]);
 }

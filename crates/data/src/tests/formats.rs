@@ -50,6 +50,36 @@ fn inputs_are_normalised_by_channel() {
 }
 
 #[test]
+fn numbers_are_normalised_before_they_are_rounded() {
+    let folder = Folder::new();
+    let y = folder.file("y.npy", npy("|u1", "(2,)", &[0, 1]));
+    let normalised = |descr: &str, bytes: &[u8], dtype: &str, normalize: [f64; 3]| {
+        let inputs = [("x".to_string(), folder.file("x.npy", npy(descr, "(2, 1)", bytes)))].into();
+        let [divide, mean, std] = normalize;
+        let normalize = Normalize { input: None, divide, mean: vec![mean], std: vec![std] };
+        let source = Source::Npy { inputs, target: y.clone() };
+        let data = Dataset::open(&source, &model_of(dtype, "1"), &CLASSES, Some(&normalize));
+        let batch = data.unwrap().batch(&[0, 1]).unwrap();
+        assert_ne!(batch.x().kind(), Kind::Double);
+        numbers(batch.x())
+    };
+    let seconds = [1.7e9 + 10.0, 1.7e9 - 50.0f64];
+    let doubles: Vec<u8> = seconds.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let wholes: Vec<u8> =
+        seconds.iter().flat_map(|number| (*number as i32).to_le_bytes()).collect();
+    for (descr, bytes) in [("<f8", doubles), ("<i4", wholes)] {
+        let found = normalised(descr, &bytes, "float32", [1.0, 1.7e9, 50.0]);
+        assert_eq!(found, [f64::from(0.2f32), -1.0], "{descr}");
+    }
+    let shorts = [0xff, 0xff, 0, 0];
+    assert_eq!(normalised("<u2", &shorts, "float16", [65535.0, 0.0, 1.0]), [1.0, 0.0]);
+    // What float32 holds is computed in float32.
+    let bytes = normalised("|u1", &[7, 200], "float32", [255.0, 0.1307, 0.3081]);
+    let expected = [7f32, 200.0].map(|x| f64::from((x / 255.0 - 0.1307f32) / 0.3081f32));
+    assert_eq!(bytes, expected);
+}
+
+#[test]
 fn npy_and_npz_give_what_numpy_wrote() {
     let folder = Folder::new();
     let x = npy("<f4", "(2, 3)", &floats(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]));
