@@ -106,25 +106,29 @@ impl ConvertedColumn {
     /// The file cannot be read, or an element is NaN, infinite, or too large for the model's type.
     pub(super) fn rows(&self, batch: &[i64], part: Range<usize>) -> Result<Tensor, DataError> {
         let numbers = &batch[part.clone()];
-        let kind = self.kind_to_compute_in();
-        let mut batch =
-            self.column.rows(batch, part)?.f_to_kind(kind).map_err(TensorError::from)?;
+        let refuse = |problem: Option<String>| match problem {
+            Some(problem) => {
+                let path = self.column.path().unwrap_or_else(|| Path::new("the data"));
+                Err(DataError::file(path, problem))
+            }
+            None => Ok(()),
+        };
+        let mut batch = self.column.rows(batch, part)?;
         if let Some(shape) = &self.reshape {
             let shape: Vec<i64> = [numbers.len() as i64].iter().chain(shape).copied().collect();
             batch = batch.f_reshape(shape).map_err(TensorError::from)?;
         }
+        if self.kind == Kind::Int && self.column.dtype() == DType::Int64 {
+            refuse(finite::first_beyond_int32(&batch, numbers, &self.name)?)?;
+        }
+        batch = batch.f_to_kind(self.kind_to_compute_in()).map_err(TensorError::from)?;
         if let Some(normalize) = &self.normalize {
             batch = normalize.apply(&batch)?.f_to_kind(self.kind).map_err(TensorError::from)?;
         }
         // Any other whole number is finite in any type of floats.
         let floating = self.column.dtype().is_floating();
         if floating || self.kind == Kind::Half || self.normalize.is_some() {
-            if let Some(problem) = finite::first_non_finite(&batch, numbers, &self.name)? {
-                return Err(DataError::file(
-                    self.column.path().unwrap_or_else(|| Path::new("the data")),
-                    problem,
-                ));
-            }
+            refuse(finite::first_non_finite(&batch, numbers, &self.name)?)?;
         }
         Ok(batch)
     }
@@ -141,13 +145,12 @@ impl ConvertedColumn {
 }
 
 /// Returns whether elements keep their meaning. Fractions are never cut off. Floats accept every
-/// type, int64 every whole type, and int32 only uint8 and bool.
+/// type, and int64 and int32 every whole type. Each batch is checked for numbers beyond int32.
 fn converts(found: DType, wanted: DType) -> bool {
     let whole = |dtype| matches!(dtype, DType::Int64 | DType::Int32 | DType::UInt8 | DType::Bool);
     found == wanted
         || !whole(wanted)
-        || (wanted == DType::Int64 && whole(found))
-        || (wanted == DType::Int32 && matches!(found, DType::UInt8 | DType::Bool))
+        || (matches!(wanted, DType::Int64 | DType::Int32) && whole(found))
 }
 
 /// Returns the new shape of samples, if it differs from theirs. Dimensions of size 1 may be added
@@ -209,6 +212,7 @@ mod tests {
     fn no_fraction_is_cut_off() {
         assert!(converts(DType::UInt8, DType::Float32) && converts(DType::Float64, DType::Float32));
         assert!(converts(DType::UInt8, DType::Int64) && converts(DType::Int32, DType::Int64));
+        assert!(converts(DType::Int64, DType::Int32) && !converts(DType::Float64, DType::Int32));
         assert!(!converts(DType::Float32, DType::Int64) && !converts(DType::Int64, DType::UInt8));
     }
 }

@@ -26,7 +26,8 @@ impl Element {
         match dtype {
             DType::Float32 | DType::Float16 | DType::BFloat16 => Element::F32,
             DType::Float64 => Element::F64,
-            DType::Int64 | DType::Int32 => Element::I64,
+            DType::Int64 => Element::I64,
+            DType::Int32 => Element::I32,
             DType::UInt8 => Element::U8,
             DType::Bool => Element::Bool,
         }
@@ -107,10 +108,17 @@ impl Element {
             Element::F32 => into.extend((number as f32).to_le_bytes()),
             Element::F64 => into.extend(number.to_le_bytes()),
             Element::I64 if whole => into.extend((number as i64).to_le_bytes()),
+            Element::I32 if whole && f64::from(number as i32) == number => {
+                into.extend((number as i32).to_le_bytes());
+            }
             Element::U8 if whole && (0.0..256.0).contains(&number) => into.push(number as u8),
             Element::Bool if number == 0.0 || number == 1.0 => into.push(number as u8),
             Element::U8 => return Err(format!("`{number}` is not a whole number from 0 to 255")),
             Element::Bool => return Err(format!("`{number}` is neither true nor false, 1 nor 0")),
+            Element::I32 => {
+                let (least, most) = (i32::MIN, i32::MAX);
+                return Err(format!("`{number}` is not a whole number from {least} to {most}"));
+            }
             _ => return Err(format!("`{number}` is not a whole number")),
         }
         Ok(())
@@ -145,10 +153,13 @@ mod tests {
             element.encode(number, &mut bytes).map(|()| bytes)
         };
         assert_eq!(encoded(Element::I64, -2.0).unwrap(), (-2i64).to_le_bytes());
+        assert_eq!(encoded(Element::I32, -2_147_483_648.0).unwrap(), i32::MIN.to_le_bytes());
         assert_eq!(encoded(Element::F32, 0.5).unwrap(), 0.5f32.to_le_bytes());
         for (element, number) in [
             (Element::I64, 0.5),
             (Element::I64, 1e17),
+            (Element::I32, 0.5),
+            (Element::I32, 2_147_483_648.0),
             (Element::U8, 256.0),
             (Element::Bool, 2.0),
             (Element::F32, f64::NAN),

@@ -142,7 +142,7 @@ impl<'a> Part<'a> {
                 }
             }
             let shape = if columns.len() == 1 { Vec::new() } else { vec![columns.len() as u64] };
-            let writer = ColumnWriter::new(Element::I64);
+            let writer = ColumnWriter::new(Element::for_dtype(input.dtype));
             return Ok(Part { columns, encoding: Encoding::Index, writer, shape });
         }
         let widths: Vec<u64> = columns.iter().map(|(_, column)| column.width()).collect();

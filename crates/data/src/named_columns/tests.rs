@@ -188,9 +188,9 @@ fn an_infinite_number_among_texts_is_a_text() {
 #[test]
 fn each_input_has_its_columns_and_an_embedding_takes_categories() {
     let table = Table::new("color,size,cut,y\nE,0.5,Good,1\nD,1.5,Ideal,2\nE,2.5,Fair,3\n");
-    let model = |rows: u64| {
+    let model = |rows: u64, dtype: &str| {
         let text = format!(
-            "{{inputs: {{c: {{shape: [batch, 2], dtype: int64}}, s: [batch, 1]}}, layers: [\
+            "{{inputs: {{c: {{shape: [batch, 2], dtype: {dtype}}}, s: [batch, 1]}}, layers: [\
              {{Embedding: {{num_embeddings: {rows}, embedding_dim: 2}}}}, {{Flatten: {{}}}}, \
              {{Linear: {{in_features: 5, out_features: 1}}, in_variables: [s], merge: concat, \
              dim: 1}}]}}"
@@ -203,12 +203,13 @@ fn each_input_has_its_columns_and_an_embedding_takes_categories() {
         });
         ColumnsSpec { inputs: InputColumns::Named(named.collect()), ..spec(&[], "y") }
     };
-    let open = |spec: ColumnsSpec, rows: u64| {
+    let open_as = |dtype: &str, spec: ColumnsSpec, rows: u64| {
         let source = Source::Columns(Box::new(table.source(spec)));
         let within = format!("{}/", table.0.path().display());
-        Dataset::open(&source, &model(rows), &LossSpec::MSELoss, None)
+        Dataset::open(&source, &model(rows, dtype), &LossSpec::MSELoss, None)
             .map_err(|e| e.to_string().replace(&within, ""))
     };
+    let open = |spec, rows| open_as("int64", spec, rows);
     let named = with(&[("s", &["size"]), ("c", &["color", "cut"])]);
     let batch = open(named.clone(), 3).unwrap().batch(&[0, 1, 2]).unwrap();
     let Contents::Tensors { x: categories, variables, .. } = batch.contents() else {
@@ -218,6 +219,10 @@ fn each_input_has_its_columns_and_an_embedding_takes_categories() {
     assert_eq!(categories.kind(), Kind::Int64);
     assert_eq!(numbers(categories), [1.0, 1.0, 0.0, 2.0, 1.0, 0.0]);
     assert_eq!(numbers(sizes), [0.5, 1.5, 2.5]);
+    let batch = open_as("int32", named.clone(), 3).unwrap().batch(&[0, 1, 2]).unwrap();
+    let Contents::Tensors { x: categories, .. } = batch.contents() else { panic!("{batch:?}") };
+    assert_eq!(categories.kind(), Kind::Int);
+    assert_eq!(numbers(categories), [1.0, 1.0, 0.0, 2.0, 1.0, 0.0]);
     let golden = [
         (
             named,

@@ -80,6 +80,51 @@ fn numbers_are_normalised_before_they_are_rounded() {
 }
 
 #[test]
+fn a_model_of_int32_takes_whole_numbers_that_fit() {
+    let folder = Folder::new();
+    let whole = |numbers: [i64; 2]| -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    };
+    let y = folder.file("y.npy", npy("|u1", "(2,)", &[0, 1]));
+    let array = |name: &str, numbers| {
+        let x = folder.file(name, npy("<i8", "(2, 1)", &whole(numbers)));
+        Source::Npy { inputs: [("x".to_string(), x)].into(), target: y.clone() }
+    };
+    let file = |name: &str, text: &str| Source::File(folder.file(name, text));
+    let lines = "{\"x\": [7], \"target\": 0}\n{\"x\": [-2147483648], \"target\": 1}\n";
+    let open = |source| Dataset::open(&source, &model_of("int32", "1"), &CLASSES, None);
+    for source in [
+        array("x.npy", [7, i64::from(i32::MIN)]),
+        file("a.csv", "7,0\n-2147483648,1\n"),
+        file("a.jsonl", lines),
+    ] {
+        let batch = open(source).unwrap().batch(&[0, 1]).unwrap();
+        assert_eq!((batch.x().kind(), numbers(batch.x())), (Kind::Int, vec![7.0, -2147483648.0]));
+    }
+    let pairs = super::text::pairs(folder.file("a.tsv", "a\tb\n"));
+    let inputs =
+        "source: {shape: [batch, s], dtype: int32}, given: {shape: [batch, t], dtype: int32}";
+    let graph = format!(
+        "{{inputs: {{{inputs}}}, layers: [Embedding: {{num_embeddings: 300, \
+                         embedding_dim: 4}}]}}"
+    );
+    let graph = LayerGraph::from_yaml(&graph, "model").unwrap();
+    let data = Dataset::open(&Source::Pairs(pairs), &graph, &CLASSES, None).unwrap();
+    assert_eq!(numbers(data.batch(&[0]).unwrap().x()), [97.0, 257.0]);
+
+    let data = open(array("z.npy", [7, 1 << 32])).unwrap();
+    assert_eq!(
+        folder.error(data.batch(&[0, 1])),
+        "z.npy: sample 1 of `x`, element [0] (counted from 0) is 4294967296, which the model's \
+         int32 cannot hold; mend it, or declare the input as int64"
+    );
+    assert_eq!(
+        folder.error(open(file("b.csv", "7,0\n2147483648,1\n"))),
+        "b.csv: line 2, column 1: `2147483648` is not a whole number from -2147483648 to 2147483647"
+    );
+}
+
+#[test]
 fn npy_and_npz_give_what_numpy_wrote() {
     let folder = Folder::new();
     let x = npy("<f4", "(2, 3)", &floats(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]));
