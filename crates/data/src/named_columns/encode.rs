@@ -220,8 +220,8 @@ impl LearnedColumn {
     }
 }
 
-const NO_NUMBER: &str =
-    "has no value; set `missing: mean` or `most_common` in `columns`, or delete the row";
+const NO_NUMBER: &str = "has no value; set `missing: mean` in `columns` (or `most_common`, for up \
+                         to 65536 different numbers), or delete the row";
 const NO_TEXT: &str = "has no value, and texts have no mean; set `missing: most_common` in \
                        `columns`, or delete the row";
 const NO_TARGET: &str = "the target has no value; delete the row";

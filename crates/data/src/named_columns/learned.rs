@@ -49,7 +49,10 @@ pub(super) fn learn(path: &Path, spec: &ColumnsSpec) -> Result<LearnedTable, Dat
     let mut seen: Vec<Seen> = names.iter().map(|_| Seen::default()).collect();
     rows::read(path, &names, &mut |row: Row<'_>| {
         for ((seen, value), name) in seen.iter_mut().zip(row.values).zip(&names) {
-            let Some(value) = value else { continue };
+            let Some(value) = value else {
+                seen.has_gap = true;
+                continue;
+            };
             seen.add(value, &row.place).map_err(|problem| {
                 DataError::file(path, format!("{}, column `{name}`: {problem}", row.place))
             })?;
@@ -57,7 +60,9 @@ pub(super) fn learn(path: &Path, spec: &ColumnsSpec) -> Result<LearnedTable, Dat
         Ok(())
     })?;
     let learned = names.iter().zip(seen).map(|(name, seen)| {
-        let learned = seen.learned(spec.missing);
+        // Nothing stands in place of a missing target.
+        let is_input = spec.inputs.columns().any(|input| input == *name);
+        let learned = seen.learned(if is_input { spec.missing } else { Missing::Error });
         let learned = learned
             .map_err(|problem| DataError::file(path, format!("column `{name}`: {problem}")))?;
         Ok((name.to_string(), learned))
@@ -79,6 +84,8 @@ struct Seen {
     /// How often each value is there. `None`: there are too many.
     counts: BTreeMap<String, u64>,
     has_too_many: bool,
+    /// Whether a row has no value.
+    has_gap: bool,
 }
 
 impl Seen {
@@ -121,16 +128,15 @@ impl Seen {
         if self.counts.is_empty() {
             return Err("it has no value in any row".into());
         }
-        // The first of equally common ones.
-        let common = self.counts.iter().rev().max_by_key(|(_, count)| **count);
-        let common = common.map(|(value, _)| value.clone()).unwrap_or_default();
         if self.is_text {
-            let categories: Vec<String> = self.counts.into_keys().collect();
             let fill = match missing {
-                Missing::MostCommon => categories.iter().position(|value| *value == common),
+                Missing::MostCommon => {
+                    let common = most_common(&self.counts);
+                    self.counts.keys().position(|value| Some(value.as_str()) == common)
+                }
                 Missing::Mean | Missing::Error => None,
             };
-            return Ok(LearnedColumn::Text { categories, fill });
+            return Ok(LearnedColumn::Text { categories: self.counts.into_keys().collect(), fill });
         }
         if let Some(infinite) = self.infinite {
             return Err(infinite);
@@ -142,14 +148,32 @@ impl Seen {
         let fill = match missing {
             Missing::Error => None,
             Missing::Mean => Some(self.mean),
+            Missing::MostCommon if self.has_too_many && !self.has_gap => None,
             Missing::MostCommon if self.has_too_many => {
                 return Err(format!(
                     "it has more than {MAX_CATEGORIES} different numbers; use `missing: mean`"
                 ))
             }
-            Missing::MostCommon => common.parse().ok(),
+            Missing::MostCommon => most_common_number(&self.counts),
         };
         let std = if std > 0.0 { std } else { 1.0 };
         Ok(LearnedColumn::Number { mean: self.mean, std, fill })
     }
+}
+
+/// The first of the most common values.
+fn most_common(counts: &BTreeMap<String, u64>) -> Option<&str> {
+    let common = counts.iter().rev().max_by_key(|(_, count)| **count);
+    common.map(|(value, _)| value.as_str())
+}
+
+/// The first of the most common numbers. `1` and `1.0` are one number.
+fn most_common_number(counts: &BTreeMap<String, u64>) -> Option<f64> {
+    let mut of_numbers = BTreeMap::new();
+    for (value, count) in counts {
+        // The sum makes 0 of -0.
+        let number = value.parse::<f64>().ok()? + 0.0;
+        *of_numbers.entry(number.to_string()).or_insert(0) += count;
+    }
+    most_common(&of_numbers)?.parse().ok()
 }

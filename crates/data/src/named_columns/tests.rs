@@ -81,8 +81,8 @@ fn missing_values_are_named_or_filled() {
     let refused = |of: &ColumnsSpec| table.open(of.clone(), 3, &LossSpec::MSELoss).unwrap_err();
     assert_eq!(
         refused(&of_y),
-        "t.csv: line 3, column `a`: has no value; set `missing: mean` or `most_common` in \
-         `columns`, or delete the row"
+        "t.csv: line 3, column `a`: has no value; set `missing: mean` in `columns` (or \
+         `most_common`, for up to 65536 different numbers), or delete the row"
     );
     of_y.missing = Missing::Mean;
     assert_eq!(
@@ -276,6 +276,29 @@ fn a_column_has_a_bounded_number_of_categories() {
         learn(&rows(1, &"x".repeat(1025))).unwrap_err(),
         "t.csv: line 3, column `c`: a value of 1025 bytes; at most 1024 are allowed"
     );
+}
+
+#[test]
+fn the_most_common_number_is_found_where_it_is_needed() {
+    let of_y = ColumnsSpec { missing: Missing::MostCommon, ..spec(&["a"], "y") };
+    let fill = |text: &str| {
+        let learned = Table::new(text).source(of_y.clone()).learn()?;
+        match &learned.columns["a"] {
+            LearnedColumn::Number { fill, .. } => Ok(*fill),
+            other => panic!("{other:?}"),
+        }
+    };
+    let rows = |values: &[&str]| format!("a,y\n{}", values.join(",0\n") + ",0\n");
+    let spelled = rows(&["1", "1.0", "1", "1.0", "2", "2", "2", ""]);
+    assert_eq!(fill(&spelled).map_err(|e: DataError| e.to_string()), Ok(Some(1.0)));
+    assert_eq!(fill(&rows(&["-0", "0.0", "0", "5", "5"])).unwrap(), Some(0.0));
+    // Neither a target nor an input without gaps needs it.
+    let many: String = (0..65_537).map(|number| format!("{number},{number}\n")).collect();
+    assert_eq!(fill(&format!("a,y\n{many}")).unwrap(), None);
+    let error = fill(&format!("a,y\n{many},0\n")).unwrap_err().to_string();
+    let expected =
+        "t.csv: column `a`: it has more than 65536 different numbers; use `missing: mean`";
+    assert!(error.ends_with(expected), "{error}");
 }
 
 #[test]
