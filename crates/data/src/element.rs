@@ -97,6 +97,9 @@ impl Element {
     pub(super) fn encode(self, number: f64, into: &mut Vec<u8>) -> Result<(), String> {
         /// Up to this limit, every whole number has its own f64.
         const EXACT: f64 = 9_007_199_254_740_992.0;
+        // The number in the file may be another one, so do not name it.
+        const INEXACT: &str = "is a whole number of 2^53 or more, which this format cannot carry \
+                               exactly; use .npy or .safetensors";
         let whole = number.fract() == 0.0 && number.abs() < EXACT;
         match self {
             _ if !number.is_finite() => {
@@ -119,7 +122,8 @@ impl Element {
                 let (least, most) = (i32::MIN, i32::MAX);
                 return Err(format!("`{number}` is not a whole number from {least} to {most}"));
             }
-            _ => return Err(format!("`{number}` is not a whole number")),
+            _ if number.fract() != 0.0 => return Err(format!("`{number}` is not a whole number")),
+            _ => return Err(INEXACT.into()),
         }
         Ok(())
     }
@@ -166,5 +170,11 @@ mod tests {
         ] {
             assert!(encoded(element, number).is_err(), "{element:?} {number}");
         }
+        assert_eq!(encoded(Element::I64, 0.5).unwrap_err(), "`0.5` is not a whole number");
+        assert_eq!(
+            encoded(Element::I64, 9_007_199_254_740_992.0).unwrap_err(),
+            "is a whole number of 2^53 or more, which this format cannot carry exactly; use .npy \
+             or .safetensors"
+        );
     }
 }

@@ -57,8 +57,8 @@ pub(super) fn copy(
 /// The longest line that is read, in bytes.
 const MAX_LINE: u64 = 64 * 1024 * 1024;
 
-/// Reads the next line without its end, and counts it in `number`. Returns false at the end of the
-/// file.
+/// Reads the next line without its end, and counts it in `number`. The first line may begin with a
+/// byte order mark, which is left out. Returns false at the end of the file.
 pub(super) fn line(
     path: &Path,
     file: &mut impl BufRead,
@@ -70,6 +70,9 @@ pub(super) fn line(
     line.clear();
     let more = push_line(file, line).map_err(error)?;
     line.truncate(line.trim_end_matches(['\n', '\r']).len());
+    if *number == 1 && line.starts_with('\u{feff}') {
+        line.remove(0);
+    }
     Ok(more)
 }
 

@@ -77,6 +77,11 @@ fn mistakes_in_files_are_named() {
             "c.jsonl: line 1: `target`: `0.5` is not a whole number",
         ),
         (
+            file("c2.jsonl", b"{\"x\": [1, 2, 3, 4], \"target\": 9007199254740993}\n"),
+            "c2.jsonl: line 1: `target`: is a whole number of 2^53 or more, which this format \
+             cannot carry exactly; use .npy or .safetensors",
+        ),
+        (
             file("d.jsonl", b"{\"x\": [1], \"target\": 0}\n{\"x\": [1, 2], \"target\": 0}"),
             "d.jsonl: line 2: `x`: a sample of shape [2], but those before have [1]",
         ),

@@ -101,7 +101,7 @@ fn a_model_of_int32_takes_whole_numbers_that_fit() {
         let batch = open(source).unwrap().batch(&[0, 1]).unwrap();
         assert_eq!((batch.x().kind(), numbers(batch.x())), (Kind::Int, vec![7.0, -2147483648.0]));
     }
-    let pairs = super::text::pairs(folder.file("a.tsv", "a\tb\n"));
+    let pairs = super::text::pairs(folder.file("a.tsv", "\u{feff}a\tb\n"));
     let inputs =
         "source: {shape: [batch, s], dtype: int32}, given: {shape: [batch, t], dtype: int32}";
     let graph = format!(
@@ -167,8 +167,8 @@ fn safetensors_are_read_where_they_lie_and_under_other_names() {
 #[test]
 fn json_lines_give_nested_lists_as_tensors() {
     let folder = Folder::new();
-    let text = "{\"x\": [[1, 2], [3, 4.5]], \"target\": 1}\n\n{\"target\": 0, \"x\": [[5, 6], [7, \
-                8]], \"more\": null}\n";
+    let text = "\u{feff}{\"x\": [[1, 2], [3, 4.5]], \"target\": 1}\n\n{\"target\": 0, \"x\": [[5, \
+                6], [7, 8]], \"more\": null}\n";
     for (name, bytes) in
         [("a.jsonl", text.as_bytes().to_vec()), ("a.jsonl.gz", gzip(text.as_bytes()))]
     {
