@@ -2,12 +2,13 @@
 
 use super::array_column::ColumnWriter;
 use super::column::{Column, Columns};
+use super::csv_records::CsvRecords;
 use super::element::Element;
 use super::expected_tensor::ExpectedTensor;
 use super::plain_or_gzip;
 use crate::DataError;
 use layerspec::DType;
-use std::io::Read;
+use std::io::BufRead;
 use std::path::Path;
 
 pub(super) fn open(
@@ -50,31 +51,30 @@ pub(super) fn has_targets(path: &Path, input: &ExpectedTensor, target: &Expected
     let numbers = |sizes: Option<Vec<u64>>| Some(sizes?.iter().product::<u64>() as usize);
     let targets = if target.dtype == DType::Int64 { Some(1) } else { numbers(target.sizes()) };
     let mut record = csv::StringRecord::new();
-    let first = reader(path).map(|mut reader| reader.read_record(&mut record));
+    let first = records(path).and_then(|mut records| records.next(&mut record));
     let expected = numbers(input.sizes()).zip(targets).map(|(inputs, targets)| inputs + targets);
-    matches!(first, Ok(Ok(true))) && expected == Some(record.len())
+    matches!(first, Ok(Some(_))) && expected == Some(record.len())
 }
 
 /// Returns the line of a sample, counted from 1. Returns `None` if the file cannot be read.
 pub(super) fn line_of(path: &Path, sample: i64) -> Option<u64> {
-    let mut reader = reader(path).ok()?;
+    let mut records = records(path).ok()?;
     let (mut record, mut first, mut left) = (csv::StringRecord::new(), true, sample);
-    while reader.read_record(&mut record).ok()? {
+    while let Some(line) = records.next(&mut record).ok()? {
         if std::mem::take(&mut first) && is_header(&record) {
             continue;
         }
         if left == 0 {
-            return record.position().map(csv::Position::line);
+            return Some(line);
         }
         left -= 1;
     }
     None
 }
 
-fn reader(path: &Path) -> Result<csv::Reader<impl Read>, DataError> {
+fn records(path: &Path) -> Result<CsvRecords<'_, impl BufRead>, DataError> {
     let (text, _) = plain_or_gzip::open(path)?;
-    let mut builder = csv::ReaderBuilder::new();
-    Ok(builder.has_headers(false).flexible(true).trim(csv::Trim::All).from_reader(text))
+    Ok(CsvRecords::new(path, text, b','))
 }
 
 /// Whether a first line has no number.
@@ -100,15 +100,14 @@ impl Rows {
         mut row: impl FnMut(u64, &[f64], &[f64]) -> Result<(), DataError>,
     ) -> Result<(), DataError> {
         let error = |problem: String| DataError::file(path, problem);
-        let mut reader = reader(path)?;
+        let mut records = records(path)?;
         let (mut numbers, mut bytes) = (Vec::new(), Vec::new());
         let mut record = csv::StringRecord::new();
         let mut first = true;
         // The first line of separators alone. Its error depends on whether the file has samples.
         let mut blank = None;
         let mut rows = 0;
-        while reader.read_record(&mut record).map_err(|e| error(e.to_string()))? {
-            let line = record.position().map_or(0, csv::Position::line);
+        while let Some(line) = records.next(&mut record)? {
             let header = first && is_header(&record);
             first = false;
             if record.iter().all(str::is_empty) {

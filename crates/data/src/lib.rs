@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! source -> csv, jsonl, parquet, idx, npy, npz, safetensors, images, text, pairs
-//!              |  plain_or_gzip, spool: large copies    tokens: tokenizers    element: types
+//!              |  plain_or_gzip, csv_records, spool: large copies  tokens: tokenizers  element: types
 //!              v
 //!           column (array_column, images, token_pairs) -> converted_column -> normalize, finite
 //!              |
@@ -23,6 +23,7 @@ mod column;
 mod column_places;
 mod converted_column;
 mod csv;
+mod csv_records;
 #[cfg(not(all(feature = "parquet", feature = "pictures", feature = "tokenizers")))]
 mod disabled_features;
 mod element;

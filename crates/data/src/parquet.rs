@@ -53,7 +53,7 @@ fn read(
         .map(|(name, dtype)| (name.as_str(), ColumnWriter::new(Element::for_dtype(*dtype))))
         .collect();
     let mut nested = Nested::default();
-    for (number, row) in reader.get_row_iter(Some(projection)).map_err(broken)?.enumerate() {
+    for (row, number) in reader.get_row_iter(Some(projection)).map_err(broken)?.zip(1..) {
         for (name, field) in row.map_err(broken)?.get_column_iter() {
             let error =
                 |problem: String| error(format!("row {number}, column `{name}`: {problem}"));

@@ -1,6 +1,7 @@
 //! The rows of a table, as texts by the names of columns.
 
 use crate::column_places::column_places;
+use crate::csv_records::CsvRecords;
 use crate::plain_or_gzip;
 use crate::DataError;
 use std::io::{BufRead, Read};
@@ -36,7 +37,6 @@ pub(super) fn read(
             each(Row { place: format!("row {number}"), values: &values })
         });
     }
-    let error = |problem: String| DataError::file(path, problem);
     let (mut text, _) = plain_or_gzip::open(path)?;
     let mut header = Vec::new();
     (&mut text)
@@ -44,17 +44,19 @@ pub(super) fn read(
         .read_until(b'\n', &mut header)
         .map_err(|e| DataError::io(path, &e))?;
     let separator = separator(&header);
-    let mut reader = csv::ReaderBuilder::new()
-        .delimiter(separator)
-        .trim(csv::Trim::All)
-        .from_reader(std::io::Cursor::new(header).chain(text));
-    let held = reader.headers().map_err(|e| error(e.to_string()))?.clone();
-    let held: Vec<String> =
-        held.iter().map(|name| name.trim_start_matches('\u{feff}').into()).collect();
-    let places = column_places(path, names, &held)?;
+    let text = std::io::Cursor::new(header).chain(text);
+    let mut records = CsvRecords::new(path, text, separator);
     let mut record = csv::StringRecord::new();
-    while reader.read_record(&mut record).map_err(|e| error(e.to_string()))? {
-        let line = record.position().map_or(0, csv::Position::line);
+    records.next(&mut record)?;
+    let held: Vec<String> =
+        record.iter().map(|name| name.trim_start_matches('\u{feff}').into()).collect();
+    let places = column_places(path, names, &held)?;
+    while let Some(line) = records.next(&mut record)? {
+        if record.len() != held.len() {
+            let (found, wanted) = (record.len(), held.len());
+            let problem = format!("line {line} has {found} columns; the header has {wanted}");
+            return Err(DataError::file(path, problem));
+        }
         let values: Vec<Option<&str>> =
             places.iter().map(|place| record.get(*place).and_then(present)).collect();
         each(Row { place: format!("line {line}"), values: &values })?;

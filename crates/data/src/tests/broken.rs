@@ -97,6 +97,10 @@ fn mistakes_in_files_are_named() {
         (file("g.jsonl", b""), "g.jsonl: it holds no samples"),
         (file("h.csv", b"1,2,3,4,5\n1,2,3,x,0\n"), "h.csv: line 2, column 4: `x` is not a number"),
         (
+            file("i.csv", b"\r\n1,2,3,4,5\r\n\r\n1,2,3,x,0"),
+            "i.csv: line 4, column 4: `x` is not a number",
+        ),
+        (
             file("i.xlsx", b""),
             "i.xlsx: expected a file ending in .csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet \
              or .safetensors, or a folder of pictures",

@@ -284,4 +284,11 @@ fn parquet_gives_columns_of_numbers_and_of_lists() {
         error,
         "a.parquet: no column `lable`; it holds label, pixels; did you mean `label`?"
     );
+    let texts = Table {
+        inputs: [("x".into(), "cut".into())].into(),
+        target: "price".into(),
+        path: folder.file("b.parquet", parquet_of_texts()),
+    };
+    let error = folder.error(Dataset::open(&Source::Parquet(texts), &model("1"), &CLASSES, None));
+    assert_eq!(error, "b.parquet: row 1, column `cut`: expected numbers, found \"Ideal\"");
 }
