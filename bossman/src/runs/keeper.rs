@@ -10,39 +10,48 @@ use crate::run_file::{RunFile, TABLE};
 use crate::{data::atomic_file, BossManError};
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
+
+/// The copy of the model file.
+const MODEL: &str = "model.yaml";
 
 /// Writes the run as it is carried out.
 pub(crate) struct FolderKeeper {
     folder: Arc<RunFolder>,
     file: RunFile,
-    model: PathBuf,
+    /// The text of the model file, until the folder has its copy.
+    model: Option<Vec<u8>>,
     /// The workers that have joined, with their threads.
     workers: Vec<(u16, u32)>,
     planned: Option<(String, Vec<PlannedStage>, String)>,
 }
 
 impl FolderKeeper {
-    /// Keeps this folder. `file` is the run with its flags, and with absolute paths.
-    pub(crate) fn new(folder: Arc<RunFolder>, file: RunFile) -> Self {
-        let model = file.model.clone();
-        FolderKeeper { folder, file, model, workers: Vec::new(), planned: None }
+    /// Keeps this folder. `file` is the run with its flags, and with absolute paths. The model is
+    /// read now, because the user may change its file while the run lasts.
+    ///
+    /// # Errors
+    /// The model cannot be read.
+    pub(crate) fn new(folder: Arc<RunFolder>, mut file: RunFile) -> Result<Self, BossManError> {
+        let from = std::mem::replace(&mut file.model, MODEL.into());
+        let mut model = None;
+        if from != folder.file(MODEL) {
+            let has_files = crate::Model::from_file(&from)?.files().next().is_some();
+            model = Some(std::fs::read(&from).map_err(|e| BossManError::io(&from, &e))?);
+            if has_files {
+                // Their paths are relative to it.
+                file.model = from;
+            }
+        }
+        Ok(FolderKeeper { folder, file, model, workers: Vec::new(), planned: None })
     }
 
-    /// Copies the model, and names the copy in the run file. A model with files of its own stays
-    /// where it is, because its paths are relative to it.
+    /// Copies the model once.
     fn copy_model(&mut self) -> Result<(), BossManError> {
-        let copy = self.folder.file("model.yaml");
-        if self.model == copy {
-            self.file.model = "model.yaml".into();
-            return Ok(());
-        }
-        let text = std::fs::read(&self.model).map_err(|e| BossManError::io(&self.model, &e))?;
-        write(&copy, &text)?;
-        if crate::Model::from_file(&self.model)?.files().next().is_none() {
-            self.file.model = "model.yaml".into();
-        }
+        let Some(text) = &self.model else { return Ok(()) };
+        write(&self.folder.file(MODEL), text)?;
+        self.model = None;
         Ok(())
     }
 
@@ -110,18 +119,42 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    #[test]
-    fn the_address_is_there_while_the_boss_listens() {
-        let place = tempfile::tempdir().unwrap();
+    fn folder(place: &Path) -> Arc<RunFolder> {
         let folder = RunFolder::create(&RunFolderSettings {
-            runs: place.path().to_path_buf(),
+            runs: place.join("runs"),
             name: None,
             derived: RunName::parse("digits").unwrap(),
             resume_in: None,
         });
-        let folder = Arc::new(folder.unwrap());
+        Arc::new(folder.unwrap())
+    }
+
+    /// The user changes it, and deletes it, while the run lasts.
+    #[test]
+    fn the_model_is_the_one_that_the_run_began_with() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = folder(place.path());
+        let model = place.path().join("digits.yaml");
+        std::fs::copy("../examples/digits/digits.yaml", &model).unwrap();
+        let before = std::fs::read(&model).unwrap();
         let file = RunFile::from_file("../examples/digits/run.yaml").unwrap();
-        let mut keeper = FolderKeeper::new(folder.clone(), file);
+        let file = RunFile { model: model.clone(), ..file };
+        let mut keeper = FolderKeeper::new(folder.clone(), file).unwrap();
+        std::fs::write(&model, "no model").unwrap();
+        for _session in 0..2 {
+            keeper.copy_model().unwrap();
+            assert!(std::fs::read(folder.file(MODEL)).unwrap() == before);
+            std::fs::remove_file(&model).ok();
+        }
+        assert_eq!(keeper.file.model, Path::new(MODEL));
+    }
+
+    #[test]
+    fn the_address_is_there_while_the_boss_listens() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = folder(place.path());
+        let file = RunFile::from_file("../examples/digits/run.yaml").unwrap();
+        let mut keeper = FolderKeeper::new(folder.clone(), file).unwrap();
         let ended = Event::Ended { steps: 9, time: Duration::ZERO, error: None };
         let interrupted = Event::Interrupted { step: Some(3), weights: None, checkpoint: None };
         for end in [ended, interrupted] {

@@ -55,7 +55,7 @@ fn check_may_begin(
 /// there. Files of the user elsewhere are linked.
 ///
 /// # Errors
-/// A file in the folder cannot be written.
+/// A file in the folder cannot be written, or the model cannot be read.
 pub(super) fn place(
     folder: &Arc<RunFolder>,
     file: &mut RunFile,
@@ -89,7 +89,7 @@ pub(super) fn place(
         .clone()
         .with(EventLog::open(folder.file("events.jsonl"), shown)?)
         .with(TextLog::open(folder.file("log.txt"))?)
-        .with(FolderKeeper::new(folder.clone(), carried_out));
+        .with(FolderKeeper::new(folder.clone(), carried_out)?);
     Ok(())
 }
 
