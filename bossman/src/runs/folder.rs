@@ -1,12 +1,19 @@
 //! The folder of a run.
 
+use super::files::write;
 use super::live_boss::remove_port;
 use super::lock::{is_held, FolderLock};
 use super::name::RunName;
 use super::paths::{lead_to, mend_latest, replace_link, resolve_latest};
+use crate::data::bounded_file;
 use crate::BossManError;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+
+/// The file with the name under which a run began, without a number.
+const NAME: &str = "name";
+/// The most bytes of that file.
+const MAX_BYTES: u64 = 1024;
 
 /// Where a run's folder goes.
 #[derive(Clone, Debug)]
@@ -40,12 +47,13 @@ impl RunFolder {
         std::fs::create_dir_all(runs).map_err(|e| BossManError::io(runs, &e))?;
         let mut number = match name {
             Some(_) => 1,
-            None => newest_number(runs, derived)?.map_or(1, |newest| newest + 1),
+            None => numbers(runs, derived)?.last().map_or(1, |newest| newest.saturating_add(1)),
         };
+        let base = name.as_ref().unwrap_or(derived);
         loop {
-            let path = runs.join(name.as_ref().unwrap_or(derived).numbered(number).to_string());
+            let path = runs.join(base.numbered(number).to_string());
             match std::fs::create_dir(&path) {
-                Ok(()) => return Self::lock(path, true),
+                Ok(()) => return Self::begin(path, base),
                 Err(e) if e.kind() == ErrorKind::AlreadyExists && name.is_some() => {
                     let problem = "is the folder of another run; go on in it with --resume, or \
                                    choose another --name";
@@ -58,10 +66,17 @@ impl RunFolder {
         }
     }
 
+    /// Locks a new folder, and notes the name of its run.
+    fn begin(path: PathBuf, name: &RunName) -> Result<Self, BossManError> {
+        let folder = Self::lock(path, true)?;
+        let noted = write(&folder.file(NAME), name.to_string().as_bytes());
+        noted.inspect_err(|_| folder.discard()).map(|()| folder)
+    }
+
     /// Locks the newest folder of the name, to go on in it. `None` if there is none.
     ///
     /// # Errors
-    /// The folder cannot be read, or another process trains in it.
+    /// The folder cannot be read, or another process trains in it, or it may be another run's.
     pub fn newest(settings: &RunFolderSettings) -> Result<Option<Self>, BossManError> {
         if let Some(path) = &settings.resume_in {
             return Self::lock(resolve_latest(path), false).map(Some);
@@ -69,10 +84,7 @@ impl RunFolder {
         let RunFolderSettings { runs, name, derived, .. } = settings;
         let path = match name {
             Some(name) => Some(runs.join(name.to_string())).filter(|path| path.is_dir()),
-            None => {
-                let newest = newest_number(runs, derived)?;
-                newest.map(|number| runs.join(derived.numbered(number).to_string()))
-            }
+            None => newest_begun(runs, derived)?,
         };
         path.map(|path| Self::lock(path, false)).transpose()
     }
@@ -173,18 +185,42 @@ fn move_file(from: &Path, to: &Path) -> std::io::Result<()> {
     }
 }
 
-/// The highest number of a folder of this name.
-fn newest_number(runs: &Path, name: &RunName) -> Result<Option<u64>, BossManError> {
+/// The numbers of all folders of this name. They ascend.
+fn numbers(runs: &Path, name: &RunName) -> Result<Vec<u64>, BossManError> {
     let entries = match std::fs::read_dir(runs) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(|e| BossManError::io(runs, &e))?,
     };
-    let mut newest = None;
+    let mut numbers = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|e| BossManError::io(runs, &e))?;
-        newest = newest.max(entry.file_name().to_str().and_then(|folder| name.number_of(folder)));
+        numbers.extend(entry.file_name().to_str().and_then(|folder| name.number_of(folder)));
     }
-    Ok(newest)
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// The newest folder of a run that began under this name. `digits-2` may also be the first run of
+/// `digits-2.yaml`, and is that of `digits` only if it says so.
+fn newest_begun(runs: &Path, name: &RunName) -> Result<Option<PathBuf>, BossManError> {
+    let expected = name.to_string();
+    for number in numbers(runs, name)?.into_iter().rev() {
+        let path = runs.join(name.numbered(number).to_string());
+        match bounded_file::read(&path.join(NAME), MAX_BYTES)? {
+            Some(began_as) if began_as.trim_ascii() != expected.as_bytes() => {}
+            None if number > 1 => {
+                let problem = format!(
+                    "may be no run of {expected}, because it has no file `{NAME}`; go on in it \
+                     with `bossman train {} --resume`, or write {expected} into {}",
+                    path.display(),
+                    path.join(NAME).display()
+                );
+                return Err(BossManError::file(&path, problem));
+            }
+            _ => return Ok(Some(path)),
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -237,6 +273,36 @@ mod tests {
         drop(again);
         assert!(RunFolder::delete(&path).unwrap());
         assert!(RunFolder::newest(&runs).unwrap().is_none());
+    }
+
+    /// `digits-2` is the second run of digits.yaml, or the first one of digits-2.yaml.
+    #[test]
+    fn a_run_goes_on_only_where_its_name_began() {
+        let place = tempfile::tempdir().unwrap();
+        let of = |name: &str| {
+            let derived = RunName::parse(name).unwrap();
+            RunFolderSettings { derived, ..settings(place.path(), None) }
+        };
+        let newest = |name: &str| {
+            RunFolder::newest(&of(name)).map(|found| found.map(|of| name_of(&of).to_string()))
+        };
+        drop(RunFolder::create(&of("digits")).unwrap());
+        drop(RunFolder::create(&of("digits-2")).unwrap());
+        assert_eq!(newest("digits").unwrap().unwrap(), "digits");
+        // No folder is used by two runs.
+        drop(RunFolder::create(&of("digits")).unwrap());
+        assert_eq!(newest("digits").unwrap().unwrap(), "digits-3");
+        assert_eq!(newest("digits-3").unwrap(), None);
+        assert_eq!(newest("digits-2").unwrap().unwrap(), "digits-2");
+
+        // Folders that were made before the file was.
+        std::fs::remove_file(place.path().join("digits-3").join(NAME)).unwrap();
+        assert_eq!(newest("digits-3").unwrap().unwrap(), "digits-3");
+        let unknown = newest("digits").unwrap_err().to_string();
+        assert!(unknown.contains("may be no run of digits,"), "{unknown}");
+        assert!(unknown.contains("digits-3 --resume`"), "{unknown}");
+        std::fs::write(place.path().join("digits-3").join(NAME), "digits\n").unwrap();
+        assert_eq!(newest("digits").unwrap().unwrap(), "digits-3");
     }
 
     #[test]

@@ -1,16 +1,15 @@
 //! Keeps a run's folder up to date: `run.yaml`, `model.yaml`, the address of the boss, and the link
 //! to the newest run.
 
+use super::files::write;
 use super::live_boss::{remove_port, write_port};
 use super::owner::mark_as_own;
 use super::RunFolder;
 use crate::events::{Event, Observer, PlannedStage};
 use crate::receipt::RECEIPT;
 use crate::run_file::{RunFile, TABLE};
-use crate::{data::atomic_file, BossManError};
+use crate::BossManError;
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::Path;
 use std::sync::Arc;
 
 /// The copy of the model file.
@@ -78,12 +77,6 @@ impl FolderKeeper {
     }
 }
 
-fn write(path: &Path, bytes: &[u8]) -> Result<(), BossManError> {
-    let mut file = atomic_file::create(path)?;
-    file.write_all(bytes).map_err(|e| BossManError::io(path, &e))?;
-    atomic_file::commit(path, file)
-}
-
 impl Observer for FolderKeeper {
     fn on_event(&mut self, event: &Event) -> Result<(), BossManError> {
         match event {
@@ -117,6 +110,7 @@ impl Observer for FolderKeeper {
 mod tests {
     use super::super::{LiveBoss, RunFolderSettings, RunName};
     use super::*;
+    use std::path::Path;
     use std::time::Duration;
 
     fn folder(place: &Path) -> Arc<RunFolder> {

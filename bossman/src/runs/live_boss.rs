@@ -1,14 +1,14 @@
 //! The boss that trains in a run's folder: whether there is one, and where it listens.
 
+use super::files::write;
 use super::lock::is_held;
 use super::name::LATEST;
 use super::paths::{is_run_folder, resolve_latest};
-use crate::data::atomic_file;
 use crate::output::printable;
 use crate::BossManError;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 /// The file with the address at which the boss listens. It is stale if nobody holds the lock.
@@ -81,9 +81,7 @@ pub(super) fn write_port(folder: &Path, port: u16) -> Result<(), BossManError> {
     let path = folder.join(ADDRESS);
     let address = Address { machine: this_machine(), port };
     let text = serde_json::to_vec(&address).map_err(|e| BossManError::file(&path, e))?;
-    let mut file = atomic_file::create(&path)?;
-    file.write_all(&text).map_err(|e| BossManError::io(&path, &e))?;
-    atomic_file::commit(&path, file)
+    write(&path, &text)
 }
 
 /// Removes the address of a boss that has ended.

@@ -10,9 +10,11 @@
 //! A folder holds `run.yaml` (the run as carried out), `model.yaml`, `weights.safetensors`,
 //! `weights.best.safetensors`, `metrics.jsonl`, `events.jsonl`, `log.txt` and `checkpoints/`. A
 //! file that the user put elsewhere is there as a link. No file of it holds the join ticket. The
-//! file `owner` tells whose run it is: somebody else's is input.
+//! file `owner` tells whose run it is: somebody else's is input. The file `name` tells under which
+//! name it began.
 
 mod event_log;
+mod files;
 mod folder;
 mod keeper;
 mod live_boss;

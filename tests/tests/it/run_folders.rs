@@ -78,6 +78,7 @@ async fn a_run_leaves_everything_in_its_folder() {
             "log.txt",
             "metrics.jsonl",
             "model.yaml",
+            "name",
             "owner",
             "receipt.json",
             "run.yaml",
