@@ -4,6 +4,7 @@ use super::files::write;
 use super::live_boss::remove_port;
 use super::lock::{is_held, FolderLock};
 use super::name::RunName;
+use super::owner::check_may_write;
 use super::paths::{lead_to, mend_latest, replace_link, resolve_latest};
 use crate::data::bounded_file;
 use crate::BossManError;
@@ -76,10 +77,13 @@ impl RunFolder {
     /// Locks the newest folder of the name, to go on in it. `None` if there is none.
     ///
     /// # Errors
-    /// The folder cannot be read, or another process trains in it, or it may be another run's.
+    /// The folder cannot be read, may be another run's, has links out of it that are not this
+    /// user's, or another process trains in it.
     pub fn newest(settings: &RunFolderSettings) -> Result<Option<Self>, BossManError> {
         if let Some(path) = &settings.resume_in {
-            return Self::lock(resolve_latest(path), false).map(Some);
+            let path = resolve_latest(path);
+            check_may_write(&path)?;
+            return Self::lock(path, false).map(Some);
         }
         let RunFolderSettings { runs, name, derived, .. } = settings;
         let path = match name {

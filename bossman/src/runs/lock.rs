@@ -29,6 +29,7 @@ impl FolderLock {
     pub(super) fn take(folder: &Path) -> Result<Self, BossManError> {
         let place = folder.join(LOCK);
         let fault = |e: std::io::Error| BossManError::io(&place, &e);
+        check_is_file(&place)?;
         let mut lock = File::options()
             .read(true)
             .write(true)
@@ -48,13 +49,25 @@ impl FolderLock {
             }
         }
         // A process that prunes runs deletes a folder while it holds its lock.
-        let (locked, there) = (lock.metadata().map_err(fault)?, place.metadata());
+        let (locked, there) = (lock.metadata().map_err(fault)?, place.symlink_metadata());
         if !there.is_ok_and(|there| is_same_file(&locked, &there)) {
             return Err(BossManError::file(folder, "was deleted a moment ago"));
         }
         lock.set_len(0).map_err(fault)?;
         write!(lock, "{}", std::process::id()).map_err(fault)?;
         Ok(FolderLock { _lock: lock })
+    }
+}
+
+/// Checks that the lock, if it is there, is neither a link nor a pipe, which somebody else may have
+/// put into the folder.
+fn check_is_file(place: &Path) -> Result<(), BossManError> {
+    match place.symlink_metadata() {
+        Ok(there) if !there.is_file() => {
+            let problem = "is a link or no file, and is neither read nor written; delete it";
+            Err(BossManError::file(place, problem))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -87,6 +100,7 @@ pub(super) enum Holder {
 pub(super) fn holder(folder: &Path) -> Result<Holder, BossManError> {
     let place = folder.join(LOCK);
     let fault = |e: std::io::Error| BossManError::io(&place, &e);
+    check_is_file(&place)?;
     let lock = match File::open(&place) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Holder::Nobody),
         lock => lock.map_err(fault)?,
@@ -159,6 +173,23 @@ mod tests {
             ended.store(true, Ordering::Relaxed);
             assert!(refused.is_none(), "{refused:?}");
         });
+    }
+
+    /// Somebody else's folder may lead to a file of this user, which would be emptied.
+    #[test]
+    fn a_lock_that_is_a_link_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("precious");
+        std::fs::write(&file, "kept").unwrap();
+        for target in [file.as_path(), Path::new("nowhere"), Path::new("/dev/null")] {
+            let folder = tempfile::tempdir().unwrap();
+            std::os::unix::fs::symlink(target, folder.path().join(LOCK)).unwrap();
+            for refused in [FolderLock::take(folder.path()).err(), holder(folder.path()).err()] {
+                let refused = refused.unwrap().to_string();
+                assert!(refused.contains("lock: is a link or no file"), "{refused}");
+            }
+        }
+        assert_eq!(std::fs::read(&file).unwrap(), b"kept");
     }
 
     /// A run that starts in a folder while it is pruned would lose everything.

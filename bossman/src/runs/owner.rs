@@ -1,6 +1,7 @@
 //! Whose run a folder holds. A folder from somebody else is input: a command reads nothing outside
 //! it that only its run file names.
 
+use super::files::write;
 use crate::data::{DataError, Source, Tokenizer};
 use crate::run_file::{RunFile, Validation};
 use crate::BossManError;
@@ -25,8 +26,7 @@ const MAX_FILES: usize = 1_000_000;
 /// The user's key cannot be read or made, or the mark cannot be written.
 pub(super) fn mark_as_own(folder: &Path, run_file: &[u8]) -> Result<(), BossManError> {
     let mark = link::Identity::load_or_create()?.ticket().mark(run_file);
-    let path = folder.join(OWNER);
-    std::fs::write(&path, mark).map_err(|e| BossManError::io(&path, &e))
+    write(&folder.join(OWNER), mark.as_bytes())
 }
 
 /// Whether this user's bossman wrote the run file of a folder, and nobody changed it since.
@@ -61,7 +61,11 @@ pub enum Reads {
 /// A path leads out of the folder. The error names it.
 pub fn check_stays_inside(folder: &Path, file: &RunFile, reads: Reads) -> Result<(), BossManError> {
     let inside = Inside::of(folder)?;
-    inside.check_links(folder)?;
+    if let Some(link) = inside.link_out(folder)? {
+        let problem = "is a link out of this folder. Your bossman did not write the folder's run \
+                       file, so nothing else is read; --trust follows it";
+        return Err(BossManError::file(&link, problem));
+    }
     inside.check("model", &file.model)?;
     let mut graph = LayerGraph::from_file(&file.model)?;
     for layer_file in graph.files_mut() {
@@ -87,6 +91,25 @@ pub fn check_stays_inside(folder: &Path, file: &RunFile, reads: Reads) -> Result
     match file.tokenizer.as_ref().map(|text| &text.tokenizer) {
         Some(Tokenizer::File(path)) if reads == Reads::Data => inside.check("tokenizer", path),
         _ => Ok(()),
+    }
+}
+
+/// Checks that a run may go on in a folder: that it is this user's, or that no link in it leads
+/// out of it, to where the run would write.
+///
+/// # Errors
+/// A link leads out of the folder. The error names it.
+pub(super) fn check_may_write(folder: &Path) -> Result<(), BossManError> {
+    if is_own(folder)? {
+        return Ok(());
+    }
+    match Inside::of(folder)?.link_out(folder)? {
+        None => Ok(()),
+        Some(link) => {
+            let problem = "is a link out of this folder. Your bossman did not write the folder's \
+                           run file, so no run writes through it: delete the link";
+            Err(BossManError::file(&link, problem))
+        }
     }
 }
 
@@ -129,8 +152,9 @@ impl Inside {
         Ok(source.with_paths(&check).map(drop)?)
     }
 
-    /// Checks every link in the folder. Files that the run file names are below it.
-    fn check_links(&self, folder: &Path) -> Result<(), BossManError> {
+    /// The first link in the folder that leads out of it. Files that the run file names are below
+    /// the folder.
+    fn link_out(&self, folder: &Path) -> Result<Option<PathBuf>, BossManError> {
         let (mut folders, mut files) = (vec![folder.to_path_buf()], 0);
         while let Some(folder) = folders.pop() {
             let fault = |e: std::io::Error| BossManError::io(&folder, &e);
@@ -145,13 +169,11 @@ impl Inside {
                 if kind.is_dir() {
                     folders.push(entry.path());
                 } else if kind.is_symlink() && !self.has(&entry.path()) {
-                    let problem = "is a link out of this folder. Your bossman did not write the \
-                                   folder's run file, so nothing else is read; --trust follows it";
-                    return Err(BossManError::file(&entry.path(), problem));
+                    return Ok(Some(entry.path()));
                 }
             }
         }
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -188,6 +210,17 @@ mod tests {
             }
         }
         layers("Constant: {path: c.safetensors, tensor: t, shape: 2}").unwrap();
+    }
+
+    /// A run would empty or extend the file.
+    #[test]
+    fn no_run_writes_out_of_somebody_elses_folder() {
+        let (place, _) = folder();
+        let folder = place.path();
+        check_may_write(folder).unwrap();
+        std::os::unix::fs::symlink("/etc/hostname", folder.join("log.txt")).unwrap();
+        let refused = check_may_write(folder).unwrap_err().to_string();
+        assert!(refused.contains("log.txt: is a link out of this folder"), "{refused}");
     }
 
     #[test]
