@@ -108,7 +108,7 @@ fn row(run: &RunSummary) -> [String; 8] {
         state => state.to_string(),
     };
     [
-        run.name.clone(),
+        safe(&run.name),
         state,
         steps,
         run.loss.map_or("-".into(), |loss| format!("{loss:.4}")),
@@ -121,13 +121,14 @@ fn row(run: &RunSummary) -> [String; 8] {
 
 /// The beginning of a text, safe for the terminal.
 fn short(text: &str) -> String {
-    let safe: String =
-        text.chars().take(60).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if safe.len() < text.len() {
-        safe + "..."
-    } else {
-        safe
-    }
+    let begin: String = text.chars().take(60).collect();
+    let end = if begin.len() < text.len() { "..." } else { "" };
+    safe(&begin).replace('\n', " ") + end
+}
+
+/// Lines of somebody else's run, safe for the terminal.
+fn safe(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
 }
 
 impl Log {
@@ -142,7 +143,7 @@ impl Log {
             let lasts = self.follow && is_running(&folder)?;
             while let Some(line) = reader.next_line()? {
                 let has_reader = match self.json {
-                    true => output::print_line(&line)?,
+                    true => output::print_line(&safe(&line))?,
                     false => shown.show(&line)?,
                 };
                 if !has_reader {
@@ -180,15 +181,12 @@ impl Shown {
         };
         let (begin, first) = *self.begin.get_or_insert((Instant::now(), logged.time));
         let after = Duration::try_from_secs_f64(logged.time - first).unwrap_or_default();
-        let mut lines: Vec<String> = self
-            .console
-            .lines(&logged.event, begin + after)
-            .iter()
-            .map(|l| l.text().into())
-            .collect();
+        let now = begin.checked_add(after).unwrap_or(begin);
+        let lines = self.console.lines(&logged.event, now);
+        let mut lines: Vec<String> = lines.iter().map(|line| line.text().into()).collect();
         lines.extend(end_of(&logged.event));
         for line in lines {
-            if !output::print_line(&format!("{:9.1} s  {line}", after.as_secs_f64()))? {
+            if !output::print_line(&safe(&format!("{:9.1} s  {line}", after.as_secs_f64())))? {
                 return Ok(false);
             }
         }
@@ -213,5 +211,25 @@ fn end_of(event: &Event) -> Option<String> {
         Event::Interrupted { .. } => Some("interrupted".into()),
         Event::Tested { validation } => Some(format!("test {}", validation.score)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The log may be somebody else's.
+    #[test]
+    fn a_log_of_any_numbers_and_characters_is_shown() {
+        let mut shown = Shown::new();
+        let started = "\"event\":\"started\",\"steps\":18446744073709551615,\"done\":0,\
+                       \"from\":null,\"microbatches\":2,\"metrics_bytes\":0";
+        let step = "\"event\":\"step\",\"step\":1,\"loss\":0.5,\"samples\":18446744073709551615,\
+                    \"tokens\":null,\"step_ms\":1.0,\"lr\":null,\"grad_norm\":null";
+        for (time, event) in [(0.0, started), (1e9, step), (1e19, step), (1e300, step)] {
+            assert!(shown.show(&format!("{{\"time\":{time},\"version\":1,{event}}}")).unwrap());
+        }
+        assert_eq!(safe("a\u{1b}[2J\r\n\u{9b}b"), "a [2J \n b");
+        assert_eq!(short(&"\n".repeat(61)), " ".repeat(60) + "...");
     }
 }

@@ -205,7 +205,7 @@ impl Steps {
 
     /// Shows a step. Returns the line that is due without a bar.
     fn step(&mut self, report: &StepReport, now: Instant) -> Option<String> {
-        self.items += report.tokens.unwrap_or(report.samples);
+        self.items = self.items.saturating_add(report.tokens.unwrap_or(report.samples));
         let newest = f64::from(report.loss);
         // A mean that includes NaN, for example of a skipped step, would stay NaN.
         let loss = match self.loss {
@@ -225,7 +225,7 @@ impl Steps {
             return None;
         }
         let is_due = now - self.last_line >= LINE_EVERY
-            || report.step == self.done + 1
+            || report.step == self.done.saturating_add(1)
             || report.step == self.steps;
         if !is_due {
             return None;
@@ -233,7 +233,8 @@ impl Steps {
         self.last_line = now;
         let left = self.steps.saturating_sub(report.step) as f64;
         let here = report.step.saturating_sub(self.done).max(1) as f64;
-        let left = HumanDuration(elapsed.mul_f64(left / here));
+        let left = Duration::try_from_secs_f64(elapsed.as_secs_f64() * (left / here));
+        let left = HumanDuration(left.unwrap_or(Duration::MAX));
         Some(format!("step {}/{}  {text}  {left} left", report.step, self.steps))
     }
 }

@@ -1,13 +1,12 @@
 //! The boss that trains in a run's folder: whether there is one, and where it listens.
 
-use super::files::write;
+use super::files::{open, write};
 use super::lock::is_held;
 use super::name::LATEST;
 use super::paths::{is_run_folder, resolve_latest};
 use crate::output::printable;
 use crate::BossManError;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
@@ -56,10 +55,7 @@ impl LiveBoss {
             return Ok(LiveBoss::Nobody);
         }
         let path = folder.join(ADDRESS);
-        let file = match File::open(&path) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(LiveBoss::Silent),
-            file => file.map_err(|e| BossManError::io(&path, &e))?,
-        };
+        let Some(file) = open(&path)? else { return Ok(LiveBoss::Silent) };
         let mut bytes = Vec::new();
         file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(|e| BossManError::io(&path, &e))?;
         let wrong = |e: serde_json::Error| {

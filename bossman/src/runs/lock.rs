@@ -1,8 +1,9 @@
 //! The lock of a run's folder. One process trains there, and others can see which.
 
+use super::files::open;
 use crate::BossManError;
 use std::fs::{File, Metadata, TryLockError};
-use std::io::{ErrorKind, Read, Seek, Write};
+use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -101,10 +102,7 @@ pub(super) fn holder(folder: &Path) -> Result<Holder, BossManError> {
     let place = folder.join(LOCK);
     let fault = |e: std::io::Error| BossManError::io(&place, &e);
     check_is_file(&place)?;
-    let lock = match File::open(&place) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Holder::Nobody),
-        lock => lock.map_err(fault)?,
-    };
+    let Some(lock) = open(&place)? else { return Ok(Holder::Nobody) };
     match lock.try_lock_shared() {
         Ok(()) => Ok(Holder::Nobody),
         Err(TryLockError::WouldBlock) => Ok(Holder::Process(pid(&lock))),

@@ -1,13 +1,12 @@
 //! Whose run a folder holds. A folder from somebody else is input: a command reads nothing outside
 //! it that only its run file names.
 
-use super::files::write;
+use super::files::{open, write};
 use crate::data::{DataError, Source, Tokenizer};
 use crate::run_file::{RunFile, Validation};
 use crate::BossManError;
 
 use layerspec::LayerGraph;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -39,7 +38,7 @@ pub fn is_own(folder: &Path) -> Result<bool, BossManError> {
     };
     let read = |name| {
         let mut bytes = Vec::new();
-        let file = File::open(folder.join(name)).ok()?;
+        let file = open(&folder.join(name)).ok()??;
         file.take(MAX_BYTES).read_to_end(&mut bytes).ok().map(|_| bytes)
     };
     let (Some(run_file), Some(mark)) = (read(RUN), read(OWNER)) else { return Ok(false) };

@@ -1,11 +1,12 @@
 //! Reads `events.jsonl`, also while it grows.
 
 use super::event_log::VERSION;
+use super::files::open;
 use crate::events::Event;
 use crate::BossManError;
 use serde::Deserialize;
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 /// The most bytes of a line. A longer one is not ours.
@@ -45,14 +46,9 @@ impl EventReader {
     /// The file cannot be read.
     pub fn open(folder: &Path) -> Result<Option<Self>, BossManError> {
         let path = folder.join("events.jsonl");
-        match File::open(&path) {
-            Ok(file) => {
-                let (file, partial) = (BufReader::new(file), Vec::new());
-                Ok(Some(EventReader { path, file, partial }))
-            }
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(BossManError::io(&path, &e)),
-        }
+        let Some(file) = open(&path)? else { return Ok(None) };
+        let (file, partial) = (BufReader::new(file), Vec::new());
+        Ok(Some(EventReader { path, file, partial }))
     }
 
     /// The next whole line. `None` at the end so far; later there may be more.

@@ -4,12 +4,16 @@ use super::lock::{holder, taken_at, Holder};
 use super::paths::is_run_folder;
 use super::EventReader;
 use crate::events::Event;
+use crate::output::{printable, warn};
 use crate::run_file::RunFile;
 use crate::{BossManError, ValidationResult};
 use serde::Serialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+
+/// The most characters of a warning.
+const MAX_WARNING: usize = 1000;
 
 /// The state of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -131,10 +135,11 @@ impl RunSummary {
         Ok(run)
     }
 
-    /// Reads all runs in a folder of run folders, the one that changed last first.
+    /// Reads all runs in a folder of run folders, the one that changed last first. Warns of a run
+    /// that cannot be read.
     ///
     /// # Errors
-    /// The folder, or a file of a run, cannot be read.
+    /// The folder cannot be read.
     pub fn list(runs: &Path) -> Result<Vec<Self>, BossManError> {
         let fault = |e: std::io::Error| BossManError::io(runs, &e);
         let mut found = Vec::new();
@@ -143,7 +148,10 @@ impl RunSummary {
             // `latest` is a link to one of the others.
             let is_run = is_run_folder(&path) || path.join("events.jsonl").is_file();
             if is_run && !path.is_symlink() {
-                found.push(RunSummary::read(&path)?);
+                match RunSummary::read(&path) {
+                    Ok(run) => found.push(run),
+                    Err(error) => warn(&printable(&format!("warning: {error}"), MAX_WARNING)),
+                }
             }
         }
         found.sort_by(|a, b| b.changed.cmp(&a.changed).then_with(|| a.name.cmp(&b.name)));
@@ -249,6 +257,18 @@ mod tests {
             let found = RunSummary::of_ended(folder.path()).unwrap();
             assert_eq!(found.map(|run| run.state), state, "{lines:?}");
         }
+    }
+
+    #[test]
+    fn a_run_that_cannot_be_read_hides_no_other() {
+        let runs = tempfile::tempdir().unwrap();
+        for name in ["a", "b"] {
+            std::fs::create_dir(runs.path().join(name)).unwrap();
+            write_log(&runs.path().join(name), &[]);
+        }
+        std::fs::create_dir(runs.path().join("b/lock")).unwrap();
+        let found = RunSummary::list(runs.path()).unwrap();
+        assert_eq!(found.iter().map(|run| &*run.name).collect::<Vec<_>>(), ["a"]);
     }
 
     #[test]
