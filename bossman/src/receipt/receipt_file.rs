@@ -183,6 +183,10 @@ impl Receipt {
         if receipt.hash().map_err(no_receipt)? != receipt.sha256 {
             return Err("was changed: its content does not have the SHA-256 at its end".into());
         }
+        let is_written = |name: &String| [LAST_WEIGHTS, BEST_WEIGHTS].contains(&name.as_str());
+        if let Some(name) = receipt.weights.keys().find(|name| !is_written(name)) {
+            return Err(format!("names the weights {name:?}, which no run writes into its folder"));
+        }
         let ascends = receipt.digests.windows(2).all(|pair| pair[0].step < pair[1].step);
         if !ascends || receipt.digests.iter().any(|digest| digest.step > receipt.steps) {
             return Err("has digests out of their order".into());
@@ -247,5 +251,23 @@ pub(crate) fn example() -> Receipt {
         changes: vec![Change { session: 0, after: 3, worker: None, change: ChangeKind::Lost }],
         digests: vec![StepDigest { step: 9, digest: "00".into(), metrics: Some(hashed()) }],
         sha256: String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Verification reads the files that it names.
+    #[test]
+    fn a_receipt_names_no_files_elsewhere() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["../../x.safetensors", "/dev/zero", "run.yaml"] {
+            let weights = BTreeMap::from([(name.to_string(), 9)]);
+            Receipt { weights, ..example() }.write(folder.path()).unwrap();
+            let refused = Receipt::read(folder.path()).unwrap_err().to_string();
+            let problem = format!("receipt.json: names the weights {name:?}");
+            assert!(refused.contains(&problem), "{refused}");
+        }
     }
 }
