@@ -17,7 +17,8 @@ Examples:
   bossman verify runs/latest                three parts, drawn at random
   bossman verify runs/digits --all          all of the run
 
-Exit codes: 0 nothing differs; 1 something differs, and standard error names it.")]
+Exit codes: 0 nothing differs; 1 something differs or no part can be repeated, and standard error \
+says what.")]
 pub(crate) struct Verify {
     /// The folder of a run.
     run: PathBuf,
@@ -95,7 +96,7 @@ async fn verify(
         output::print_line(&format!("{window} ({} steps): {problem}", window.steps()))?;
     }
     let seed = RandomState::new().build_hasher().finish();
-    for window in draw(&windows, count, seed) {
+    for window in draw(&windows, count, seed)? {
         let repeated = verification.repeat(&window, settings).await?;
         if let Some(difference) = &repeated.difference {
             output::warn(&format!("differs: {window}: {difference}"));

@@ -1,5 +1,6 @@
 //! The parts of a run that can be repeated.
 
+use crate::BossManError;
 use rand::seq::SliceRandom;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -77,13 +78,25 @@ pub(super) fn windows(
 }
 
 /// Draws windows that can be repeated: `count` of them, or all. They keep their order.
-pub fn draw(windows: &[Window], count: Option<usize>, seed: u64) -> Vec<Window> {
+///
+/// # Errors
+/// None can be repeated, and `count` is not 0.
+pub fn draw(
+    windows: &[Window],
+    count: Option<usize>,
+    seed: u64,
+) -> Result<Vec<Window>, BossManError> {
     let mut places: Vec<usize> =
         (0..windows.len()).filter(|place| windows[*place].problem.is_none()).collect();
+    if places.is_empty() && count != Some(0) {
+        let problem = "no part of the run can be repeated, so hashes alone show nothing of its \
+                       results; compare them alone with --windows 0";
+        return Err(BossManError::Usage(problem.into()));
+    }
     places.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
     places.truncate(count.unwrap_or(usize::MAX));
     places.sort();
-    places.into_iter().map(|place| windows[place].clone()).collect()
+    Ok(places.into_iter().map(|place| windows[place].clone()).collect())
 }
 
 #[cfg(test)]
@@ -107,11 +120,20 @@ mod tests {
     fn drawn_windows_can_be_repeated_and_are_in_order() {
         let digests: Vec<u64> = (1..=20).collect();
         let all = windows(&digests, &digests, Some("no weights".into()));
-        let drawn = draw(&all, Some(5), 7);
+        let drawn = draw(&all, Some(5), 7).unwrap();
         assert_eq!(drawn.len(), 5);
         assert!(drawn.windows(2).all(|pair| pair[0].to < pair[1].to));
         assert!(drawn.iter().all(|window| window.problem.is_none()));
-        assert_ne!(drawn, draw(&all, Some(5), 8));
-        assert_eq!(draw(&all, None, 7).len(), 19);
+        assert_ne!(drawn, draw(&all, Some(5), 8).unwrap());
+        assert_eq!(draw(&all, None, 7).unwrap().len(), 19);
+
+        // A run whose parts cannot be repeated is not as good as verified.
+        for windows in [&all[..1], &[]] {
+            for count in [None, Some(3)] {
+                let refused = draw(windows, count, 7).unwrap_err().to_string();
+                assert!(refused.contains("no part of the run can be repeated"), "{refused}");
+            }
+            assert!(draw(windows, Some(0), 7).unwrap().is_empty());
+        }
     }
 }
