@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! source -> csv, jsonl, parquet, idx, npy, npz, safetensors, images, text, pairs
-//!              |  plain_or_gzip, csv_records, spool: large copies  tokens: tokenizers  element: types
+//!              |  plain_or_gzip, csv_records, spool: copies  tokens: tokenizers  element: types
 //!              v
 //!           column (array_column, images, token_pairs) -> converted_column -> normalize, finite
 //!              |

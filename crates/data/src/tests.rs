@@ -13,9 +13,8 @@ use tch::{Kind, Tensor};
 
 /// Makes a model with one input of this shape after the batch, and of this dtype.
 pub(super) fn model_of(dtype: &str, shape: &str) -> LayerGraph {
-    let text = format!(
-        "{{model: m, inputs: {{x: {{shape: [batch, {shape}], dtype: {dtype}}}}}, layers: [Identity]}}"
-    );
+    let input = format!("{{shape: [batch, {shape}], dtype: {dtype}}}");
+    let text = format!("{{model: m, inputs: {{x: {input}}}, layers: [Identity]}}");
     LayerGraph::from_yaml(&text, "model").unwrap()
 }
 

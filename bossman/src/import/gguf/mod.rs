@@ -27,8 +27,8 @@ pub(crate) fn is_named(path: &Path) -> bool {
 }
 
 /// Writes `config.json`, `model.safetensors` and, if its kind is known, `tokenizer.json` and
-/// `tokenizer_config.json` for a GGUF file into a folder that is there. Numbers of fewer bits become
-/// single precision, which changes none of them.
+/// `tokenizer_config.json` for a GGUF file into a folder that is there. Numbers of fewer bits
+/// become single precision, which changes none of them.
 ///
 /// # Errors
 /// The file is damaged, or its model has no counterpart in transformers that BossMan knows.

@@ -131,11 +131,13 @@ pub struct RecoveryCost {
 impl fmt::Display for RecoveryCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
+        // The times may be those of somebody else's log.
+        let all = self.rejoin.saturating_add(self.restore).saturating_add(self.recompute);
         write!(
             f,
             "recovery: repeated {} in {}: {} to rejoin, {} to restore, {} to recompute",
             self.repeated,
-            seconds(self.rejoin + self.restore + self.recompute),
+            seconds(all),
             seconds(self.rejoin),
             seconds(self.restore),
             seconds(self.recompute)
