@@ -1,5 +1,6 @@
 //! The flags for workers, and work that Ctrl-C and SIGTERM end.
 
+use super::exit_now;
 use anyhow::Result;
 use bossman::fleet::FleetSettings;
 use bossman::output;
@@ -80,6 +81,9 @@ struct Signals {
     terminate: tokio::signal::unix::Signal,
 }
 
+/// How long work has to look at a signal.
+const UNHEARD: Duration = Duration::from_secs(1);
+
 /// The exit codes of shells: 128 and the number of the signal.
 const INTERRUPTED: u8 = 130;
 #[cfg(unix)]
@@ -119,13 +123,25 @@ pub(crate) fn until_interrupted<T>(
     on_interrupt: &'static str,
     work: impl Future<Output = Result<T, BossManError>>,
 ) -> Result<T> {
-    runtime()?.block_on(async {
-        let mut signals = Signals::new()?;
+    let runtime = runtime()?;
+    let result = runtime.block_on(async {
+        let (mut signals, mut again) = (Signals::new()?, Signals::new()?);
+        let interrupted = |code| Interrupted { code, text: on_interrupt.into() };
+        // Work that hashes files looks at no signal for long.
+        tokio::spawn(async move {
+            let code = again.next().await;
+            tokio::time::sleep(UNHEARD).await;
+            output::warn(&format!("bossman: {}", interrupted(code)));
+            exit_now(code);
+        });
         tokio::select! {
             result = work => Ok(result?),
-            code = signals.next() => Err(Interrupted { code, text: on_interrupt.into() }.into()),
+            code = signals.next() => Err(interrupted(code).into()),
         }
-    })
+    });
+    // Files that are still read are not waited for.
+    runtime.shutdown_background();
+    result
 }
 
 /// Runs work until its end. The first signal asks it to stop well, for which it has the time

@@ -46,7 +46,6 @@ impl Verify {
             anyhow::bail!("{}: is a file; name the folder of a run", self.run.display());
         };
         let verification = Verification::open(&folder, file)?;
-        output::print_line(&described(verification.receipt()))?;
         let settings = RepeatSettings {
             workers: self.local.into(),
             allow_torchscript: self.allow_torchscript,
@@ -68,6 +67,7 @@ async fn verify(
     count: Option<usize>,
     settings: &RepeatSettings,
 ) -> Result<bool, BossManError> {
+    output::print_line(&described(verification.receipt()))?;
     let exactness = verification.exactness();
     if let Exactness::Nothing { why } = &exactness {
         output::print_line(&format!("only hashes are compared: {why}"))?;

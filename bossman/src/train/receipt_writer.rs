@@ -8,7 +8,11 @@ use crate::runs::RunFolder;
 use crate::train::prepared::Prepared;
 use crate::BossManError;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::oneshot;
+
+/// How long the end of a run that is not done waits for the hashes.
+const HARDLY: Duration = Duration::from_secs(2);
 
 /// Writes the receipt of a run with a folder. A run goes on without a receipt that cannot be
 /// written.
@@ -39,9 +43,11 @@ impl ReceiptWriter {
         ReceiptWriter { folder, events, hashed }
     }
 
-    /// Writes the receipt of what the run has done so far.
-    pub(super) async fn write(self) {
-        self.hashed.await.ok();
+    /// Writes the receipt of what the run has done so far. A run that failed or was interrupted
+    /// hardly waits for the hashes, because it has something to say.
+    pub(super) async fn write(self, done: bool) {
+        let limit = if done { Duration::MAX } else { HARDLY };
+        tokio::time::timeout(limit, self.hashed).await.ok();
         let folder = self.folder.clone();
         let write = move || match Receipt::of_folder(folder.path())? {
             Some(receipt) => receipt.write(folder.path()),

@@ -50,7 +50,7 @@ pub async fn run_with(
     let receipt = folder.map(|folder| ReceiptWriter::start(folder, &prepared, events));
     let outcome = attempt_until_done(&mut attempts, &prepared, &mut on_step).await;
     if let Some(receipt) = receipt {
-        receipt.write().await;
+        receipt.write(outcome.as_ref().is_ok_and(|of| of.interrupted.is_none())).await;
     }
     outcome
 }

@@ -5,6 +5,9 @@ use csv::StringRecord;
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 
+/// The longest record in bytes, which is in memory as a whole.
+const MAX_RECORD: u64 = 64 << 20;
+
 /// The records of a CSV text.
 pub(crate) struct CsvRecords<'a, T> {
     /// The path that errors name.
@@ -16,19 +19,22 @@ impl<'a, T: BufRead> CsvRecords<'a, T> {
     pub(crate) fn new(path: &'a Path, text: T, separator: u8) -> Self {
         let mut builder = csv::ReaderBuilder::new();
         builder.delimiter(separator).has_headers(false).flexible(true);
-        let lines = Lines { text, number: 0, has_ended: true };
+        let lines = Lines { text, number: 0, has_ended: true, record: 0 };
         CsvRecords { path, reader: builder.from_reader(lines) }
     }
 
     /// Reads the next record, without blanks around its fields. Returns the line where it begins,
     /// counted from 1, or `None` at the end of the file.
     pub(crate) fn next(&mut self, record: &mut StringRecord) -> Result<Option<u64>, DataError> {
+        let lines = self.reader.get_mut();
+        lines.record = 0;
+        let first = lines.number + 1;
         let read = self.reader.read_record(record);
         let last = self.reader.get_ref().number;
         let more = read.map_err(|e| {
             let problem = match e.kind() {
                 csv::ErrorKind::Utf8 { .. } => format!("line {last}: is not text (UTF-8)"),
-                _ => e.to_string(),
+                _ => format!("line {first}: {e}"),
             };
             DataError::file(self.path, problem)
         })?;
@@ -46,6 +52,8 @@ struct Lines<T> {
     number: u64,
     /// Whether all of that line was read.
     has_ended: bool,
+    /// The bytes that were read for the current record.
+    record: u64,
 }
 
 impl<T: BufRead> Read for Lines<T> {
@@ -54,6 +62,10 @@ impl<T: BufRead> Read for Lines<T> {
         let most = &text[..text.len().min(into.len())];
         let line = most.split_inclusive(|byte| *byte == b'\n').next().unwrap_or_default();
         let length = line.len();
+        self.record += length as u64;
+        if self.record > MAX_RECORD {
+            return Err(io::Error::other("a row is longer than 64 MiB; is a quote not closed?"));
+        }
         into[..length].copy_from_slice(line);
         self.number += u64::from(self.has_ended && length > 0);
         self.has_ended = line.ends_with(b"\n");
@@ -93,6 +105,18 @@ mod tests {
         let long = "x".repeat(20_000);
         assert_eq!(lines(&format!("{long}\r\n{long}\nb")), of(&[(1, &long), (2, &long), (3, "b")]));
         assert_eq!(lines(""), []);
+    }
+
+    #[test]
+    fn a_quote_that_is_not_closed_takes_bounded_memory() {
+        let rest = vec![b'x'; MAX_RECORD as usize];
+        let text = [b"a,b\n\"c,d\n", rest.as_slice()].concat();
+        let mut records = CsvRecords::new(Path::new("t.csv"), text.as_slice(), b',');
+        let mut record = StringRecord::new();
+        assert_eq!(records.next(&mut record).unwrap(), Some(1));
+        let error = records.next(&mut record).unwrap_err().to_string();
+        let expected = "t.csv: line 2: a row is longer than 64 MiB; is a quote not closed?";
+        assert_eq!(error, expected);
     }
 
     #[test]

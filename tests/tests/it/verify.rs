@@ -76,6 +76,23 @@ fn content(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 
 const MORE: &str = "microbatches: 4\ncheckpoint: {every: 4, keep: 1}\nreceipt: {audit: 1}";
 
+/// The weights are a file without content of a terabyte, whose hash takes many minutes.
+#[tokio::test]
+async fn a_signal_ends_the_comparison_of_large_files() {
+    let run = Run::quiet(&Case::branchy(), 2, "microbatches: 4", &["--local", "1"]).await;
+    let weights = run.folder.join("weights.safetensors");
+    std::fs::File::options().write(true).open(weights).unwrap().set_len(1 << 40).unwrap();
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let arguments = ["verify", run.folder.to_str().unwrap()];
+        let mut verify = run.place.start("bossman", &arguments);
+        verify.line("receipt of bossman").await;
+        verify.signal(signal);
+        let ended = verify.end().await;
+        assert_eq!(ended.status.code(), Some(code));
+        assert_eq!(ended.errors.last().unwrap(), "bossman: interrupted; nothing more was compared");
+    }
+}
+
 #[tokio::test]
 async fn a_quiet_run_verifies_and_nothing_is_written() {
     let run = Run::quiet(&Case::branchy(), 20, MORE, &["--local", "2"]).await;
