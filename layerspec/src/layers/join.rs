@@ -2,7 +2,7 @@ use super::arguments::{dimension, expect_floating, new_dimension, OPTIONAL_NUMBE
 use super::rules::Arity;
 use super::{layer, Rules};
 use crate::yaml::INTEGER;
-use crate::{Dim, OutOfRange, TensorType};
+use crate::{DType, Dim, OutOfRange, TensorType};
 
 layer! {
     /// Adds its inputs, element by element; sizes of 1 broadcast.
@@ -63,13 +63,15 @@ impl Rules for Add {
 
 /// Rules of a layer that joins its inputs element by element.
 macro_rules! broadcasting {
-    ($($Name:ident: $arity:expr),*) => {$(
+    ($($Name:ident: $arity:expr, $check:expr;)*) => {$(
         impl Rules for $Name {
             fn arity(&self) -> Arity {
                 $arity
             }
 
             fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
+                let check: fn(&TensorType) -> Result<(), String> = $check;
+                inputs.iter().try_for_each(check)?;
                 joined_all(inputs)
             }
 
@@ -84,7 +86,18 @@ macro_rules! broadcasting {
     )*};
 }
 
-broadcasting! { Mul: Arity::Several, Sub: Arity::Two }
+broadcasting! {
+    Mul: Arity::Several, |_| Ok(());
+    Sub: Arity::Two, expect_number;
+}
+
+/// PyTorch does not subtract booleans.
+fn expect_number(input: &TensorType) -> Result<(), String> {
+    match input.dtype {
+        DType::Bool => Err(format!("expected numbers, found {input}")),
+        _ => Ok(()),
+    }
+}
 
 /// The type of what joins all inputs element by element.
 pub(super) fn joined_all(inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {

@@ -1,4 +1,4 @@
-use super::arguments::bad;
+use super::arguments::{bad, expect_floating};
 use super::{layer, BadArgument, Rules};
 use crate::spec::MAX_RANK;
 use crate::yaml::{Kind, Reader, INTEGER, NUMBER};
@@ -119,9 +119,17 @@ impl Rules for Pad {
                 self.mode.name()
             ));
         }
+        if matches!(self.mode, PadMode::Reflect | PadMode::Replicate) {
+            expect_floating(input)?;
+        }
         for (size, ends) in dims.iter_mut().rev().zip(self.pad.chunks_exact(2)) {
             for places in ends {
                 expect_room(self.mode, size, u64::try_from(*places).unwrap_or(0))?;
+            }
+            let removed = ends.iter().map(|end| (*end).min(0).unsigned_abs());
+            let removed = removed.fold(0, u64::saturating_add);
+            if size.as_fixed().is_some_and(|size| size < removed) {
+                return Err(format!("a size of {size} has fewer elements than {ends:?} removes"));
             }
             let added = ends[0].checked_add(ends[1]).ok_or(OutOfRange)?;
             let left = size.plus_number(added).ok().filter(|size| *size != Dim::Fixed(0));

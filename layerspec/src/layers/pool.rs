@@ -137,8 +137,9 @@ layer! {
     }
 }
 
+/// PyTorch does not count the dilation.
 fn has_excess_padding(window: Window) -> bool {
-    window.effective_kernel_size().is_none_or(|reach| window.padding > reach / 2)
+    window.padding > window.kernel / 2
 }
 
 /// Rules of a layer that slides a window, with the window's dilation: one operation for each
@@ -161,7 +162,7 @@ macro_rules! pool {
         impl Rules for $Name {
             fn check(&self) -> Result<(), BadArgument> {
                 match (0..$N).any(|axis| has_excess_padding(self.window(axis))) {
-                    true => Err(bad("padding", "at most half of what the kernel reaches over")),
+                    true => Err(bad("padding", "at most half of `kernel_size`")),
                     false => Ok(()),
                 }
             }

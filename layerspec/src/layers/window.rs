@@ -34,8 +34,9 @@ impl Window {
             .checked_mul(2)
             .and_then(|both| both.checked_sub(reach))
             .ok_or_else(too_large)?;
+        let over_the_end = if self.ceil_mode { stride - 1 } else { 0 };
         if let Dim::Fixed(fixed) = size {
-            if fixed.checked_add_signed(slack).is_none() {
+            if fixed.checked_add_signed(slack.saturating_add(over_the_end)).is_none() {
                 return Err(format!(
                     "the kernel reaches over {reach}, but the input has only {fixed} with padding \
                      {padding} at each end"

@@ -79,6 +79,23 @@ fn images_change_their_size() {
         "[batch, 12, 2, 3]"
     );
     assert_eq!(output("[batch, seq, 4]", "Pad: {pad: [1, 2, 3, -1]}"), "[batch, seq + 2, 7]");
+    assert_eq!(output("[batch, 3]", "Pad: {pad: [-3, 6]}"), "[batch, 6]");
+    for (input, layer, expected) in [
+        ("[batch, 3]", "Pad: {pad: [-4, 6]}", "fewer elements than [-4, 6] removes"),
+        (
+            "{shape: [batch, 4, 8], dtype: int64}",
+            "Pad: {pad: [1, 1], mode: reflect}",
+            "expected a floating-point input",
+        ),
+        (
+            "[batch, 1, 8, 8]",
+            "MaxPool2d: {kernel_size: 2, stride: 1, padding: 2, dilation: 3}",
+            "at most half of `kernel_size`",
+        ),
+    ] {
+        let error = refused(&format!("inputs: {{x: {input}}}\nlayers:\n  - {layer}\n"));
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]
@@ -231,6 +248,10 @@ fn joins_of_two() {
     assert_eq!(join("{x: [batch, seq, 4], y: [batch, 4, seq]}", "MatMul:"), "[batch, seq, seq]");
     assert_eq!(join("{x: [batch, h, seq, 4], y: [4, 2]}", "MatMul:"), "[batch, h, seq, 2]");
     assert_eq!(join("{x: [batch, 4], y: [4]}", "Sub:"), "[batch, 4]");
+    let flag = "{shape: [batch, 4], dtype: bool}";
+    let inputs = format!("inputs: {{x: {flag}, y: {flag}}}");
+    let error = refused(&format!("{inputs}\nlayers:\n  - Sub:\n    in_variables: y"));
+    assert!(error.contains("expected numbers, found bool"), "{error}");
     assert_eq!(join("{x: [batch, 4], y: [batch, 4]}", "Stack: {dim: 1}"), "[batch, 2, 4]");
     let masked =
         join("{x: [batch, 2, seq], y: {shape: [seq], dtype: bool}}", "MaskedFill: {value: -.inf}");
@@ -263,7 +284,7 @@ fn pool_sizes_rounded_up() {
 fn formulas_agree_with_numbers() {
     for ceil in ["false", "true"] {
         for (kernel, stride, padding) in
-            [(1, 1, 0), (1, 3, 0), (2, 2, 1), (3, 2, 1), (5, 3, 2), (3, 7, 0)]
+            [(1_u64, 1, 0), (1, 3, 0), (2, 2, 1), (3, 2, 1), (5, 3, 2), (3, 7, 0)]
         {
             let layer = format!(
                 "MaxPool2d: {{kernel_size: {kernel}, stride: {stride}, padding: {padding}, \
@@ -271,7 +292,15 @@ fn formulas_agree_with_numbers() {
             );
             let symbolic = one("[batch, 1, height, 9]", &layer);
             let formula = &symbolic.value(symbolic.outputs()[0]).ty.dims()[2];
-            for height in kernel..kernel + 12 {
+            // A window that is rounded up needs one place only.
+            let rounded_up = if ceil == "true" { stride - 1 } else { 0 };
+            let smallest = u64::max(1, kernel.saturating_sub(2 * padding + rounded_up));
+            if smallest > 1 {
+                let input = format!("inputs: {{x: [batch, 1, {}, 9]}}", smallest - 1);
+                let error = refused(&format!("{input}\nlayers:\n  - {layer}\n"));
+                assert!(error.contains("the kernel reaches over"), "{error}");
+            }
+            for height in smallest..kernel + 12 {
                 let fixed = one(&format!("[batch, 1, {height}, 9]"), &layer);
                 let expected = fixed.value(fixed.outputs()[0]).ty.dims()[2].as_fixed();
                 let found = formula.eval(&Bindings::new().with("height", height));
@@ -287,7 +316,7 @@ fn formulas_agree_with_numbers() {
 
 /// PyTorch's `pooling_output_shape`, word for word.
 fn windows(size: u64, kernel: u64, stride: u64, padding: u64, ceil: bool) -> u64 {
-    let span = size + 2 * padding - kernel + if ceil { stride - 1 } else { 0 };
+    let span = size + 2 * padding + if ceil { stride - 1 } else { 0 } - kernel;
     let windows = span / stride + 1;
     if ceil && (windows - 1) * stride >= size + padding {
         return windows - 1;
