@@ -64,6 +64,14 @@ fn a_port_that_is_none_is_named() {
     assert!(said.contains("65536"), "{said}");
 }
 
+/// As a compose file leaves a variable that nobody sets.
+#[test]
+fn an_empty_variable_counts_as_none() {
+    let names = ["MODEL_HOST", "MODEL_PORT", "MODEL_TICKET", "MODEL_DATA", "BOSSMAN_NCCL"];
+    let said = errors(worker(&["--device", "cuda:99"], &names.map(|name| (name, ""))), 1);
+    assert!(said.starts_with("worker: --device cuda:99: not on this machine"), "{said}");
+}
+
 #[test]
 fn unknown_flags_and_arguments_are_refused() {
     assert!(errors(worker(&["--prot", "1"], &[]), 2).contains("--prot"));

@@ -26,4 +26,4 @@ pub use inputs::Inputs;
 #[cfg(test)]
 pub(crate) use receipt_file::example;
 pub use receipt_file::{Receipt, StepDigest, RECEIPT};
-pub(crate) use receipt_file::{FILES, METRICS};
+pub(crate) use receipt_file::{FILES, METRICS, WEIGHTS};

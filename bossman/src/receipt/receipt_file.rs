@@ -23,6 +23,7 @@ pub(crate) const FILES: [&str; 5] = ["run.yaml", "model.yaml", TABLE, LAST_WEIGH
 /// The weights after the last epoch, and those with the best validation.
 const LAST_WEIGHTS: &str = "weights.safetensors";
 const BEST_WEIGHTS: &str = "weights.best.safetensors";
+pub(crate) const WEIGHTS: [&str; 2] = [LAST_WEIGHTS, BEST_WEIGHTS];
 pub(crate) const METRICS: &str = "metrics.jsonl";
 
 /// What a run did, in hashes.
@@ -183,7 +184,7 @@ impl Receipt {
         if receipt.hash().map_err(no_receipt)? != receipt.sha256 {
             return Err("was changed: its content does not have the SHA-256 at its end".into());
         }
-        let is_written = |name: &String| [LAST_WEIGHTS, BEST_WEIGHTS].contains(&name.as_str());
+        let is_written = |name: &String| WEIGHTS.contains(&name.as_str());
         if let Some(name) = receipt.weights.keys().find(|name| !is_written(name)) {
             return Err(format!("names the weights {name:?}, which no run writes into its folder"));
         }

@@ -3,7 +3,7 @@
 use super::value::{Phase, Status};
 use crate::runs::{LiveBoss, RunState, RunSummary};
 use crate::BossManError;
-use link::{Identity, Ticket};
+use link::{LinkError, Ticket};
 use std::path::Path;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ impl Status {
         let wrong = |e: link::TicketError| BossManError::Usage(format!("MODEL_TICKET: {e}"));
         let ticket: Ticket = match ticket {
             Some(text) => text.parse().map_err(wrong)?,
-            None => Identity::load_or_create()?.ticket().clone(),
+            None => own_ticket()?,
         };
         let addresses = link::resolve(host, port).await?;
         let endpoint = link::worker_endpoint(&ticket, &addresses)?;
@@ -109,4 +109,14 @@ impl Status {
         };
         Some(Status { phase, error, step, steps, loss, ..Status::default() })
     }
+}
+
+/// The ticket of this user's bosses. A program that asks makes none, because no boss would know it.
+fn own_ticket() -> Result<Ticket, BossManError> {
+    link::local_ticket().map_err(LinkError::from)?.ok_or_else(|| {
+        let problem =
+            "this user has started no boss on this machine; set MODEL_TICKET to what the \
+                       boss prints";
+        BossManError::Usage(problem.into())
+    })
 }

@@ -2,7 +2,9 @@
 
 use super::{Difference, Verification};
 use crate::checkpoint::ReadError;
-use crate::receipt::{parts_with_files, Hashed, History, MetricsRead, FILES, METRICS, RECEIPT};
+use crate::receipt::{
+    parts_with_files, Hashed, History, MetricsRead, Receipt, FILES, METRICS, RECEIPT, WEIGHTS,
+};
 use crate::run_file::Validation;
 use crate::{BossManError, Model};
 use ::data::{DataHash, Dataset};
@@ -45,6 +47,12 @@ impl Verification {
                         )
                     }
                 };
+            found.push(Difference::new(name, problem));
+        }
+        let Receipt { files, weights, .. } = &self.receipt;
+        let unknown = |name: &&str| files.contains_key(*name) && !weights.contains_key(*name);
+        for name in WEIGHTS.into_iter().filter(unknown) {
+            let problem = format!("{RECEIPT} has no step that made it, so nothing repeats it");
             found.push(Difference::new(name, problem));
         }
         Ok(found)
@@ -184,4 +192,34 @@ fn different_data(
             ),
         ),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run_file::RunFile;
+    use std::collections::BTreeMap;
+
+    /// Otherwise a receipt without the step would pass off any weights as the run's.
+    #[test]
+    fn weights_of_no_step_are_a_difference() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(WEIGHTS[0]);
+        std::fs::write(&path, "of another run").unwrap();
+        let hashed = Hashed::of_file(&path).unwrap().unwrap();
+        let mut verification = Verification {
+            folder: folder.path().into(),
+            file: RunFile::from_file("../examples/digits/run.yaml").unwrap(),
+            receipt: crate::receipt::example(),
+            checkpoints: None,
+            proven: Vec::new(),
+            losses: BTreeMap::new(),
+        };
+        verification.receipt.files = BTreeMap::from([(WEIGHTS[0].into(), hashed)]);
+        assert_eq!(verification.compare_files().unwrap(), []);
+        verification.receipt.weights.clear();
+        let found = verification.compare_files().unwrap();
+        assert_eq!(found.len(), 1);
+        assert!(found[0].to_string().starts_with("weights.safetensors: receipt.json has no step"));
+    }
 }

@@ -7,12 +7,17 @@ use link::admission::listener::NextStep;
 use link::{Listener, ListenerEvent};
 use tokio::time::Instant;
 
+/// The most callers whose refusal is reported. A caller needs no ticket to be refused, and each
+/// event takes place on a disk.
+const MAX_REPORTED_REFUSALS: usize = 100;
+
 /// A wait in progress.
 pub(super) struct JoinWait {
     pub(super) listener: Listener,
     pub(super) local: Option<LocalWorkers>,
     /// The workers of the run.
     places: usize,
+    refusals: usize,
     events: Events,
     began: Instant,
 }
@@ -20,7 +25,14 @@ pub(super) struct JoinWait {
 impl JoinWait {
     /// The wait of a listener whose places are all free.
     pub(super) fn new(listener: Listener, local: Option<LocalWorkers>, events: Events) -> Self {
-        JoinWait { places: listener.missing(), listener, local, events, began: Instant::now() }
+        JoinWait {
+            places: listener.missing(),
+            refusals: 0,
+            listener,
+            local,
+            events,
+            began: Instant::now(),
+        }
     }
 
     /// Waits, and returns the number of workers.
@@ -42,6 +54,12 @@ impl JoinWait {
                     return Err(BossManError::LocalWorkers(message));
                 }
             };
+            if matches!(event, ListenerEvent::Rejected { .. }) {
+                self.refusals += 1;
+                if self.refusals > MAX_REPORTED_REFUSALS {
+                    continue;
+                }
+            }
             self.events.report(&described(event, self.listener.missing()));
         }
     }

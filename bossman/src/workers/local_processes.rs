@@ -176,7 +176,7 @@ fn describe(status: ExitStatus) -> String {
 /// what it builds, or in PATH.
 pub(crate) fn worker_program(chosen: Option<&Path>) -> Result<PathBuf, BossManError> {
     let name = format!("worker{}", std::env::consts::EXE_SUFFIX);
-    if let Some(path) = std::env::var_os(WORKER_PROGRAM) {
+    if let Some(path) = std::env::var_os(WORKER_PROGRAM).filter(|path| !path.is_empty()) {
         return Ok(path.into());
     }
     if let Some(path) = chosen {

@@ -14,7 +14,9 @@ pub enum LinkError {
     #[error("TLS set-up failed: {0}")]
     Tls(String),
     /// Another process uses the UDP port.
-    #[error("UDP port {port} is in use; end the other boss or set MODEL_PORT to a free port")]
+    #[error(
+        "UDP port {port} is in use; end the other boss or use another port (--port or MODEL_PORT)"
+    )]
     PortInUse {
         /// The port.
         port: u16,

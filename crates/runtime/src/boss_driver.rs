@@ -58,7 +58,7 @@ pub fn start(
     let workers = members.iter().map(|m| m.info.clone()).collect();
     let driver = Driver {
         session: BossSession::new(setup),
-        connections: members.into_iter().map(|m| m.connection).collect(),
+        connections: members.into_iter().map(|m| Some(m.connection)).collect(),
         slots: slots.clone(),
         clock: Clock::start(),
         replies: BTreeMap::new(),
@@ -76,7 +76,8 @@ pub fn start(
 
 struct Driver {
     session: BossSession,
-    connections: Vec<Connection<ToBoss>>,
+    /// By number of the worker. `None` if it is lost: frames that wait for it are dropped.
+    connections: Vec<Option<Connection<ToBoss>>>,
     slots: Slots,
     clock: Clock,
     replies: BTreeMap<u64, ReplySender>,
@@ -124,7 +125,7 @@ impl Driver {
                         break;
                     }
                     Some(Input::DisconnectAll) | None => {
-                        for connection in &self.connections {
+                        for connection in self.connections.iter().flatten() {
                             connection.close(DONE, "the boss left the run");
                         }
                         drop(acceptor);
@@ -182,7 +183,7 @@ impl Driver {
                 };
                 let address = member.address;
                 info!(worker = worker.0, %address, device = info.device, "worker joined the pool");
-                self.connections.push(member.connection);
+                self.connections.push(Some(member.connection));
                 self.session.on_joined(info.direct.then_some(address));
                 pool.send(MembershipEvent::Joined { worker, info, address }).ok();
             }
@@ -194,14 +195,22 @@ impl Driver {
         if let Some(pool) = &self.pool {
             pool.send(MembershipEvent::Left { worker, reason: reason.to_string() }).ok();
         }
+        let connection = self.connections.get_mut(worker.0 as usize).and_then(Option::take);
+        if let Some(connection) = connection {
+            connection.close(DONE, reason);
+        }
         self.session.on_lost(self.clock.now(), worker, reason);
     }
 
     fn disconnect(&mut self, worker: WorkerId, reason: &str, code: VarInt) {
-        if let Some(connection) = self.connections.get(worker.0 as usize) {
+        if let Some(connection) = self.connection(worker) {
             connection.close(code, reason);
         }
         self.lost(worker, reason);
+    }
+
+    fn connection(&self, worker: WorkerId) -> Option<&Connection<ToBoss>> {
+        self.connections.get(worker.0 as usize)?.as_ref()
     }
 
     fn request(&mut self, request: Request, reply: ReplySender) {
@@ -246,7 +255,7 @@ impl Driver {
         let (reply, _answer) = oneshot::channel();
         self.request(Request::Instruct(Instruction::Stop), reply);
         let closing = async {
-            while self.connections.iter().any(|connection| !connection.is_closed()) {
+            while self.connections.iter().flatten().any(|connection| !connection.is_closed()) {
                 self.execute_effects();
                 // A connection that closes reports an event, too.
                 let Some(event) = events.recv().await else { return };
@@ -326,7 +335,7 @@ impl Driver {
     }
 
     fn tell(&mut self, Message { to, body }: Message) {
-        let Some(connection) = self.connections.get(to.0 as usize) else { return };
+        let Some(connection) = self.connection(to) else { return };
         log_message("sent", Peer::Worker(to), &body);
         match outgoing::encode_message(body) {
             Ok(head) => connection.send(Channel::Control, head, Vec::new()),
@@ -340,7 +349,7 @@ impl Driver {
             let Peer::Worker(worker) = destination.peer else { continue };
             let (channel, head) = outgoing::encode_head(destination, tensors)?;
             // The session knows, or will soon know, that a missing connection is lost.
-            if let Some(connection) = self.connections.get(worker.0 as usize) {
+            if let Some(connection) = self.connection(worker) {
                 log_sent(destination.peer, &destination.head, tensors);
                 connection.send(channel, head, tensors.iter().map(|t| t.bytes.clone()).collect());
             }

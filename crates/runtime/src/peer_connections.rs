@@ -134,8 +134,17 @@ impl PeerConnections {
     /// Dials another worker. The result is a [`PeerEvent::Dialled`].
     pub(crate) fn dial(&self, worker: WorkerId, address: SocketAddr) {
         // The boss knows a worker of its own machine by the loopback address.
-        let ip = if address.ip().is_loopback() { self.boss_address.ip() } else { address.ip() };
-        let address = SocketAddr::new(ip, address.port());
+        let mut of_boss = self.boss_address;
+        of_boss.set_port(address.port());
+        let address = match (address, of_boss) {
+            (address, of_boss) if address.ip().is_loopback() => of_boss,
+            // On one link, its name is the one by which this worker reaches the boss.
+            (SocketAddr::V6(mut own), SocketAddr::V6(boss)) if own.ip().is_unicast_link_local() => {
+                own.set_scope_id(boss.scope_id());
+                own.into()
+            }
+            (address, _) => address,
+        };
         let (endpoint, ticket, dialled) =
             (self.endpoint.clone(), self.ticket.clone(), self.dialled.clone());
         let (me, run) = (self.me, self.run);

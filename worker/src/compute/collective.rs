@@ -1,7 +1,7 @@
 //! The communicators of this worker's stages, by which its compute thread sums gradients with other
 //! replicas.
 
-use crate::compute::failures::tensor_failure;
+use crate::compute::failures::nccl_failure;
 use pipeline::ids::StageId;
 use pipeline::message::Failure;
 use pipeline::replicas::{ShardId, UniqueId};
@@ -113,11 +113,4 @@ fn wait_for_interrupt<T>(
         std::thread::sleep(Duration::from_millis(1));
     }
     result
-}
-
-fn nccl_failure(error: &NcclError) -> Failure {
-    match error {
-        NcclError::Device(error) => tensor_failure(error.clone()),
-        other => Failure::new(other.to_string()),
-    }
 }

@@ -2,6 +2,7 @@
 
 use crate::engine::EngineError;
 use pipeline::message::{Failure, FailureKind};
+use tensor::nccl::NcclError;
 use tensor::TensorError;
 
 pub(crate) fn tensor_failure(e: TensorError) -> Failure {
@@ -32,6 +33,13 @@ fn failure_kind(e: &TensorError) -> FailureKind {
     }
 }
 
+pub(crate) fn nccl_failure(error: &NcclError) -> Failure {
+    match error {
+        NcclError::Device(error) => tensor_failure(error.clone()),
+        other => Failure::new(other.to_string()),
+    }
+}
+
 pub(crate) fn engine_failure(e: EngineError) -> Failure {
     match e {
         EngineError::Layer { layer, kind, source, .. } => {
@@ -46,6 +54,7 @@ pub(crate) fn engine_failure(e: EngineError) -> Failure {
         EngineError::Loss { ref source, .. } => {
             Failure { kind: failure_kind(source), ..Failure::new(with_remedy(e.to_string())) }
         }
+        EngineError::AllReduce(source) => nccl_failure(&source),
         other => Failure::new(other.to_string()),
     }
 }

@@ -4,6 +4,7 @@ use crate::program::exit_code::DEVICE_BROKEN;
 use crate::program::output;
 use crate::program::signals::{Signal, Signals};
 use anyhow::{bail, Context, Result};
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use tch::Device;
@@ -34,8 +35,10 @@ pub(crate) fn run() -> Result<Option<Signal>> {
         let (leave, told) = watch::channel(());
         let count = gpus.len();
         let mut workers = JoinSet::new();
+        // Where it is may change while it runs, as after `make build`.
+        let program = std::env::current_exe().context("cannot find this program's own file")?;
         for gpu in gpus {
-            workers.spawn(keep_running(gpu, told.clone()));
+            workers.spawn(keep_running(program.clone(), gpu, told.clone()));
         }
         let mut ended = std::pin::pin!(all_of(workers));
         let signal = tokio::select! {
@@ -78,31 +81,41 @@ async fn all_of(mut workers: JoinSet<Result<bool>>) -> Result<usize> {
 
 /// Keeps a worker on a GPU until it ends by itself, or until it is told to leave. Returns whether
 /// it succeeded.
-async fn keep_running(gpu: String, mut leave: watch::Receiver<()>) -> Result<bool> {
-    let mut wait = MIN_WAIT;
+async fn keep_running(
+    program: PathBuf,
+    gpu: String,
+    mut leave: watch::Receiver<()>,
+) -> Result<bool> {
+    let (mut wait, mut has_started) = (MIN_WAIT, false);
     loop {
         let begun = Instant::now();
-        let mut child = start(&gpu)?;
-        // `wait` would close the pipe, which tells the child to end.
-        let _pipe = child.stdin.take();
-        let status = tokio::select! {
-            status = child.wait() => status?,
-            _ = leave.changed() => {
-                terminate(&child);
-                child.wait().await?;
-                return Ok(true);
+        let why = match start(&program, &gpu) {
+            Ok(mut child) => {
+                has_started = true;
+                // `wait` would close the pipe, which tells the child to end.
+                let _pipe = child.stdin.take();
+                let status = tokio::select! {
+                    status = child.wait() => status?,
+                    _ = leave.changed() => {
+                        terminate(&child);
+                        child.wait().await?;
+                        return Ok(true);
+                    }
+                };
+                if !has_died(status) {
+                    return Ok(status.success());
+                }
+                format!("died ({status})")
             }
+            // The workers on other GPUs go on.
+            Err(error) if has_started => format!("did not start ({error:#})"),
+            Err(error) => return Err(error),
         };
-        if !has_died(status) {
-            return Ok(status.success());
-        }
         if begun.elapsed() > MAX_WAIT {
             wait = MIN_WAIT;
         }
         let seconds = wait.as_secs();
-        output::warn(&format!(
-            "the worker on {gpu} died ({status}); it starts again in {seconds} s"
-        ));
+        output::warn(&format!("the worker on {gpu} {why}; it starts again in {seconds} s"));
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             _ = leave.changed() => return Ok(true),
@@ -117,9 +130,8 @@ fn has_died(status: ExitStatus) -> bool {
     status.code().is_none_or(|code| code == DEVICE_BROKEN)
 }
 
-fn start(gpu: &str) -> Result<Child> {
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
-    let mut command = Command::new(&program);
+fn start(program: &Path, gpu: &str) -> Result<Child> {
+    let mut command = Command::new(program);
     command.args(arguments_without_device()).arg("--device").arg(gpu);
     command.arg("--end-with-stdin").stdin(Stdio::piped()).kill_on_drop(true);
     command.spawn().with_context(|| format!("cannot start {}", program.display()))

@@ -1,7 +1,7 @@
 //! The flags and environment variables of the `worker` program.
 
 use crate::engine::TorchScriptPolicy;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use std::path::PathBuf;
 
 /// Works for a BossMan boss: receives a part of its model, trains it, and ends when the boss ends
@@ -27,7 +27,8 @@ pub struct Options {
         visible_alias = "port",
         env = "MODEL_PORT",
         default_value_t = 1024,
-        value_name = "PORT"
+        value_name = "PORT",
+        value_parser = clap::value_parser!(u16).range(1..)
     )]
     pub model_port: u16,
     /// Join ticket that the boss prints; found automatically on the boss's machine. Also --ticket,
@@ -126,6 +127,18 @@ const WORKING: [&str; 11] = [
 const LOCAL_WORKER_FLAG: &str = "--end-with-stdin";
 
 impl Options {
+    /// Reads flags and environment. An empty variable counts as none: a unit or compose file that
+    /// leaves it open sets it so. Call it first in `main`, because it removes those variables.
+    pub(crate) fn read() -> Self {
+        let command = Options::command();
+        for name in command.get_arguments().filter_map(|argument| argument.get_env()) {
+            if std::env::var_os(name).is_some_and(|value| value.is_empty()) {
+                std::env::remove_var(name);
+            }
+        }
+        Options::parse()
+    }
+
     /// Whether a boss started this program as a local worker.
     pub(crate) fn is_local_worker() -> bool {
         std::env::args_os().nth(1).is_some_and(|first| first == LOCAL_WORKER_FLAG)

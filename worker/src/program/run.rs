@@ -12,7 +12,6 @@ use crate::program::signals::{Signal, Signals};
 use crate::program::{every_gpu, nccl, output};
 use crate::self_check;
 use anyhow::{bail, Context, Result};
-use clap::Parser;
 use link::{EndpointCloser, LinkError, Ticket, WorkerInfo};
 use parking_lot::Mutex;
 use runtime::{ComputeThread, End, LeaveSignal, SnapshotStore};
@@ -36,7 +35,7 @@ type SharedCloser = Mutex<Option<EndpointCloser>>;
 
 /// The program with its arguments.
 pub(crate) fn main(custom_layers: CustomLayers) -> ! {
-    let options = Options::parse();
+    let options = Options::read();
     if let Err(e) = runtime::start_log() {
         output::warn(&format!("worker: {e}"));
         exit_now(FAILURE);

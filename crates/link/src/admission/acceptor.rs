@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use quinn::{Connecting, ConnectionError, Endpoint, Incoming, TransportErrorCode};
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, Semaphore};
@@ -78,11 +78,14 @@ impl Caller {
     fn reply_and_close(self, reply: HandshakeReply) {
         let EstablishedConnection { quic, mut send, .. } = self.connection;
         tokio::spawn(async move {
-            if handshake::write(&mut send, &reply).await.is_ok() {
-                send.finish().ok();
-                // The caller closes the connection when it has read the answer.
-                tokio::time::timeout(HANDSHAKE_TIMEOUT, quic.closed()).await.ok();
-            }
+            let read = async {
+                if handshake::write(&mut send, &reply).await.is_ok() {
+                    send.finish().ok();
+                    // The caller closes the connection when it has read the answer.
+                    quic.closed().await;
+                }
+            };
+            tokio::time::timeout(HANDSHAKE_TIMEOUT, read).await.ok();
         });
     }
 }
@@ -123,12 +126,17 @@ async fn accept_callers(endpoint: Endpoint, policy: AcceptPolicy, sender: mpsc::
             continue;
         }
         let address = canonical(incoming.remote_address());
-        let Some(of_address) = AddressPermit::acquire(&by_address, address.ip()) else {
+        let Some(of_address) = AddressPermit::acquire(&by_address, network(address.ip())) else {
             debug!(%address, "caller ignored: too many handshakes with its address");
             incoming.ignore();
             continue;
         };
-        let Ok(permit) = permits.clone().acquire_owned().await else { return };
+        // To wait for a permit here would keep those from joining whose handshake takes no time.
+        let Ok(permit) = permits.clone().try_acquire_owned() else {
+            debug!(%address, "caller ignored: too many handshakes");
+            incoming.ignore();
+            continue;
+        };
         let (sender, config) = (sender.clone(), policy.config(address));
         let accepting = async move {
             if let Some(accept) = accept(incoming, config).await {
@@ -137,6 +145,14 @@ async fn accept_callers(endpoint: Endpoint, policy: AcceptPolicy, sender: mpsc::
             drop((permit, of_address));
         };
         tokio::spawn(accepting.in_current_span());
+    }
+}
+
+/// The address of a host. With IPv6 a host has usually all addresses of a /64 network.
+fn network(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => ip,
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64)).into(),
     }
 }
 
@@ -245,6 +261,14 @@ impl Drop for AddressPermit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_has_all_addresses_of_its_network() {
+        let of = |text: &str| network(text.parse().unwrap());
+        assert_eq!(of("2001:db8:0:1::1"), of("2001:db8:0:1:ffff::2"));
+        assert_ne!(of("2001:db8:0:1::1"), of("2001:db8:0:2::1"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+    }
 
     /// JOIN-5.
     #[test]

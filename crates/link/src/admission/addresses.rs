@@ -13,7 +13,15 @@ const MAX_ADDRESSES: usize = 8;
 /// # Errors
 /// The host cannot be resolved.
 pub async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, LinkError> {
-    let failed = |reason: String| LinkError::Host { host: host.to_string(), reason };
+    let host = host.trim();
+    let is_name = !host.contains('/') && host.parse::<SocketAddr>().is_err();
+    let failed = |reason: String| LinkError::Host {
+        host: host.to_string(),
+        reason: match is_name {
+            true => reason,
+            false => "name the machine alone, as 192.168.1.20; MODEL_PORT has the port".into(),
+        },
+    };
     let name = without_brackets(host);
     let found = tokio::net::lookup_host((name, port)).await.map_err(|e| failed(e.to_string()))?;
     let addresses = in_turns(found);

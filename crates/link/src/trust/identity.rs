@@ -95,7 +95,7 @@ fn parse_ticket(path: &Path, text: &[u8]) -> Result<Ticket, IdentityError> {
 }
 
 fn config_dir() -> Result<PathBuf, IdentityError> {
-    if let Some(dir) = std::env::var_os(CONFIG_DIR) {
+    if let Some(dir) = std::env::var_os(CONFIG_DIR).filter(|dir| !dir.is_empty()) {
         return Ok(PathBuf::from(dir));
     }
     let base = choose_base_strategy().map_err(|_| IdentityError::NoHome)?;
