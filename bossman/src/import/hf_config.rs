@@ -6,8 +6,8 @@ use crate::BossManError;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// The largest `config.json`. A usual one has a kilobyte.
-const MAX_BYTES: u64 = 1 << 20;
+/// The largest `config.json`. A usual one has a kilobyte, and one with many labels megabytes.
+const MAX_BYTES: u64 = 16 << 20;
 /// The letters of a value that a message shows.
 const SHOWN: usize = 80;
 
@@ -280,6 +280,6 @@ mod tests {
         let error = HfConfig::read(place.path()).unwrap_err().to_string();
         assert!(error.contains("config.json: is missing; name a folder"), "{error}");
         let error = read(&" ".repeat((MAX_BYTES + 1) as usize)).unwrap_err().to_string();
-        assert!(error.contains("has 1048577 bytes"), "{error}");
+        assert!(error.contains("has 16777217 bytes"), "{error}");
     }
 }

@@ -314,7 +314,6 @@ fn further_arguments_are_written_if_they_are_not_the_defaults() {
 fn what_bossman_does_not_have_is_refused_with_key_and_file() {
     let cases = [
         ("LlamaForCausalLM", json!({"hidden_act": "gelu"}), "`hidden_act` is \"gelu\""),
-        ("LlamaForCausalLM", json!({"pretraining_tp": 2}), "`pretraining_tp` is 2"),
         ("LlamaForCausalLM", json!({"quantization_config": {"bits": 4}}), "is not quantized"),
         (
             "LlamaForCausalLM",

@@ -69,7 +69,14 @@ pub(super) fn encoder(request: &Request<'_>, kind: &Kind) -> Result<Encoder, Bos
     ];
     let padding = match config.is_null("pad_token_id") {
         true => None,
-        false => Some(config.count("pad_token_id")?.unwrap_or(kind.pad_token_id)),
+        false => {
+            // PyTorch counts from the last row.
+            let row = config.value("pad_token_id").and_then(|value| value.as_i64());
+            let from_end = row.filter(|row| *row < 0 && !kind.counts_after_padding);
+            let row = from_end.and_then(|row| vocab_size.checked_add_signed(row));
+            let given = row.map_or_else(|| config.count("pad_token_id"), |row| Ok(Some(row)))?;
+            Some(given.unwrap_or(kind.pad_token_id))
+        }
     };
     let offset = match (kind.counts_after_padding, padding) {
         (false, _) => 0,

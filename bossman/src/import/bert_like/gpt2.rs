@@ -31,7 +31,6 @@ fn gpt2(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
     let why = "BossMan's attention divides by the root of the head's size, and by nothing else";
     config.expect("scale_attn_weights", &[json!(true)], why)?;
     config.expect("scale_attn_by_inverse_layer_idx", &[json!(false)], why)?;
-    config.expect("reorder_and_upcast_attn", &[json!(false)], why)?;
     let why = "BossMan imports this family without a second input of states";
     config.expect("add_cross_attention", &[json!(false)], why)?;
     let why = "attention to later positions is not known for this family; take a model without it";

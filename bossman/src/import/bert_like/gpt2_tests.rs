@@ -169,7 +169,6 @@ fn what_gpt2_may_have_and_bossman_does_not_is_refused() {
         (gpt2(&json!({"num_hidden_layers": 3})), "`num_hidden_layers` is 3: expected the value of"),
         (gpt2(&json!({"activation_function": "quick_gelu"})), "`activation_function` is \"quick"),
         (gpt2(&json!({"scale_attn_by_inverse_layer_idx": true})), "`scale_attn_by_inverse_layer_"),
-        (gpt2(&json!({"reorder_and_upcast_attn": true})), "`reorder_and_upcast_attn` is true"),
         (gpt2(&json!({"scale_attn_weights": false})), "`scale_attn_weights` is false"),
         (gpt2(&json!({"add_cross_attention": true})), "`add_cross_attention` is true"),
         (gpt2(&json!({"n_layer": 801})), "`n_layer` is 801: expected 800 at most"),

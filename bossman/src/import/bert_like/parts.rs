@@ -38,9 +38,9 @@ pub(in crate::import) fn activation(
 ) -> Result<LayerText, BossManError> {
     Ok(match config.text(key)?.unwrap_or(default) {
         "relu" => LayerText::new("ReLU"),
-        "gelu" => LayerText::new("GELU"),
+        "gelu" | "gelu_python" => LayerText::new("GELU"),
         // The same function, written differently.
-        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => {
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_fast" => {
             LayerText::new("GELU").argument("approximate", "tanh")
         }
         "silu" | "swish" => LayerText::new("SiLU"),

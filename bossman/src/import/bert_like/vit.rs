@@ -26,14 +26,14 @@ fn vit(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
     let why = "BossMan's attention has biases in all of its projections, or in none";
     config.expect("qkv_bias", &[json!(true)], why)?;
     let channels = config.size_or("num_channels", 3)?;
-    let size = config.size_or("image_size", 224)?;
-    let patch = config.size_or("patch_size", 16)?;
+    let size = side(config, "image_size", 224)?;
+    let patch = side(config, "patch_size", 16)?;
     if patch > size {
         return Err(config.refused("patch_size", &format!("expected image_size ({size}) at most")));
     }
-    let side = size / patch;
+    let patches = size / patch;
     // One more for the token in front.
-    let positions = side.saturating_mul(side).saturating_add(1);
+    let positions = patches.saturating_mul(patches).saturating_add(1);
     let vars: Vec<(&'static str, Yaml)> = vec![
         ("num_channels", channels.into()),
         ("image_size", size.into()),
@@ -46,9 +46,10 @@ fn vit(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
         ("layer_norm_eps", config.number_or("layer_norm_eps", 1e-12)?.into()),
     ];
     let inputs = request.choose_inputs(&INPUTS)?;
-    let body = body(config)?;
     let (headers, class_token) = (request.headers, "embeddings.cls_token");
     let is_bare = headers.has(class_token) && !headers.has(&format!("vit.{class_token}"));
+    let first = format!("{}layers.0.layernorm_before.weight", if is_bare { "" } else { "vit." });
+    let body = body(config, if headers.has(&first) { &NEW } else { &OLD })?;
     let (prefix, entries) = match is_bare {
         true => ("", body),
         false => ("vit.", vec![Block { name: "vit".into(), repeat: None, entries: body }.into()]),
@@ -75,13 +76,55 @@ fn vit(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
     Ok(model)
 }
 
+/// The side of a square: a number, or the same one twice.
+fn side(config: &HfConfig, key: &str, default: u64) -> Result<u64, BossManError> {
+    match config.value(key).and_then(|value| value.as_array()).map(Vec::as_slice) {
+        None => config.size_or(key, default),
+        Some([height, width]) if height == width && height.as_u64().is_some_and(|one| one > 0) => {
+            Ok(height.as_u64().unwrap_or(default))
+        }
+        Some(_) => Err(config.refused(key, "expected a number, or the same one twice")),
+    }
+}
+
+/// The names of a block's layers in the files.
+struct Names {
+    blocks: &'static str,
+    attention: &'static str,
+    /// The projections to queries, keys and values.
+    parts: [&'static str; 3],
+    output: &'static str,
+    wide: &'static str,
+    narrow: &'static str,
+}
+
+/// Of folders that `save_pretrained` wrote.
+const OLD: Names = Names {
+    blocks: "encoder.layer",
+    attention: "attention.attention",
+    parts: ["attention.attention.query", "attention.attention.key", "attention.attention.value"],
+    output: "attention.output.dense",
+    wide: "intermediate.dense",
+    narrow: "output.dense",
+};
+/// Of the module itself in version 5 of transformers, which writes the old ones unless it is told
+/// not to.
+const NEW: Names = Names {
+    blocks: "layers",
+    attention: "attention",
+    parts: ["attention.q_proj", "attention.k_proj", "attention.v_proj"],
+    output: "attention.o_proj",
+    wide: "mlp.fc1",
+    narrow: "mlp.fc2",
+};
+
 /// From the picture to the last norm.
-fn body(config: &HfConfig) -> Result<Vec<Entry>, BossManError> {
+fn body(config: &HfConfig, names: &Names) -> Result<Vec<Entry>, BossManError> {
     let mut embeddings = embeddings();
     embeddings.extend(dropout(config.number_or("hidden_dropout_prob", 0.0)?));
     let embeddings = Block { name: "embeddings".into(), repeat: None, entries: embeddings };
     let repeat = Some(var("num_hidden_layers"));
-    let blocks = Block { name: "encoder.layer".into(), repeat, entries: block(config)? };
+    let blocks = Block { name: names.blocks.into(), repeat, entries: block(config, names)? };
     Ok(vec![embeddings.into(), blocks.into(), norm("layernorm").into()])
 }
 
@@ -116,28 +159,26 @@ fn parameter(name: &str, rows: Yaml) -> LayerText {
 }
 
 /// A repeated block.
-fn block(config: &HfConfig) -> Result<Vec<Entry>, BossManError> {
+fn block(config: &HfConfig, names: &Names) -> Result<Vec<Entry>, BossManError> {
     let of_states = config.number_or("hidden_dropout_prob", 0.0)?;
     let of_weights = config.number_or("attention_probs_dropout_prob", 0.0)?;
-    let three = |kind: &str| {
-        ["query", "key", "value"]
-            .map(|part| Source::from(format!("attention.attention.{part}.{kind}")))
-    };
+    let three = |kind: &str| names.parts.map(|part| Source::from(format!("{part}.{kind}")));
+    let output = |kind: &str| Source::from(format!("{}.{kind}", names.output));
     let sizes = ["hidden_size", "num_attention_heads"];
-    let attention = attention("attention.attention", sizes, of_weights, &[])
+    let attention = attention(names.attention, sizes, of_weights, &[])
         .made_of("in_proj_weight", &three("weight"))
         .made_of("in_proj_bias", &three("bias"))
-        .made_of("out_proj.weight", &["attention.output.dense.weight".into()])
-        .made_of("out_proj.bias", &["attention.output.dense.bias".into()]);
+        .made_of("out_proj.weight", &[output("weight")])
+        .made_of("out_proj.bias", &[output("bias")]);
     let wide = [var("hidden_size"), var("intermediate_size")];
     let narrow = [var("intermediate_size"), var("hidden_size")];
     let mut entries = vec![keep("residual"), norm("layernorm_before").into(), attention.into()];
     entries.extend(dropout(of_states));
     entries.push(add("residual").gives(&["attended".into()]).into());
     entries.push(norm("layernorm_after").into());
-    entries.push(linear("intermediate.dense", wide).into());
+    entries.push(linear(names.wide, wide).into());
     entries.push(activation(config, "hidden_act", "gelu")?.into());
-    entries.push(linear("output.dense", narrow).into());
+    entries.push(linear(names.narrow, narrow).into());
     entries.extend(dropout(of_states));
     entries.push(add("attended").into());
     Ok(entries)

@@ -159,6 +159,34 @@ fn a_classifier_of_pictures_has_their_numbers_and_folder() {
     assert!(found.equal(files.get(token).unwrap()));
 }
 
+/// Version 5 of transformers has them, and writes those of before unless it is told not to.
+const NEW_NAMES: [(&str, &str); 7] = [
+    ("encoder.layer", "layers"),
+    ("attention.attention.query", "attention.q_proj"),
+    ("attention.attention.key", "attention.k_proj"),
+    ("attention.attention.value", "attention.v_proj"),
+    ("attention.output.dense", "attention.o_proj"),
+    ("intermediate.dense", "mlp.fc1"),
+    ("output.dense", "mlp.fc2"),
+];
+
+#[test]
+fn files_with_the_names_of_transformers_5_are_taken() {
+    let config = vit("ViTForImageClassification", &json!({}));
+    let renamed = |mut name: String| {
+        NEW_NAMES.iter().for_each(|(old, new)| name = name.replace(old, new));
+        name
+    };
+    let tensors = [tensors("vit."), classifier()].concat().into_iter();
+    let tensors: Vec<_> = tensors.map(|(name, tensor)| (renamed(name), tensor)).collect();
+    let folder = Folder::new(&config, &tensors);
+    prepared(&folder, &json!({"image_std": [0.5]}));
+    folder.import(&ImportOptions::default()).unwrap();
+    let (text, old) = (folder.model_text(), VIT.replace("attention.attention", "attention"));
+    assert_eq!(text, renamed(old));
+    folder.weights();
+}
+
 #[test]
 fn a_bare_vit_gives_hidden_states_without_its_pooler() {
     let pooler = named("pooler.dense.", &[("weight", &[6, 6]), ("bias", &[6])]);
@@ -199,7 +227,7 @@ fn what_vit_may_have_and_bossman_does_not_is_refused() {
     let cases = [
         (json!({"qkv_bias": false}), json!({}), "`qkv_bias` is false"),
         (json!({"patch_size": 9}), json!({}), "`patch_size` is 9: expected image_size (8) at most"),
-        (json!({"image_size": [8, 8]}), json!({}), "`image_size` is [8,8]: expected a whole"),
+        (json!({"image_size": [8, 9]}), json!({}), "`image_size` is [8,9]: expected a number, or"),
         (json!({"hidden_act": "mish"}), json!({}), "`hidden_act` is \"mish\""),
         (json!({}), json!({"rescale_factor": 0}), "`rescale_factor` is 0: expected a number"),
         (json!({}), json!({"image_std": [1, 0, 1]}), "`image_std` is [1,0,1]: expected a number"),

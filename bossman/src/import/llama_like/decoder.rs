@@ -152,8 +152,8 @@ fn expect_activation(config: &HfConfig, activation: Activation) -> Result<(), Bo
     }
 }
 
-/// The row of the embedding that is not trained: that of the padding token. A number that is no
-/// token, as -1, means none.
+/// The row of the embedding that is not trained: that of the padding token. A number below 0 counts
+/// from the last row, as in PyTorch. One that is no row means none.
 fn padding(
     config: &HfConfig,
     default: Option<u64>,
@@ -163,8 +163,10 @@ fn padding(
     let row = match config.value(key) {
         None if config.is_null(key) => None,
         None => default,
-        Some(value) if value.as_i64().is_some_and(|token| token < 0) => None,
-        Some(_) => config.count(key)?,
+        Some(value) => match value.as_i64().filter(|token| *token < 0) {
+            Some(token) => vocab_size.checked_add_signed(token),
+            None => config.count(key)?,
+        },
     };
     Ok(row.filter(|row| *row < vocab_size))
 }

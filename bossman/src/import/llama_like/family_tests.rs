@@ -221,7 +221,9 @@ fn the_row_of_the_padding_token_is_not_trained() {
     ];
     for family in families {
         assert_eq!(padding(family, json!(3)).as_deref(), Some("3"), "{family}");
-        for none in [json!(null), json!(-1), json!(32)] {
+        // As in PyTorch, from the last row.
+        assert_eq!(padding(family, json!(-1)).as_deref(), Some("31"), "{family}");
+        for none in [json!(null), json!(-33), json!(32)] {
             assert_eq!(padding(family, none), None, "{family}");
         }
     }

@@ -50,7 +50,11 @@ fn gpt_neox(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
         (true, false) => Output::Logits,
         (false, _) => Output::HiddenStates,
     };
-    let head = linear("embed_out", [var("hidden_size"), var("vocab_size")]).argument("bias", false);
+    // Version 5 of transformers has a new name, and writes the old one unless it is told not to.
+    let (old, new) = ("embed_out", "lm_head");
+    let has = |name: &str| headers.has(&format!("{name}.weight"));
+    let name = if has(new) && !has(old) { new } else { old };
+    let head = linear(name, [var("hidden_size"), var("vocab_size")]).argument("bias", false);
     match output {
         Output::TiedLogits => entries.push(head.shares(&format!("{prefix}embed_in")).into()),
         Output::Logits => entries.push(head.into()),
@@ -61,7 +65,7 @@ fn gpt_neox(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
         .map(|name| format!("{prefix}layers.{{i}}.attention.{name}"))
         .to_vec();
     if output != Output::Logits {
-        leftovers.push("embed_out.weight".into());
+        leftovers.extend([old, new].map(|name| format!("{name}.weight")));
     }
     let samples = Samples::Tokens { vocab_size, max_positions };
     Ok(FamilyModel { vars, inputs, entries, samples, leftovers, output })

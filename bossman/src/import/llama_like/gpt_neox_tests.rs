@@ -115,6 +115,16 @@ fn attention_and_linear_layers_take_the_same_input() {
 }
 
 #[test]
+fn the_head_may_have_its_name_in_transformers_5() {
+    let head = named("lm_head.", &[("weight", &[32, 16])]);
+    let tensors = [tensors("gpt_neox.", true), head].concat();
+    let folder = Folder::new(&neox("GPTNeoXForCausalLM", &json!({})), &tensors);
+    folder.import(&ImportOptions::default()).unwrap();
+    assert_eq!(folder.model_text(), NEOX.replace("embed_out", "lm_head"));
+    folder.weights();
+}
+
+#[test]
 fn further_arguments_are_written_if_they_are_not_the_defaults() {
     let more = json!({
         "use_parallel_residual": false,

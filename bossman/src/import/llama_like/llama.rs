@@ -5,7 +5,6 @@ use super::decoder_layer::{AttentionBias, FamilyStyle, LayerStyle, Rotation};
 use crate::import::family::{Family, FamilyModel, Request};
 use crate::import::hf_config::HfConfig;
 use crate::BossManError;
-use serde_json::json;
 
 pub(in crate::import) const LLAMA: Family =
     Family { architectures: &["LlamaForCausalLM", "LlamaModel"], model: llama };
@@ -27,8 +26,6 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 fn llama(request: &Request<'_>) -> Result<FamilyModel, BossManError> {
-    let why = "products are not cut in parts; only 1 is known";
-    request.config.expect("pretraining_tp", &[json!(1)], why)?;
     let layer = LayerStyle { rotation: Rotation::On, window: None };
     decoder(request, &DEFAULTS, biases(request.config)?, |count| Ok(vec![layer; count]))
 }

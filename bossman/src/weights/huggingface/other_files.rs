@@ -12,7 +12,7 @@ use tch::Kind;
 const MAX_BYTES: u64 = 256 << 20;
 const CONFIG: &str = "config.json";
 /// The files that go along. Code never does.
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 18] = [
     CONFIG,
     "generation_config.json",
     "tokenizer.json",
@@ -26,9 +26,15 @@ const NAMES: [&str; 15] = [
     "spiece.model",
     "chat_template.jinja",
     "preprocessor_config.json",
+    // Of sentence-transformers: what follows the model, and how it is called.
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
     "README.md",
     "USE_POLICY.md",
 ];
+/// The files of a module of sentence-transformers that go along.
+const OF_MODULES: [&str; 2] = [CONFIG, "model.safetensors"];
 /// The beginnings of further names.
 const BEGINNINGS: [&str; 2] = ["LICENSE", "NOTICE"];
 /// Endings that no licence has: code, and weights.
@@ -50,21 +56,15 @@ impl OtherFiles {
         for entry in std::fs::read_dir(source).map_err(|e| BossManError::io(source, &e))? {
             let entry = entry.map_err(|e| BossManError::io(source, &e))?;
             let Ok(name) = entry.file_name().into_string() else { continue };
-            let path = entry.path();
-            if !goes_along(&name) || !path.is_file() {
-                continue;
+            if goes_along(&name) {
+                names.push(name);
+            } else if is_module(&name) {
+                names.extend(OF_MODULES.map(|file| format!("{name}/{file}")));
             }
-            check_stays_inside(source, &path)?;
-            let bytes = path.metadata().map_err(|e| BossManError::io(&path, &e))?.len();
-            if bytes > MAX_BYTES {
-                let problem = format!(
-                    "has {bytes} bytes; at most {MAX_BYTES} are copied. Is it the right file?"
-                );
-                return Err(BossManError::file(&path, problem));
-            }
-            names.push(name);
         }
+        names.retain(|name| source.join(name).is_file());
         names.sort();
+        names.iter().try_for_each(|name| check(source, name))?;
         Ok(OtherFiles { source: source.to_path_buf(), names })
     }
 
@@ -84,11 +84,28 @@ impl OtherFiles {
                 bytes = with_dtype(&text, float_dtype(kind)?).map_err(wrong)?.into_bytes();
             }
             let path = to.join(name);
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder).map_err(|e| BossManError::io(folder, &e))?;
+            }
             let mut file = atomic_file::create(&path)?;
             file.write_all(&bytes).map_err(|e| BossManError::io(&path, &e))?;
             atomic_file::commit(&path, file)?;
         }
         Ok(())
+    }
+}
+
+/// Checks that a file is inside the folder, and not too large.
+fn check(source: &Path, name: &str) -> Result<(), BossManError> {
+    let path = source.join(name);
+    check_stays_inside(source, &path)?;
+    let bytes = path.metadata().map_err(|e| BossManError::io(&path, &e))?.len();
+    match bytes > MAX_BYTES {
+        true => Err(BossManError::file(
+            &path,
+            format!("has {bytes} bytes; at most {MAX_BYTES} are copied. Is it the right file?"),
+        )),
+        false => Ok(()),
     }
 }
 
@@ -109,6 +126,12 @@ fn check_stays_inside(folder: &Path, path: &Path) -> Result<(), BossManError> {
              delete it",
         )),
     }
+}
+
+/// Whether a folder is a module of sentence-transformers, as `1_Pooling`.
+fn is_module(folder: &str) -> bool {
+    let number = folder.split_once('_').map_or("", |(number, _)| number);
+    !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn goes_along(name: &str) -> bool {
@@ -147,7 +170,14 @@ mod tests {
         let (source, to) = (place.path().join("a"), place.path().join("b"));
         std::fs::create_dir_all(source.join("vocab.txt")).unwrap();
         std::fs::create_dir(&to).unwrap();
+        for module in ["1_Pooling", "2_Dense", "runs_1"] {
+            std::fs::create_dir(source.join(module)).unwrap();
+        }
         for name in [
+            "1_Pooling/config.json",
+            "2_Dense/model.safetensors",
+            "2_Dense/pytorch_model.bin",
+            "runs_1/config.json",
             "config.json",
             "LICENSE",
             "LICENSE.txt",
@@ -160,14 +190,23 @@ mod tests {
             std::fs::write(source.join(name), "{\"dtype\": \"float32\"}\r\n").unwrap();
         }
         let files = OtherFiles::of(&source).unwrap();
-        assert_eq!(files.names, ["LICENSE", "LICENSE.txt", "config.json", "tokenizer.model"]);
+        let expected = [
+            "1_Pooling/config.json",
+            "2_Dense/model.safetensors",
+            "LICENSE",
+            "LICENSE.txt",
+            "config.json",
+            "tokenizer.model",
+        ];
+        assert_eq!(files.names, expected);
         let text = |name: &str| std::fs::read_to_string(to.join(name)).unwrap();
         files.copy(&to, None).unwrap();
         assert_eq!(text("config.json"), "{\"dtype\": \"float32\"}\r\n");
         files.copy(&to, Some(Kind::Half)).unwrap();
         assert_eq!(text("config.json"), "{\"dtype\": \"float16\"}\r\n");
         assert_eq!(text("tokenizer.model"), "{\"dtype\": \"float32\"}\r\n");
-        assert_eq!(std::fs::read_dir(&to).unwrap().count(), 4);
+        assert!(text("1_Pooling/config.json").contains("float32"));
+        assert_eq!(std::fs::read_dir(&to).unwrap().count(), 6);
         std::fs::File::create(source.join("LICENSE")).unwrap().set_len(MAX_BYTES + 1).unwrap();
         let error = OtherFiles::of(&source).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("LICENSE: has 268435457 bytes; at most 268435456"), "{error}");
