@@ -1,6 +1,7 @@
 //! Everything that can go wrong on the user's side.
 
 use crate::data::DataError;
+use pipeline::message::FailureKind;
 use thiserror::Error;
 
 /// An error of the BossMan API: what, where, what was expected and what to do.
@@ -49,6 +50,9 @@ pub enum BossManError {
     /// Called in the wrong order, or with something missing.
     #[error("{0}")]
     Usage(String),
+    /// Gradients are no finite numbers. The text tells whether weights have changed by them.
+    #[error("{0}")]
+    NotFinite(String),
     /// Weights do not fit the model. Holds every difference; the text shows the first few.
     #[error("the weights do not fit the model:\n  {}", first_of(.0))]
     StateDict(Vec<String>),
@@ -88,6 +92,16 @@ impl BossManError {
     /// join again), and restore the last state ([`crate::BossMan::restore`]).
     pub fn workers_were_lost(&self) -> bool {
         matches!(self, BossManError::Worker(failure) if failure.is_loss())
+    }
+
+    /// Whether the loss or gradients were no finite numbers, so that training diverged or the data
+    /// has such numbers. To continue, restore an earlier state ([`crate::BossMan::restore`]).
+    pub fn is_not_finite(&self) -> bool {
+        match self {
+            BossManError::NotFinite(_) => true,
+            BossManError::Worker(failure) => failure.kind == FailureKind::NotFinite,
+            _ => false,
+        }
     }
 
     /// An I/O error of a file, with a remedy.

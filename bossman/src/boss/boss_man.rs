@@ -50,7 +50,8 @@ impl BossMan {
     }
 
     /// Sends every worker its stage, with parameters initialised from the seed, and connects
-    /// workers that exchange tensors.
+    /// workers that exchange tensors. Called again, it begins from nothing: counters are 0, and the
+    /// optimizer must be sent again.
     pub async fn distribute_model(&mut self) -> Result<(), BossManError> {
         self.invalidate_log();
         self.trainer.distribute().await

@@ -209,7 +209,7 @@ impl BossMan {
             return Err(BossManError::Usage(message.into()));
         }
         let state = self.checkpoint().await?;
-        self.log = Some(CallLog::new(every, state, self.trainer.plan.workers())?);
+        self.log = Some(CallLog::new(every, state, self.trainer.plan.workers()));
         Ok(())
     }
 }

@@ -129,6 +129,9 @@ impl BossMan {
     /// The first call measures the layers on the workers if the schedule is chosen automatically
     /// (see [`crate::Builder::schedule`]).
     ///
+    /// If the future is dropped before its end, the workers may complete the step, and nobody
+    /// learns its loss or error. To go on from a known state then, call [`BossMan::restore`].
+    ///
     /// # Errors
     /// No loss was set, a tensor does not fit the model, or a worker failed. The step is then void
     /// on every worker. Also if the loss is not finite ([`crate::Guards`]). The error then names

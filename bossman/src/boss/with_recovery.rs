@@ -44,9 +44,7 @@ impl BossMan {
                     self.record(&call, context).await;
                     return Ok(answer);
                 }
-                Err(error) if C::FOLLOWS_MEMBERS && self.recover(&error) => {
-                    self.trainer.position.counters.step = context.step();
-                }
+                Err(error) if C::FOLLOWS_MEMBERS && self.recover(&error) => {}
                 Err(error) => self.rebuild_session(&mut recovery, error, &context).await?,
             }
         }
@@ -217,5 +215,6 @@ impl BossMan {
 }
 
 async fn copy_state(trainer: &mut Trainer, log: &mut CallLog) -> Result<(), BossManError> {
-    log.refresh(checkpoint::begin_snapshot(trainer, StateForm::Slices).await?.finish().await?)
+    log.refresh(checkpoint::begin_snapshot(trainer, StateForm::Slices).await?.finish().await?);
+    Ok(())
 }

@@ -5,11 +5,13 @@
 //!     |-> batch_sizes     the sizes of the first batch against every layer
 //!     |-> output_shape    the loss against the model's first output and the shape of targets
 //!     +-> target_values   the values of the first targets and of the last one
+//! train -> lone_samples   microbatches of one sample against layers that normalise over them
 //! bossman check -> dry_run   the first samples, and the layers of each worker
 //! ```
 
 mod batch_sizes;
 mod dry_run;
+pub(crate) mod lone_samples;
 mod output_shape;
 mod target_values;
 #[cfg(test)]
@@ -105,7 +107,8 @@ impl RunFile {
         batch_sizes::check(self, model.graph(), data)?;
         output_shape::check(&self.loss, model.graph(), data)
             .map_err(|problem| self.loss_place.error(problem))?;
-        target_values::check(&self.loss, model.graph(), data, samples)
+        let names = self.data.as_ref().and_then(|data| data.train.class_names().ok()?);
+        target_values::check(&self.loss, model.graph(), data, names.as_deref(), samples)
     }
 }
 

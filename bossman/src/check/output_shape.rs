@@ -12,6 +12,7 @@ use pipeline::LossSpec;
 /// # Errors
 /// The problem, without the place of the loss. A shape that is not known yet is no error.
 pub(super) fn check(loss: &LossSpec, graph: &LayerGraph, data: &Dataset) -> Result<(), String> {
+    check_pos_weight(loss, graph)?;
     let Some(classes) = loss.classes() else { return Ok(()) };
     if let Some(outputs) = class_count(classes, graph) {
         let weights = classes.weight.len();
@@ -54,6 +55,21 @@ pub(super) fn check(loss: &LossSpec, graph: &LayerGraph, data: &Dataset) -> Resu
              a target [batch, ...]; change the model's last layers or the data"
         ),
     })
+}
+
+/// Checks that `pos_weight` has one number, or as many as the output's last dimension.
+fn check_pos_weight(loss: &LossSpec, graph: &LayerGraph) -> Result<(), String> {
+    let LossSpec::BCEWithLogitsLoss { pos_weight } = loss else { return Ok(()) };
+    let output = graph.outputs().first().map(|id| graph.value(*id).ty.dims());
+    let last = output.and_then(|dims| dims.last()?.as_fixed());
+    let numbers = pos_weight.len();
+    match last.filter(|last| numbers > 1 && *last != numbers as u64) {
+        None => Ok(()),
+        Some(last) => Err(format!(
+            "the output's last dimension is {last}, but `pos_weight` of `{loss}` has {numbers} \
+             numbers; give one for each of its elements, or one for all"
+        )),
+    }
 }
 
 /// The number of classes that the model gives, if the model file fixes it.

@@ -6,6 +6,7 @@ use crate::data::Dataset;
 use crate::BossManError;
 use layerspec::LayerGraph;
 use pipeline::LossSpec;
+use std::fmt::Write as _;
 use tch::{Kind, Tensor};
 use tensor::TensorError;
 
@@ -22,7 +23,7 @@ enum Range {
     Probabilities,
 }
 
-/// Checks the targets of these samples.
+/// Checks the targets of these samples. `names` are those of classes, if the data has some.
 ///
 /// # Errors
 /// A target is outside the range, or cannot be read.
@@ -30,6 +31,7 @@ pub(super) fn check(
     loss: &LossSpec,
     graph: &LayerGraph,
     data: &Dataset,
+    names: Option<&[String]>,
     which: Samples,
 ) -> Result<(), BossManError> {
     let Some(range) = Range::of(loss, graph) else { return Ok(()) };
@@ -44,7 +46,10 @@ pub(super) fn check(
         let Some(position) = first_true(&outside)? else { return Ok(target.numel() as u64) };
         let of_sample = (target.numel() / samples.len().max(1)).max(1);
         let value = value_at(&target, position)?;
-        let problem = range.problem(loss, value, smallest);
+        let mut problem = range.problem(loss, value, smallest);
+        if let Some(names) = names {
+            write!(problem, "; the classes are {}", first_of(names)).ok();
+        }
         let sample = samples.get(position as usize / of_sample).copied().unwrap_or_default();
         Err(data.target_error(sample, &problem).into())
     };
@@ -65,7 +70,13 @@ pub(super) fn check(
     if next < samples {
         check(&[samples as i64 - 1])?;
     }
-    Ok(())
+    match range {
+        Range::Classes { ignored, .. } if smallest == i64::MAX && next == samples => {
+            let problem = format!("class {ignored}, as every target here, is ignored");
+            Err(data.target_error(0, &problem).into())
+        }
+        _ => Ok(()),
+    }
 }
 
 impl Range {
@@ -125,6 +136,14 @@ impl Range {
             }
         }
     }
+}
+
+/// The first names.
+fn first_of(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<_> = names.iter().take(SHOWN).map(String::as_str).collect();
+    let more = if names.len() > SHOWN { ", .." } else { "" };
+    format!("{}{more}", shown.join(", "))
 }
 
 fn value_at(target: &Tensor, position: i64) -> Result<f64, TensorError> {

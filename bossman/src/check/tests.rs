@@ -128,3 +128,29 @@ fn weights_of_classes_are_as_many_as_outputs() {
          give one for each class"
     );
 }
+
+#[test]
+fn targets_that_are_all_ignored_are_no_data() {
+    let checked =
+        |data: &str| checked(CLASSIFIER, "{CrossEntropyLoss: {ignore_index: 2}}", "d.csv", data);
+    assert_eq!(
+        checked("0,0,2\n0,0,2\n").unwrap_err(),
+        "d.csv: line 1: class 2, as every target here, is ignored"
+    );
+    checked("0,0,2\n0,0,1\n").unwrap();
+}
+
+#[test]
+fn positive_weights_are_as_many_as_outputs() {
+    let model = CLASSIFIER.replace("out_features: 3", "out_features: 1");
+    let checked = |weights: &str| {
+        let loss = format!("{{BCEWithLogitsLoss: {{pos_weight: {weights}}}}}");
+        checked(&model, &loss, "d.csv", "0,0,1\n0,0,0\n")
+    };
+    checked("[2]").unwrap();
+    assert_eq!(
+        checked("[2, 3]").unwrap_err(),
+        "run.yaml:3:7: the output's last dimension is 1, but `pos_weight` of `BCEWithLogitsLoss` \
+         has 2 numbers; give one for each of its elements, or one for all"
+    );
+}

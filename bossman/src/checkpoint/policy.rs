@@ -1,8 +1,10 @@
 //! The policy of checkpoints: when one is made, and which are kept.
 
 use super::manifest::{MadeFor, Manifest, RunRecord};
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The checkpoint settings of a run file.
@@ -39,27 +41,27 @@ pub enum KeepBest {
     Accuracy,
 }
 
-/// Counts towards the next checkpoint.
+/// Counts towards the next checkpoint. Clones count together, so that the sessions of a run do.
+#[derive(Clone)]
 pub(crate) struct DueTimer {
     every: Every,
-    last: Instant,
+    last: Arc<Mutex<Instant>>,
 }
 
 impl DueTimer {
     pub(crate) fn start(every: Every) -> Self {
-        DueTimer { every, last: Instant::now() }
+        DueTimer { every, last: Arc::new(Mutex::new(Instant::now())) }
     }
 
     /// Whether one is due after this step.
-    pub(crate) fn is_due(&mut self, step: u64) -> bool {
+    pub(crate) fn is_due(&self, step: u64) -> bool {
+        let mut last = self.last.lock();
         let due = match self.every {
             Every::Steps(steps) => step.is_multiple_of(steps.max(1)),
-            Every::Minutes(minutes) => {
-                self.last.elapsed() >= Duration::from_secs_f64(minutes * 60.0)
-            }
+            Every::Minutes(minutes) => last.elapsed() >= Duration::from_secs_f64(minutes * 60.0),
         };
         if due {
-            self.last = Instant::now();
+            *last = Instant::now();
         }
         due
     }
@@ -210,11 +212,11 @@ mod tests {
 
     #[test]
     fn one_is_due_after_so_many_steps() {
-        let mut due = DueTimer::start(Every::Steps(3));
+        let due = DueTimer::start(Every::Steps(3));
         assert_eq!((1..=7).filter(|step| due.is_due(*step)).collect::<Vec<_>>(), [3, 6]);
-        let mut due = DueTimer::start(Every::Minutes(1e9));
+        let due = DueTimer::start(Every::Minutes(1e9));
         assert!(!due.is_due(3));
-        let mut due = DueTimer::start(Every::Minutes(0.0));
+        let due = DueTimer::start(Every::Minutes(0.0));
         assert!(due.is_due(3));
     }
 }

@@ -5,7 +5,7 @@ use super::state_fit::{check_optimizer_state, keeps_state};
 use super::store::Checkpoints;
 use super::stored_state::StoredState;
 use super::training_state::{hash, Sizes, TrainingState};
-use crate::data::tensor_payload::{from_payload, meta_of};
+use crate::data::tensor_payload::{from_payload, meta_of, owned_from_payload};
 use crate::session::fetched_state;
 use crate::session::position::Counters;
 use crate::session::trainer::Trainer;
@@ -111,6 +111,7 @@ pub(crate) async fn restore(
     let optimizer = optimizer_of(trainer)?;
     let is_of_optimizer = |tensor: &StageTensor| StateName::parse(&tensor.name).optimizer;
     let (state, weights) = tensors.into_iter().partition(is_of_optimizer);
+    forget_what_waits(trainer).await?;
     weight_transfer::load(trainer, weights).await?;
     // The optimizer starts fresh. State that is missing in the stored one stays so.
     trainer.send_optimizer(optimizer).await?;
@@ -129,6 +130,7 @@ pub(crate) async fn restore_stored(
 ) -> Result<(), BossManError> {
     let optimizer = optimizer_of(trainer)?;
     state.check(trainer.model.graph(), &optimizer)?;
+    forget_what_waits(trainer).await?;
     weight_transfer::load_chunks(trainer, state.clone().read_weights()).await?;
     // As in [`restore`].
     trainer.send_optimizer(optimizer).await?;
@@ -138,6 +140,15 @@ pub(crate) async fn restore_stored(
     weight_transfer::end_load(trainer).await?;
     resume_from(trainer, state.counters);
     Ok(())
+}
+
+/// Frees batches and gradients that belong to the state before. Workers lose them with their
+/// stages.
+async fn forget_what_waits(trainer: &mut Trainer) -> Result<(), BossManError> {
+    match trainer.position.is_idle() {
+        true => Ok(()),
+        false => trainer.distribute().await,
+    }
 }
 
 fn optimizer_of(trainer: &Trainer) -> Result<OptimizerSpec, BossManError> {
@@ -175,7 +186,7 @@ impl Snapshot {
         let (mut weights, mut optimizer) = (StateDict::default(), BTreeMap::new());
         let mut shards = Shards::default();
         receive_all(streams, |name, payload| {
-            let (name, tensor) = (StateName::parse(name), from_payload(payload)?);
+            let (name, tensor) = (StateName::parse(name), owned_from_payload(payload)?);
             match (name.optimizer, name.start) {
                 (false, _) => weights.insert(name.name, &tensor),
                 (true, None) => drop(optimizer.insert(name.name.to_string(), tensor)),

@@ -206,7 +206,8 @@ impl Checkpoints {
     pub(crate) async fn resume(&self, name: Option<&str>) -> Result<StoredState, BossManError> {
         let listed = self.list().await?;
         if let Some(name) = name {
-            let place = listed.iter().position(|listed| listed.name == name);
+            let is_meant = |of: &CheckpointEntry| of.name == name || name.parse() == Ok(of.step);
+            let place = listed.iter().position(is_meant);
             let names =
                 || listed.iter().map(|listed| listed.name.as_str()).collect::<Vec<_>>().join(", ");
             let place = place.ok_or_else(|| {
@@ -216,6 +217,7 @@ impl Checkpoints {
                     names()
                 ))
             })?;
+            let name = listed[place].name.as_str();
             if let Some(later) = listed.get(place + 1) {
                 return Err(BossManError::Usage(format!(
                     "{}: {} and later would be mixed up with what follows {name}; `bossman \

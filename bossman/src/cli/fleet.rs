@@ -7,7 +7,9 @@ use bossman::output;
 use bossman::train::StopSignal;
 use bossman::{BossManError, Transport};
 use std::future::Future;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// The workers of a run.
 #[derive(clap::Args)]
@@ -151,30 +153,48 @@ pub(crate) fn until_stopped<T>(
     grace: Duration,
     work: impl Future<Output = Result<T, BossManError>>,
 ) -> Result<(T, Option<u8>)> {
-    runtime()?.block_on(async {
-        let mut signals = Signals::new()?;
-        let mut work = std::pin::pin!(work);
-        let code = tokio::select! {
-            result = &mut work => return Ok((result?, None)),
-            code = signals.next() => code,
-        };
-        stop.stop();
-        let seconds = grace.as_secs_f64();
-        output::warn(&format!(
-            "stopping after this step, within {seconds} s; press Ctrl-C again to end at once"
-        ));
-        let at_once = |why: &str| Interrupted {
-            code,
-            text: format!(
-                "{why}, so nothing is saved of the steps after the last epoch or checkpoint"
-            ),
-        };
+    let runtime = runtime()?;
+    let result = runtime.block_on(async {
+        let signals = Signals::new()?;
+        let (ends, ended) = oneshot::channel();
+        let heard = Arc::new(OnceLock::new());
+        // Apart from the work, which may read files for a long time.
+        tokio::spawn(follow(signals, stop.clone(), grace, heard.clone(), ends));
         tokio::select! {
-            result = &mut work => Ok((result?, Some(code))),
-            () = tokio::time::sleep(grace) => {
-                Err(at_once(&format!("the step did not end within {seconds} s (--grace)")).into())
-            }
-            _ = signals.next() => Err(at_once("it ended at once").into()),
+            result = work => Ok((result?, heard.get().copied())),
+            Ok(interrupted) = ended => Err(interrupted.into()),
         }
-    })
+    });
+    if result.is_err() {
+        // Files that are still read or written are not waited for.
+        runtime.shutdown_background();
+    }
+    result
+}
+
+/// Follows the signals of work that is asked to stop well. `ends` gets why it must end at once. If
+/// the work does not look at that soon, ends the process.
+async fn follow(
+    mut signals: Signals,
+    stop: StopSignal,
+    grace: Duration,
+    heard: Arc<OnceLock<u8>>,
+    ends: oneshot::Sender<Interrupted>,
+) {
+    let code = signals.next().await;
+    heard.set(code).ok();
+    stop.stop();
+    let seconds = grace.as_secs_f64();
+    output::warn(&format!(
+        "stopping after this step, within {seconds} s; press Ctrl-C again to end at once"
+    ));
+    let why = tokio::select! {
+        () = tokio::time::sleep(grace) => format!("it did not end within {seconds} s (--grace)"),
+        _ = signals.next() => "it ended at once".into(),
+    };
+    let text = format!("{why}, so what was not written by then is not saved");
+    ends.send(Interrupted { code, text: text.clone() }).ok();
+    tokio::time::sleep(UNHEARD).await;
+    output::warn(&format!("bossman: {}", Interrupted { code, text }));
+    exit_now(code);
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use bossman::events::{Console, Event};
 use bossman::output;
-use bossman::runs::{resolve_latest, EventReader, RunFolder, RunState, RunSummary};
+use bossman::runs::{resolve_newest, EventReader, RunFolder, RunState, RunSummary};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -133,7 +133,10 @@ fn safe(text: &str) -> String {
 
 impl Log {
     pub(crate) fn run(self) -> Result<()> {
-        let folder = resolve_latest(&self.run);
+        let folder = resolve_newest(&self.run)?;
+        if !folder.is_dir() {
+            anyhow::bail!("{}: there is no such folder", folder.display());
+        }
         let Some(mut reader) = EventReader::open(&folder)? else {
             anyhow::bail!("{}: is no run's folder: it has no events.jsonl", folder.display());
         };

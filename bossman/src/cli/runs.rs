@@ -9,7 +9,7 @@ use bossman::output;
 use bossman::run_file::RunFile;
 use bossman::runs::{RunFolderSettings, RunName};
 use bossman::train::{self, Interruption, StopSignal, TrainOptions};
-use bossman::{best_path, validate, Meaning, Model, Predicted, Predictions, ValidationResult};
+use bossman::{validate, Meaning, Model, Predicted, Predictions, ValidationResult};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -205,12 +205,9 @@ impl Train {
         }
         if let Some(path) = &outcome.weights {
             output::print_line(&format!("weights written to {}", path.display()))?;
-            if outcome.best.is_some() {
-                output::print_line(&format!(
-                    "those of the best epoch to {}",
-                    best_path(path).display()
-                ))?;
-            }
+        }
+        if let Some(path) = &outcome.best_weights {
+            output::print_line(&format!("those of the best epoch to {}", path.display()))?;
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ pub(crate) struct Generate {
     #[command(flatten)]
     fleet: Fleet,
     /// The beginning of the text.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
     /// The most tokens to add.
     #[arg(long, value_name = "N", default_value_t = 200)]

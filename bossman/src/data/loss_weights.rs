@@ -14,33 +14,32 @@ pub(crate) fn loss_weights(
     target: Option<&Tensor>,
     ranges: &[SampleRange],
 ) -> Result<Vec<f64>, BossManError> {
-    let loss_weights: Vec<f64> = match loss.classes() {
-        None => ranges.iter().map(|range| range.len as f64).collect(),
-        Some(classes) => {
-            let target = target.ok_or_else(missing_classes)?;
-            let target_weights =
-                target_weights(classes, target).map_err(|e| target_error(e.to_string()))?;
-            let sum = |part: &Tensor| -> Result<f64, TensorError> {
-                Ok(part.f_sum(Kind::Double)?.f_double_value(&[])?)
-            };
-            match ranges {
-                // The model may have no batch dimension.
-                [_whole] => Ok(vec![sum(&target_weights)?]),
-                parts => parts
-                    .iter()
-                    .map(|range| sum(&range.of(&target_weights)?))
-                    .collect::<Result<_, TensorError>>(),
-            }?
-        }
+    let Some(classes) = loss.classes() else {
+        return Ok(ranges.iter().map(|range| range.len as f64).collect());
     };
-    if loss_weights.iter().sum::<f64>() > 0.0 {
-        Ok(loss_weights)
-    } else {
-        Err(target_error(
-            "no target of the batch counts: each is of the ignored class, or its class weighs \
-             nothing"
-                .into(),
-        ))
+    let target = target.ok_or_else(missing_classes)?;
+    let target_weights =
+        target_weights(classes, target).map_err(|e| target_error(e.to_string()))?;
+    let sum = |part: &Tensor| -> Result<f64, TensorError> {
+        Ok(part.f_sum(Kind::Double)?.f_double_value(&[])?)
+    };
+    match ranges {
+        // The model may have no batch dimension.
+        [_whole] => Ok(vec![sum(&target_weights)?]),
+        parts => Ok(parts
+            .iter()
+            .map(|range| sum(&range.of(&target_weights)?))
+            .collect::<Result<_, TensorError>>()?),
+    }
+}
+
+/// Checks that these weights, of one batch or of several, have a mean.
+pub(crate) fn expect_counted(counted: f64) -> Result<(), BossManError> {
+    match counted > 0.0 {
+        true => Ok(()),
+        false => Err(target_error(
+            "no target counts: each is of the ignored class, or its class weighs nothing".into(),
+        )),
     }
 }
 
@@ -135,7 +134,10 @@ mod tests {
             loss_weights(loss, Some(target), &RANGES).unwrap_err().to_string()
         };
         let ignored = Tensor::from_slice(&[-100i64; 3]);
-        assert!(refused(&cross_entropy(&[]), &ignored).contains("no target of the batch counts"));
+        let weights = loss_weights(&cross_entropy(&[]), Some(&ignored), &RANGES).unwrap();
+        assert_eq!(weights, [0.0, 0.0]);
+        assert!(expect_counted(0.0).unwrap_err().to_string().contains("no target counts"));
+        expect_counted(0.5).unwrap();
         let unknown = Tensor::from_slice(&[0i64, 3, 1]);
         let error = refused(&cross_entropy(&[1.0, 1.0, 1.0]), &unknown);
         assert!(error.contains("weighs 3 classes; a target has another"), "{error}");

@@ -2,7 +2,7 @@
 
 use super::score::Score;
 use crate::data::batch_inputs::Inputs;
-use crate::data::loss_weights::has_counted_targets;
+use crate::data::loss_weights::{expect_counted, has_counted_targets};
 use crate::session::evaluation::{Outputs, MAX_EVALUATION_BYTES};
 use crate::Batch;
 use crate::{BossMan, BossManError};
@@ -53,8 +53,9 @@ impl Score {
                 }
             }
         }
+        expect_counted(counted)?;
         let accuracy = classes.is_some().then(|| right / f64::max(targets, 1.0));
-        Ok(Score { loss: loss / f64::max(counted, f64::MIN_POSITIVE), accuracy })
+        Ok(Score { loss: loss / counted, accuracy })
     }
 }
 

@@ -8,12 +8,10 @@ use crate::session::call::{LoggedCall, TrainingCall};
 use crate::session::position::Position;
 use crate::session::trainer::Trainer;
 use crate::tuning::batch_shape::BatchShape;
-use crate::{BossManError, StateDict};
+use crate::BossManError;
 use parking_lot::Mutex;
 use pipeline::message::{Failure, Mode};
 use pipeline::LossSpec;
-use tch::Tensor;
-use tensor::TensorError;
 
 /// The most calls in the log, and the most bytes of their arguments, until the next state is
 /// stored.
@@ -34,15 +32,14 @@ const ADVICE: &str = "build a BossMan on the workers that are left and call rest
 #[derive(Clone)]
 pub(crate) struct CallContext {
     batch: u64,
-    step: u64,
     mode: Mode,
     loss: Option<LossSpec>,
 }
 
 impl CallContext {
     pub(crate) fn of(trainer: &Trainer) -> Self {
-        let Position { batch, mode, counters, .. } = &trainer.position;
-        CallContext { batch: *batch, step: counters.step, mode: *mode, loss: trainer.loss.clone() }
+        let Position { batch, mode, .. } = &trainer.position;
+        CallContext { batch: *batch, mode: *mode, loss: trainer.loss.clone() }
     }
 
     /// The context of a later attempt at the call that took this batch number.
@@ -52,11 +49,6 @@ impl CallContext {
 
     pub(crate) fn batch(&self) -> u64 {
         self.batch
-    }
-
-    /// The training step before the call.
-    pub(crate) fn step(&self) -> u64 {
-        self.step
     }
 
     /// Gives a trainer the same values. Its step follows from the state and the repeated calls.
@@ -109,22 +101,18 @@ impl Interruption {
 
 impl CallLog {
     /// Starts a log after this state of a session with `workers` workers.
-    pub(crate) fn new(
-        every: u64,
-        state: TrainingState,
-        workers: usize,
-    ) -> Result<Self, BossManError> {
-        Ok(CallLog {
+    pub(crate) fn new(every: u64, state: TrainingState, workers: usize) -> Self {
+        CallLog {
             every: every.max(1),
             updates: state.counters.updates,
-            state: Mutex::new(deep_copy(state)?),
+            state: Mutex::new(state),
             entries: Vec::new(),
             bytes: 0,
             shape: None,
             interrupted: None,
             cannot_replay: None,
             workers,
-        })
+        }
     }
 
     /// The number of calls since the state.
@@ -173,12 +161,10 @@ impl CallLog {
     }
 
     /// Stores a state, from which the log begins anew.
-    pub(crate) fn refresh(&mut self, state: TrainingState) -> Result<(), BossManError> {
-        let state = deep_copy(state)?;
+    pub(crate) fn refresh(&mut self, state: TrainingState) {
         (self.updates, self.cannot_replay) = (state.counters.updates, None);
         self.state = Mutex::new(state);
         self.clear();
-        Ok(())
     }
 
     fn clear(&mut self) {
@@ -225,23 +211,12 @@ impl CallLog {
     }
 }
 
-/// A copy in memory of its own: tensors from workers may lie in memory that the workers wait for.
-fn deep_copy(state: TrainingState) -> Result<TrainingState, BossManError> {
-    let copied = |tensor: &Tensor| tensor.f_detach_copy().map_err(TensorError::from);
-    let mut weights = StateDict::default();
-    for (name, tensor) in state.weights.iter() {
-        weights.insert(name, &copied(tensor)?);
-    }
-    let optimizer =
-        state.optimizer.iter().map(|(name, tensor)| Ok((name.clone(), copied(tensor)?)));
-    let optimizer = optimizer.collect::<Result<_, TensorError>>()?;
-    Ok(TrainingState { weights, optimizer, counters: state.counters })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::session::position::Counters;
+    use crate::StateDict;
+    use tch::Tensor;
 
     /// A call whose arguments have this number of bytes.
     struct Call {
@@ -269,12 +244,12 @@ mod tests {
     }
 
     fn context(step: u64) -> CallContext {
-        CallContext { batch: step, step, mode: Mode::Train, loss: None }
+        CallContext { batch: step, mode: Mode::Train, loss: None }
     }
 
     /// A log that stores a state every 3 updates, after a state with this number of updates.
     fn log(updates: u64) -> CallLog {
-        CallLog::new(3, state(updates), 2).unwrap()
+        CallLog::new(3, state(updates), 2)
     }
 
     fn state(updates: u64) -> TrainingState {
@@ -296,7 +271,7 @@ mod tests {
         log.record(&SMALL, context(0));
         log.record(&Call { changes: false, ..SMALL }, context(1));
         assert_eq!((log.len(), log.bytes), (1, 8));
-        log.refresh(state(1)).unwrap();
+        log.refresh(state(1));
         assert_eq!((log.len(), log.bytes, log.updates), (0, 0, 1));
     }
 
@@ -312,7 +287,7 @@ mod tests {
         assert!(!log.can_replay() && log.len() == 0 && log.bytes == 0);
         assert!(CallLog::advice(Some(&log)).contains("because during 1024 calls"));
         // A state makes up for it.
-        log.refresh(state(1)).unwrap();
+        log.refresh(state(1));
         assert!(log.can_replay());
     }
 
@@ -357,17 +332,7 @@ mod tests {
         log.invalidate();
         assert!(log.is_refresh_due(&position(10)));
         // `every: 0` is every update.
-        let each = CallLog::new(0, state(10), 2).unwrap();
+        let each = CallLog::new(0, state(10), 2);
         assert!(!each.is_refresh_due(&position(10)) && each.is_refresh_due(&position(11)));
-    }
-
-    #[test]
-    fn a_stored_state_has_memory_of_its_own() {
-        let given = state(5);
-        let mut callers = given.weights.get("0.weight").unwrap().shallow_clone();
-        let log = CallLog::new(3, given, 2).unwrap();
-        drop(callers.f_fill_(9).unwrap());
-        let stored = log.state.lock().weights.get("0.weight").unwrap().shallow_clone();
-        assert_eq!(stored.int64_value(&[]), 5);
     }
 }

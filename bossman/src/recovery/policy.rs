@@ -58,6 +58,15 @@ pub(crate) fn with_resume_advice(error: BossManError, checkpoints: bool) -> Boss
     error.with_advice_if_lost(|| advice.into())
 }
 
+/// The error of a pool that lost its state with its workers.
+pub(crate) fn with_pool_advice(error: BossManError, checkpoints: bool) -> BossManError {
+    let advice = match checkpoints {
+        true => "resume with --resume",
+        false => "start again from the weights that were saved last (--weights)",
+    };
+    error.with_advice_if_lost(|| advice.into())
+}
+
 /// The error of a run that has no memory for its work, with what helps.
 pub(crate) fn with_memory_advice(error: BossManError, can_recompute: bool) -> BossManError {
     let advice = match can_recompute {

@@ -71,13 +71,19 @@ impl RunFile {
     /// # Errors
     /// The run has no such part; a file cannot be read or does not fit the model.
     pub fn part(&self, part: Part, model: &Model) -> Result<Dataset, BossManError> {
-        let missing =
-            |what: &str| BossManError::Usage(format!("the run file's `data` has no `{what}`"));
+        let missing = |what: &str, other: &str| {
+            BossManError::Usage(format!(
+                "the run file's `data` has no `{what}`; add it, or use --data {other}"
+            ))
+        };
         let learned = self.learned()?;
         let (data, open) = (learned.data()?, |source: &Source| learned.open(source, model));
         match (part, &data.validation) {
-            (Part::Test, _) => open(data.test.as_ref().ok_or_else(|| missing("test"))?),
-            (Part::Validation, None) => Err(missing("validation")),
+            (Part::Test, validation) => {
+                let other = if validation.is_some() { "validation" } else { "train" };
+                open(data.test.as_ref().ok_or_else(|| missing("test", other))?)
+            }
+            (Part::Validation, None) => Err(missing("validation", "train")),
             (Part::Validation, Some(Validation::Source(source))) => open(source),
             (Part::Train, Some(Validation::Split(share))) => {
                 Ok(open(&data.train)?.split(*share, self.seed)?.0)

@@ -32,7 +32,14 @@ pub(super) fn loss(choice: &Choice<'_>) -> Result<LossSpec, Diagnostic> {
         }
         "CrossEntropyLoss" => {
             let label_smoothing = args.optional("label_smoothing", &PROBABILITY)?.unwrap_or(0.0);
-            LossSpec::CrossEntropyLoss { classes: classes(&args)?, label_smoothing }
+            let classes = classes(&args)?;
+            if label_smoothing > 0.0 && classes.weight.contains(&0.0) {
+                let why = "`weight`: with `label_smoothing` every class needs a weight above 0, \
+                           because a microbatch whose targets all have weight 0 has no mean; \
+                           `ignore_index` leaves a class out";
+                return Err(Diagnostic::new(args.need("weight")?.location, why));
+            }
+            LossSpec::CrossEntropyLoss { classes, label_smoothing }
         }
         "NLLLoss" => LossSpec::NLLLoss { classes: classes(&args)? },
         "BCELoss" => LossSpec::BCELoss,
@@ -144,6 +151,10 @@ pub(super) fn lr_schedule(run: &Mapping<'_>) -> Result<LrSchedule, Diagnostic> {
     };
     let steps = args.optional("warmup", &COUNT)?.unwrap_or(0);
     let start_factor = args.optional("start_factor", &PROBABILITY)?.unwrap_or(0.0);
+    if let Some(factor) = args.get("start_factor").filter(|_| steps == 0 && start_factor > 0.0) {
+        let why = "`start_factor` needs `warmup`, in whose first step it is the factor";
+        return Err(Diagnostic::new(factor.location, why));
+    }
     let schedule = LrSchedule { warmup: Warmup { steps, start_factor }, decay };
     schedule.check().map_err(|why| Diagnostic::new(node.location, why))?;
     Ok(schedule)

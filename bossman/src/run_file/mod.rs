@@ -311,6 +311,7 @@ fn check_conflicts(run: &Mapping<'_>) -> Result<Facts, Diagnostic> {
     facts.accumulate = parallel::small_count(run, "accumulate")?.unwrap_or(1);
     facts.run = RunFacts {
         groups_by_length: run.optional("group_by_length", &FLAG)?.unwrap_or(false),
+        shuffles: run.optional("shuffle", &FLAG)?.unwrap_or(true),
         translates: run.get("translate").is_some(),
         trains_on_pairs: trains_on_pairs(run),
         audits_checkpoints: checkpoint::audit(run)?.is_some_and(|audit| audit > 0),

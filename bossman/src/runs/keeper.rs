@@ -5,7 +5,7 @@ use super::files::write;
 use super::live_boss::{remove_port, write_port};
 use super::owner::mark_as_own;
 use super::RunFolder;
-use crate::events::{Event, Observer, PlannedStage};
+use crate::events::{Event, Events, Observer, PlannedStage};
 use crate::receipt::RECEIPT;
 use crate::run_file::{RunFile, TABLE};
 use crate::BossManError;
@@ -24,15 +24,23 @@ pub(crate) struct FolderKeeper {
     /// The workers that have joined, with their threads.
     workers: Vec<(u16, u32)>,
     planned: Option<(String, Vec<PlannedStage>, String)>,
+    /// Whether the folder has the files of a session.
+    is_kept: bool,
+    warnings: Events,
 }
 
 impl FolderKeeper {
     /// Keeps this folder. `file` is the run with its flags, and with absolute paths. The model is
-    /// read now, because the user may change its file while the run lasts.
+    /// read now, because the user may change its file while the run lasts. `warnings` gets what
+    /// fails in a later session.
     ///
     /// # Errors
     /// The model cannot be read.
-    pub(crate) fn new(folder: Arc<RunFolder>, mut file: RunFile) -> Result<Self, BossManError> {
+    pub(crate) fn new(
+        folder: Arc<RunFolder>,
+        mut file: RunFile,
+        warnings: Events,
+    ) -> Result<Self, BossManError> {
         let from = std::mem::replace(&mut file.model, MODEL.into());
         let mut model = None;
         if from != folder.file(MODEL) {
@@ -43,7 +51,8 @@ impl FolderKeeper {
                 file.model = from;
             }
         }
-        Ok(FolderKeeper { folder, file, model, workers: Vec::new(), planned: None })
+        let (workers, planned) = (Vec::new(), None);
+        Ok(FolderKeeper { folder, file, model, workers, planned, is_kept: false, warnings })
     }
 
     /// Copies the model once.
@@ -60,6 +69,14 @@ impl FolderKeeper {
         let path = self.folder.file(TABLE);
         let text = serde_json::to_vec_pretty(&learned).map_err(|e| BossManError::file(&path, e))?;
         write(&path, &text)
+    }
+
+    /// Writes the files of a session that begins.
+    fn keep(&mut self) -> Result<(), BossManError> {
+        self.copy_model()?;
+        self.write_table()?;
+        self.write_run()?;
+        self.folder.make_latest()
     }
 
     fn write_run(&self) -> Result<(), BossManError> {
@@ -89,10 +106,13 @@ impl Observer for FolderKeeper {
                 self.file.microbatches = *microbatches;
                 // It is of the run so far, which goes on.
                 std::fs::remove_file(self.folder.file(RECEIPT)).ok();
-                self.copy_model()?;
-                self.write_table()?;
-                self.write_run()?;
-                self.folder.make_latest()?;
+                match self.keep() {
+                    Err(error) if self.is_kept => self.warnings.warn(format!(
+                        "the run's folder is not up to date, and training goes on: {error}"
+                    )),
+                    kept => kept?,
+                }
+                self.is_kept = true;
             }
             Event::Planned { schedule, stages, why } => {
                 self.planned = Some((schedule.clone(), stages.clone(), why.clone()));
@@ -133,7 +153,7 @@ mod tests {
         let before = std::fs::read(&model).unwrap();
         let file = RunFile::from_file("../examples/digits/run.yaml").unwrap();
         let file = RunFile { model: model.clone(), ..file };
-        let mut keeper = FolderKeeper::new(folder.clone(), file).unwrap();
+        let mut keeper = FolderKeeper::new(folder.clone(), file, Events::unobserved()).unwrap();
         std::fs::write(&model, "no model").unwrap();
         for _session in 0..2 {
             keeper.copy_model().unwrap();
@@ -148,7 +168,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let folder = folder(place.path());
         let file = RunFile::from_file("../examples/digits/run.yaml").unwrap();
-        let mut keeper = FolderKeeper::new(folder.clone(), file).unwrap();
+        let mut keeper = FolderKeeper::new(folder.clone(), file, Events::unobserved()).unwrap();
         let ended = Event::Ended { steps: 9, time: Duration::ZERO, error: None };
         let interrupted = Event::Interrupted { step: Some(3), weights: None, checkpoint: None };
         for end in [ended, interrupted] {

@@ -187,6 +187,9 @@ impl RunSummary {
             RunState::Ended => return Err("all its steps are done".into()),
             _ => {}
         }
+        if !self.path.join("run.yaml").exists() {
+            return Err("it did not begin".into());
+        }
         let file = RunFile::from_file(self.path.join("run.yaml"));
         let file = file.map_err(|e| format!("run.yaml cannot be used: {e}"))?;
         let Some(policy) = file.checkpoint else {
@@ -298,6 +301,6 @@ mod tests {
         let run = summary(&[begin, started, step, best]);
         assert_eq!((run.step, run.steps, run.loss), (3, Some(9), Some(0.5)));
         assert_eq!(run.best.unwrap().score.loss, 0.25);
-        assert!(run.why_not.unwrap().contains("run.yaml cannot be used"));
+        assert_eq!(run.why_not.unwrap(), "it did not begin");
     }
 }

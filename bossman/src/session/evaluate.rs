@@ -4,6 +4,7 @@ use super::evaluation::{Evaluation, Outputs};
 use super::prepared_batch::PreparedBatch;
 use super::trainer::Trainer;
 use crate::data::batch_inputs::Inputs;
+use crate::data::loss_weights::expect_counted;
 use crate::data::worker_data_sets::merge_samples;
 use crate::BossManError;
 use crate::{Batch, Variables};
@@ -82,7 +83,9 @@ impl Trainer {
                 samples.push(batch.samples_to_read);
                 inputs.push(batch.inputs);
                 targets.push(batch.targets);
-                counted.push(batch.loss_weights.iter().sum());
+                let of_batch: f64 = batch.loss_weights.iter().sum();
+                expect_counted(of_batch)?;
+                counted.push(of_batch);
             }
             let mut run = self.evaluation_round(inputs);
             run.outputs = outputs == Outputs::Fetch;

@@ -189,12 +189,12 @@ impl LearningMonitor {
         self.skipped = if finite { 0 } else { self.skipped + 1 };
         match (self.skipped, self.guards.nonfinite) {
             (0, _) => Ok(None),
-            (_, NonFinite::Stop) => Err(BossManError::Usage(format!(
+            (_, NonFinite::Stop) => Err(BossManError::NotFinite(format!(
                 "step {step}: the gradients are no finite numbers though the loss is; the step \
                  changed no weights; lower the learning rate, look at the data, or skip such \
                  steps with `guards: {{nonfinite: skip}}`"
             ))),
-            (MAX_SKIPPED_STEPS.., NonFinite::Skip) => Err(BossManError::Usage(format!(
+            (MAX_SKIPPED_STEPS.., NonFinite::Skip) => Err(BossManError::NotFinite(format!(
                 "step {step}: the gradients of {MAX_SKIPPED_STEPS} steps in a row were no finite \
                  numbers, so none of these steps changed the weights; lower the learning rate, \
                  clip the gradients, or look for NaN in data and weights"

@@ -29,14 +29,13 @@ impl Trainer {
         let mode = self.position.mode;
         let limit = self.settings.in_flight;
         if mode == Mode::Train && self.position.in_flight.batches.len() >= limit {
-            self.position.in_flight.implicit_batch = None;
             return Err(BossManError::Usage(format!(
                 "{limit} batches wait for their backward pass and workers keep the activations of \
                  each: call backward_batch() or discard_batch() for one, or allow more with \
                  Builder::in_flight"
             )));
         }
-        let batch = self.position.next_batch();
+        let (batch, before) = (self.position.next_batch(), self.position.counters.step);
         let mut run =
             self.single_microbatch_round(|stage| Some(Action::Forward { stage, microbatch: 0 }));
         run.outputs = true;
@@ -46,10 +45,22 @@ impl Trainer {
             // Recorded before the wait: if this future is dropped, the workers must discard the
             // batch.
             self.position.in_flight.batches.insert(batch);
+            self.position.in_flight.unclaimed = Some(batch);
         }
         run.step = self.position.counters.step;
-        let answer = self.run_round(self.with_parameter_gathers(run)?).await?;
-        self.outputs(answer.outputs, mode)
+        let answer = match self.run_round(self.with_parameter_gathers(run)?).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                self.position.counters.step = before;
+                if error.was_refused() {
+                    self.position.in_flight.remove(batch);
+                }
+                return Err(error);
+            }
+        };
+        let outputs = self.outputs(answer.outputs, mode)?;
+        self.position.in_flight.unclaimed = None;
+        Ok(outputs)
     }
 
     pub(super) async fn backward(

@@ -56,11 +56,17 @@ impl TrainingCall for Forward {
     type Answer = Vec<Tensor>;
 
     async fn run(&self, trainer: &mut Trainer) -> Result<Vec<Tensor>, BossManError> {
-        if self.name == BatchName::Implicit && trainer.position.mode == Mode::Train {
+        let is_training = trainer.position.mode == Mode::Train;
+        let is_implicit = is_training && self.name == BatchName::Implicit;
+        trainer.discard_unclaimed_batch().await?;
+        if is_implicit {
             trainer.discard_implicit_batch().await?;
-            trainer.position.in_flight.implicit_batch = Some(trainer.position.batch + 1);
         }
-        trainer.forward(self.inputs.clone()).await
+        let outputs = trainer.forward(self.inputs.clone()).await?;
+        if is_implicit {
+            trainer.position.in_flight.implicit_batch = Some(trainer.position.batch);
+        }
+        Ok(outputs)
     }
 
     fn logged(&self) -> LoggedCall {

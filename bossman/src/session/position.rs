@@ -58,6 +58,12 @@ impl Position {
         }
     }
 
+    /// Begins from nothing. Mode and batch stay: a late tensor is known by its batch's number.
+    pub(crate) fn begin_again(&mut self, loss_scale: Option<LossScale>) {
+        let Position { mode, batch, .. } = *self;
+        *self = Position { mode, batch, ..Position::new(loss_scale) };
+    }
+
     /// Takes the number of a new batch.
     pub(crate) fn next_batch(&mut self) -> u64 {
         self.batch += 1;
@@ -115,8 +121,10 @@ impl AccumulatedGradients {
         accumulate: u32,
         loss_scale: Option<LossScale>,
     ) -> Self {
-        if self.steps == 0 {
+        // Steps without a target that counts have gradients of 0, whatever the divisor.
+        if self.counted == 0.0 {
             let scale = loss_scale.map_or(1.0, |scale| scale.get());
+            let counted = if counted > 0.0 { counted } else { 1.0 };
             self.divisor = counted * f64::from(accumulate) / scale;
         }
         self.steps += 1;
@@ -144,6 +152,9 @@ pub(crate) struct BatchesInFlight {
     pub(crate) batches: BTreeSet<u64>,
     /// The batch of [`crate::BossMan::forward`].
     pub(crate) implicit_batch: Option<u64>,
+    /// A batch whose outputs nobody has yet. If it is still here when the next call begins, the
+    /// future of its forward pass was dropped.
+    pub(crate) unclaimed: Option<u64>,
 }
 
 impl BatchesInFlight {
@@ -152,6 +163,29 @@ impl BatchesInFlight {
         if self.implicit_batch == Some(batch) {
             self.implicit_batch = None;
         }
+        if self.unclaimed == Some(batch) {
+            self.unclaimed = None;
+        }
         self.batches.remove(&batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the mean over both batches at once.
+    #[test]
+    fn a_step_without_a_target_that_counts_leaves_the_mean_of_the_others() {
+        let of = |counts: [f64; 2]| {
+            let start = AccumulatedGradients::default();
+            counts.into_iter().fold(start, |sum, counted| sum.with_step(counted, 2, None))
+        };
+        for counts in [[8.0, 0.0], [0.0, 8.0]] {
+            let accumulated = of(counts);
+            // The loss of the batch that counts has the weight 8 / divisor.
+            assert_eq!(8.0 / accumulated.divisor * accumulated.gradient_scale(), 1.0, "{counts:?}");
+        }
+        assert!(of([0.0, 0.0]).counted == 0.0);
     }
 }

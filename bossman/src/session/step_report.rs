@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct StepReport {
     /// The number of the call of [`crate::BossMan::train_step`], from 1.
     pub step: u64,
-    /// The mean loss over the batch, before the update.
+    /// The mean loss over the batch, before the update. NaN if none of its targets counts.
     #[serde(deserialize_with = "formats::null_as_nan")]
     pub loss: f32,
     /// Samples in the batch.

@@ -5,6 +5,7 @@ use super::prepared_batch::PreparedBatch;
 use super::step_report::StepReport;
 use super::train_step::TrainedStep;
 use super::trainer::Trainer;
+use crate::data::loss_weights::expect_counted;
 use crate::tuning::schedule_state::LastStep;
 use crate::BossManError;
 use link::Payload;
@@ -37,14 +38,18 @@ impl Trainer {
         preparing: Duration,
     ) -> Result<TrainedStep, BossManError> {
         let began = Instant::now();
-        match self.train_batch(batch).await {
-            Ok(done) => self.finish_step(batch, done, preparing + began.elapsed()),
+        let before = self.position.counters.step;
+        let error = match self.train_batch(batch).await {
+            Ok(done) => return self.finish_step(batch, done, preparing + began.elapsed()),
             // The samples or the weights are at fault, and not the worker that noticed it.
             Err(BossManError::Worker(failure)) if failure.kind == FailureKind::NotFinite => {
-                Err(self.locate_non_finite(failure, batch).await)
+                self.locate_non_finite(failure, batch).await
             }
-            Err(error) => Err(error),
-        }
+            Err(error) => error,
+        };
+        // The step is void. A step that is tried again has the same dropout.
+        self.position.counters.step = before;
+        Err(error)
     }
 
     async fn train_batch(&mut self, batch: &PreparedBatch) -> Result<FinishedRound, BossManError> {
@@ -54,6 +59,15 @@ impl Trainer {
         let (accumulate, scale) = (self.settings.accumulate, self.position.counters.loss_scale);
         let accumulated = before.with_step(counted, accumulate, scale);
         let updates = accumulated.steps == accumulate;
+        if updates {
+            expect_counted(accumulated.counted).map_err(|error| match error {
+                BossManError::Input { name, problem } => {
+                    let step = self.position.counters.step + 1;
+                    BossManError::Input { name, problem: format!("step {step}: {problem}") }
+                }
+                other => other,
+            })?;
+        }
 
         let schedule = self.schedule_of_step(batch.microbatches, self.strategy.ending(updates))?;
         let update = updates.then(|| self.next_update(accumulated.gradient_scale())).transpose()?;
@@ -107,11 +121,20 @@ impl Trainer {
         let losses = results.losses.iter().map(|(_, loss)| *loss);
         let sum = losses.reduce(|sum, loss| sum + loss).unwrap_or(0.0);
         let is_mean = self.settings.accumulate == 1 && self.position.counters.loss_scale.is_none();
-        let loss = if is_mean { sum } else { (f64::from(sum) * divisor / counted) as f32 };
+        let loss = match counted > 0.0 {
+            true if is_mean => sum,
+            true => (f64::from(sum) * divisor / counted) as f32,
+            false => f32::NAN,
+        };
         let skipped = update.is_some() && self.adapt_loss_scale(results.grad_norm)?;
         self.schedules.record_step(LastStep { schedule, spans: results.spans }, time);
         let lr = update.filter(|_| !skipped).map(|update| update.lr);
-        self.check_learning(&StepHealth { loss: Some(loss), lr, layers: results.health })?;
+        let counts = counted > 0.0;
+        self.check_learning(&StepHealth {
+            loss: counts.then_some(loss),
+            lr,
+            layers: results.health,
+        })?;
         let report = StepReport {
             step: self.position.counters.step,
             loss,
@@ -148,7 +171,7 @@ impl Trainer {
         match &mut counters.loss_scale {
             Some(scale) => {
                 counters.updates -= u64::from(!finite);
-                scale.after(finite).map_err(|why| BossManError::Usage(why.to_string()))?;
+                scale.after(finite).map_err(|why| BossManError::NotFinite(why.to_string()))?;
             }
             // Without a norm nothing was skipped.
             None if norm.is_none() => return Ok(false),
@@ -176,7 +199,7 @@ impl Trainer {
         let usual = self.optimizer.map_or(0.0, |optimizer| optimizer.lr());
         let lr = health.lr.filter(|lr| *lr >= MIN_LR_FRACTION * usual).unwrap_or(0.0);
         let of_layers = self.monitor.layer_warnings(graph, step, lr, &health.layers);
-        let of_layers = of_layers.map_err(BossManError::Usage)?;
+        let of_layers = of_layers.map_err(BossManError::NotFinite)?;
         of_layers.into_iter().chain(of_loss).chain(below).for_each(|text| self.events.warn(text));
         Ok(())
     }

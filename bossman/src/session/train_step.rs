@@ -39,6 +39,7 @@ impl TrainingCall for TrainStep {
     type Answer = TrainedStep;
 
     async fn run(&self, trainer: &mut Trainer) -> Result<TrainedStep, BossManError> {
+        trainer.discard_unclaimed_batch().await?;
         trainer.discard_implicit_batch().await?;
         trainer.choose_schedule(&self.batch.shape()).await?;
         trainer.data.open(&trainer.handle).await?;

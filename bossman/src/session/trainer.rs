@@ -3,7 +3,7 @@
 use super::learning_monitor::LearningMonitor;
 use super::nccl_link::NcclLink;
 use super::position::Position;
-use crate::data::tensor_payload::from_payload;
+use crate::data::tensor_payload::owned_from_payload;
 use crate::data::worker_data_sets::WorkerDataSets;
 use crate::data::Contents;
 use crate::events::{Event, Events};
@@ -111,9 +111,13 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Sends every worker its stage, and connects workers that exchange tensors.
+    /// Sends every worker its stage, and connects workers that exchange tensors. Training begins
+    /// from nothing, without an optimizer.
     pub(crate) async fn distribute(&mut self) -> Result<(), BossManError> {
-        self.position.clear_in_flight();
+        let scale = self.settings.scales_loss.then(LossScale::default);
+        self.position.begin_again(scale);
+        self.monitor.reset();
+        (self.optimizer, self.has_loaded) = (None, false);
         self.send_files().await?;
         self.data.reset_opened();
         self.nccl.disconnect();
@@ -359,9 +363,7 @@ impl Trainer {
             let payload = self.handle.slots.remove(slot);
             let payload = payload
                 .ok_or_else(|| BossManError::Usage(format!("{slot} is empty; please report it")))?;
-            let tensor = from_payload(&payload)?;
-            // Received memory may be shared with the network layer; the user may write to theirs.
-            let tensor = tensor.f_detach_copy().map_err(TensorError::from)?;
+            let tensor = owned_from_payload(&payload)?;
             let tensor = match mode == Mode::Train && tensor.is_floating_point() {
                 true => tensor.f_set_requires_grad(true).map_err(TensorError::from)?,
                 false => tensor,
@@ -383,6 +385,14 @@ impl Trainer {
     /// backward pass.
     pub(crate) async fn discard_implicit_batch(&mut self) -> Result<(), BossManError> {
         match self.position.in_flight.implicit_batch {
+            Some(batch) => self.discard(batch).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Frees what the workers store of a batch whose outputs nobody got.
+    pub(crate) async fn discard_unclaimed_batch(&mut self) -> Result<(), BossManError> {
+        match self.position.in_flight.unclaimed {
             Some(batch) => self.discard(batch).await,
             None => Ok(()),
         }

@@ -2,7 +2,7 @@
 
 use super::fetched_state;
 use crate::checkpoint::WeightsFile;
-use crate::data::tensor_payload::from_payload;
+use crate::data::tensor_payload::owned_from_payload;
 use crate::{BossManError, StateDict};
 use runtime::StateStream;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ impl WeightsSink {
         match self {
             WeightsSink::Memory(tensors) => {
                 fetched_state::receive(stream, |name, payload| {
-                    tensors.insert(name.to_string(), from_payload(payload)?);
+                    tensors.insert(name.to_string(), owned_from_payload(payload)?);
                     Ok(())
                 })
                 .await

@@ -35,6 +35,7 @@ pub(crate) enum ReductionOrder {
 #[derive(Copy, Clone, Debug, Default)]
 pub(crate) struct RunFacts {
     pub(crate) groups_by_length: bool,
+    pub(crate) shuffles: bool,
     pub(crate) translates: bool,
     pub(crate) trains_on_pairs: bool,
     pub(crate) audits_checkpoints: bool,
@@ -233,6 +234,11 @@ const CONFLICTS: &[Conflict] = &[
         key: "group_by_length", setting: "`group_by_length`", relation: Requires,
         other: "`pairs` to train on", reason: "only pairs have lengths of their own", instead: "",
         applies: |f| f.run.groups_by_length && !f.run.trains_on_pairs,
+    },
+    Conflict {
+        key: "group_by_length", setting: "`group_by_length`", relation: Requires,
+        other: "`shuffle`", reason: "it shuffles groups of samples", instead: "",
+        applies: |f| f.run.groups_by_length && !f.run.shuffles,
     },
     Conflict {
         key: "translate", setting: "`translate`", relation: Requires,

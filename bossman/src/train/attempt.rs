@@ -1,7 +1,7 @@
 //! One session of a run: from the state to resume from to the last step, or to the first failure.
 
 use super::prepared::Prepared;
-use crate::checkpoint::{RunRecord, ScoreAtStep};
+use crate::checkpoint::{DueTimer, RunRecord, ScoreAtStep};
 use crate::data::{Part, Prefetcher};
 use crate::events::{Event, Events};
 use crate::recovery::peer_snapshots::PeerSnapshots;
@@ -56,6 +56,7 @@ impl<'a> Attempt<'a> {
         mut record: RunRecord,
         observers: Observers,
         resumed: Option<ResumeState>,
+        due: Option<DueTimer>,
     ) -> Result<Self, BossManError> {
         let (file, options) = (prepared.file, prepared.options);
         let done = resumed.as_ref().map_or(0, |found| found.counters().step);
@@ -76,10 +77,10 @@ impl<'a> Attempt<'a> {
         let metrics_bytes = resumed.as_ref().and_then(|found| found.run().metrics);
         record.metrics = metrics_bytes;
         let Observers { events, metrics } = observers.clone();
-        let checkpoints = match prepared.checkpoints.clone() {
-            Some((checkpoints, policy)) => {
-                let writer = CheckpointWriter::open(checkpoints, policy, events.clone(), metrics);
-                Some(writer.await?)
+        let checkpoints = match prepared.checkpoints.clone().zip(due) {
+            Some(((checkpoints, policy), due)) => {
+                let events = events.clone();
+                Some(CheckpointWriter::open(checkpoints, policy, due, events, metrics).await?)
             }
             None => None,
         };
@@ -153,15 +154,30 @@ impl<'a> Attempt<'a> {
     pub(super) async fn after_step(&mut self, report: &StepReport) -> Result<(), BossManError> {
         let (step, steps) = (report.step, self.prepared.steps);
         let per_epoch = self.prepared.steps_per_epoch();
+        let mut unsaved = None;
         if step.is_multiple_of(per_epoch) || step == steps {
             let (epoch, events) = (step.div_ceil(per_epoch), &self.observers.events);
-            self.epochs.end_epoch(&mut self.boss, step, epoch, events).await?;
+            let is_last = step == steps;
+            match self.epochs.end_epoch(&mut self.boss, step, epoch, is_last, events).await {
+                // The last checkpoint may be on another disk.
+                Err(error @ BossManError::File { .. }) if self.checkpoints.is_some() => {
+                    unsaved = Some(error);
+                }
+                ended => ended?,
+            }
         }
+        self.store_state(step).await;
+        unsaved.map_or(Ok(()), Err)
+    }
+
+    /// Makes the snapshots and checkpoints that are due after this step.
+    async fn store_state(&mut self, step: u64) {
+        let steps = self.prepared.steps;
         if let Some(digests) = &mut self.digests {
             digests.report_finished().await;
         }
         if self.checkpoints.is_none() && self.peer_snapshots.is_none() {
-            return Ok(());
+            return;
         }
         let record = self.record();
         if let Some(snapshots) = self.peer_snapshots.as_mut().filter(|_| step < steps) {
@@ -174,7 +190,6 @@ impl<'a> Attempt<'a> {
                 digests.begin(&mut self.boss, step).await;
             }
         }
-        Ok(())
     }
 
     /// The record of the run as it is now.

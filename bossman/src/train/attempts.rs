@@ -1,12 +1,13 @@
 //! The attempts of a run: sessions one after the other, each from the state that the last one left.
 
-use crate::checkpoint::RunRecord;
+use crate::checkpoint::{DueTimer, RunRecord};
 use crate::events::{Completed, Event, Events};
 use crate::recovery::policy::{self, FailedSessionFacts, Recovery};
 use crate::recovery::rejoin;
 use crate::recovery::resume::{self, ResumeState};
 use crate::status::StatusBoard;
 use crate::train::attempt::{Attempt, Observers};
+use crate::train::epochs::best_path;
 use crate::train::growth_warnings::GrowthWarnings;
 use crate::train::memory_saving::{MeansLeft, MemorySaving};
 use crate::train::metrics::Metrics;
@@ -62,8 +63,12 @@ pub(super) struct Attempts {
     recovery: Recovery,
     growth: RunGrowth<WorkerInfo>,
     growth_warnings: GrowthWarnings,
+    /// The step of the state that sessions resume from, while one of them loads it.
+    resumes_after: u64,
     /// The step of the weights that the run saved last.
     saved: Option<u64>,
+    /// Counts towards the next checkpoint over all sessions, if the run has checkpoints.
+    due: Option<DueTimer>,
     /// How sessions save memory. Once workers were out of it, by more means.
     saving: MemorySaving,
     /// The number of workers in the last session.
@@ -87,11 +92,13 @@ impl Attempts {
             observers: Observers { events: status.before(events), metrics },
             status,
             record: start.record,
+            resumes_after: start.state.as_ref().map_or(0, |state| state.counters().step),
             state: start.state,
             recovery: Recovery::default(),
             growth: RunGrowth::new(prepared.workers),
             growth_warnings: GrowthWarnings::default(),
             saved: None,
+            due: prepared.checkpoints.as_ref().map(|(_, policy)| DueTimer::start(policy.every)),
             saving: MemorySaving::of(prepared.file.recompute),
             workers: prepared.workers,
             host: None,
@@ -119,8 +126,7 @@ impl Attempts {
         on_step: &mut impl FnMut(&StepReport),
     ) -> Result<AttemptEnd, BossManError> {
         let Some(mut attempt) = self.start_unless_stopped(prepared).await? else {
-            let resumes_after = self.state.as_ref().map_or(0, |state| state.counters().step);
-            let done = self.recovery.furthest().max(resumes_after);
+            let done = self.recovery.furthest().max(self.resumes_after);
             let outcome = self.interrupted(prepared, done, None).await;
             return Ok(AttemptEnd::Done(Box::new(outcome)));
         };
@@ -156,15 +162,33 @@ impl Attempts {
         prepared: &Prepared<'_>,
         mut attempt: Attempt<'_>,
     ) -> Result<AttemptEnd, BossManError> {
+        // A run that resumed from its last step has saved nothing yet.
+        if self.saved.is_none() {
+            let events = &self.observers.events;
+            attempt.epochs.save_weights(&mut attempt.boss, prepared.steps, events).await?;
+        }
+        let test = match attempt.test().await {
+            // The run cannot go on, and all that is missing is this score.
+            Err(error) if error.cause() == Cause::Lost && !may_recover(prepared) => {
+                self.observers.events.warn(format!(
+                    "the test was not completed: {error}; `bossman eval` scores the saved weights"
+                ));
+                None
+            }
+            test => test?,
+        };
         self.report_end(prepared.steps, None)?;
-        let test = attempt.test().await?;
         attempt.boss.shutdown().await;
+        // After `--resume` the best epoch may be one of before, with its weights elsewhere.
+        let best_weights = prepared.options.save.as_deref().map(best_path);
+        let best_weights = best_weights.filter(|_| attempt.epochs.best.is_some());
         Ok(AttemptEnd::Done(Box::new(Outcome {
             steps: prepared.steps,
             time: self.time,
             best: attempt.epochs.best,
             test,
             weights: prepared.options.save.clone(),
+            best_weights: best_weights.filter(|path| path.is_file()),
             interrupted: None,
         })))
     }
@@ -194,6 +218,7 @@ impl Attempts {
             best: None,
             test: None,
             weights,
+            best_weights: None,
             interrupted: Some(interruption),
         }
     }
@@ -254,7 +279,8 @@ impl Attempts {
         boss.distribute_model().await?;
         self.find_state(prepared, &mut boss).await?;
         let (record, observers) = (self.record.clone(), self.observers.clone());
-        Attempt::start(prepared, boss, record, observers, self.state.take()).await
+        let due = self.due.clone();
+        Attempt::start(prepared, boss, record, observers, self.state.take(), due).await
     }
 
     async fn train(
@@ -347,6 +373,7 @@ impl Attempts {
         let with_advice = |error| policy::with_memory_advice(error, left.recompute);
         // A pool changes its members without a new session.
         if prepared.options.pool {
+            let error = policy::with_pool_advice(error, prepared.checkpoints.is_some());
             return Err(with_advice(error));
         }
         let done = self.recovery.furthest();
@@ -432,6 +459,7 @@ impl Attempts {
             events: &self.observers.events,
         };
         self.state = search.newest(boss, self.state.take()).await?;
+        self.resumes_after = self.state.as_ref().map_or(0, |state| state.counters().step);
         if self.state.is_none() && prepared.is_resumed {
             // The initial weights are not stored.
             return Err(BossManError::Usage(
@@ -471,6 +499,11 @@ impl Attempts {
 /// Whether late workers are taken in: a run that ends with a loss never has fewer, and a pool takes
 /// them in without a new session.
 fn may_grow(prepared: &Prepared<'_>) -> bool {
+    may_recover(prepared)
+}
+
+/// Whether the run goes on in a new session after a loss.
+fn may_recover(prepared: &Prepared<'_>) -> bool {
     !prepared.options.pool && prepared.file.redundancy != RecoverySource::None
 }
 

@@ -55,6 +55,7 @@ impl CheckpointWriter {
     pub(crate) async fn open(
         checkpoints: Checkpoints,
         policy: Policy,
+        due: DueTimer,
         events: Events,
         metrics: Option<SharedMetrics>,
     ) -> Result<Self, BossManError> {
@@ -62,7 +63,6 @@ impl CheckpointWriter {
             Some(by) => checkpoints.best_rate(by).await?,
             None => None,
         };
-        let due = DueTimer::start(policy.every);
         Ok(CheckpointWriter {
             checkpoints,
             policy,
@@ -234,7 +234,8 @@ mod tests {
         let checkpoints = Checkpoints::open(folder.path().to_str().unwrap(), true).unwrap();
         let every = Every::Steps(1);
         let policy = Policy { dir: None, every, keep: 2, keep_best: None, audit: 0 };
-        let opened = CheckpointWriter::open(checkpoints, policy, Events::default(), None).await;
+        let (due, events) = (DueTimer::start(policy.every), Events::default());
+        let opened = CheckpointWriter::open(checkpoints, policy, due, events, None).await;
         let mut writer = opened.unwrap();
         assert!(!writer.is_better_left_alone());
         let (end, ended) = tokio::sync::oneshot::channel::<()>();

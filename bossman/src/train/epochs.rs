@@ -36,17 +36,28 @@ impl<'a> Epochs<'a> {
         Epochs { file, validation, save, saved: None, best, last: None }
     }
 
-    /// An epoch ended with this step, or the run did.
+    /// An epoch ended with this step, or the run did. Weights that have no room are a warning,
+    /// because those of the next epoch take their place.
+    ///
+    /// # Errors
+    /// A worker failed, or the weights of the last step cannot be written.
     pub(crate) async fn end_epoch(
         &mut self,
         boss: &mut BossMan,
         step: u64,
         epoch: u64,
+        is_last: bool,
         events: &Events,
     ) -> Result<(), BossManError> {
         debug!(epoch, step, "epoch ends");
         // Weights are saved before validation, which may fail.
-        let saved = self.save_weights(boss, step, events).await?;
+        let saved = match self.save_weights(boss, step, events).await {
+            Err(error @ BossManError::File { .. }) if !is_last => {
+                events.warn(format!("the weights of step {step} are not saved: {error}"));
+                None
+            }
+            saved => saved?,
+        };
         let looked = match &self.validation {
             Some(data) => {
                 Some(validate_with_current_members(boss, self.file, Part::Validation, data).await?)
@@ -60,8 +71,13 @@ impl<'a> Epochs<'a> {
         });
         if let Some((path, mut saved)) = saved.filter(|_| best) {
             let path = best_path(path);
-            atomic_file::copy(&mut saved, &path)?;
-            events.report(&Event::WeightsSaved { step, path, best });
+            match atomic_file::copy(&mut saved, &path) {
+                Ok(()) => events.report(&Event::WeightsSaved { step, path, best }),
+                Err(error) if !is_last => events.warn(format!(
+                    "the weights of step {step}, the best so far, are not saved as such: {error}"
+                )),
+                Err(error) => return Err(error),
+            }
         }
         let Some(validation) = looked else { return Ok(()) };
         events.emit(&Event::Validated { step, epoch, validation: validation.clone(), best })?;

@@ -17,6 +17,8 @@ pub struct Outcome {
     pub test: Option<ValidationResult>,
     /// The file of the final weights, if they were saved.
     pub weights: Option<PathBuf>,
+    /// The file of the weights of the best epoch, if there is one.
+    pub best_weights: Option<PathBuf>,
     /// Set if the user ended the run before its last step.
     pub interrupted: Option<Interruption>,
 }

@@ -87,9 +87,9 @@ pub(super) fn place(
     let shown = options.events.clone();
     options.events = shown
         .clone()
-        .with(EventLog::open(folder.file("events.jsonl"), shown)?)
+        .with(EventLog::open(folder.file("events.jsonl"), shown.clone())?)
         .with(TextLog::open(folder.file("log.txt"))?)
-        .with(FolderKeeper::new(folder.clone(), carried_out)?);
+        .with(FolderKeeper::new(folder.clone(), carried_out, shown)?);
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! Everything about a run that does not need workers, read and checked before any joins.
 
+use crate::check::lone_samples::{self, Batches};
 use crate::checkpoint::{Checkpoints, Policy, RunRecord};
 use crate::data::fixed_batch::FixedBatch;
 use crate::data::Part;
@@ -9,6 +10,7 @@ use crate::recovery::resume::{self, ResumeState};
 use crate::run_file::data_parts::Parts;
 use crate::run_file::{Length, RunFile};
 use crate::settings::conflicts::{self, PoolFacts, RunFacts};
+use crate::settings::strategy::Strategy;
 use crate::train::epochs::best_path;
 use crate::train::memory_saving::{MeansLeft, MemorySaving};
 use crate::train::settings::TrainOptions;
@@ -19,6 +21,7 @@ use crate::{
     BossManError, Builder, Collective, Cuts, Model, Recompute, RecoverySource, Replicas, StateDict,
 };
 use link::WorkerInfo;
+use pipeline::lr_schedule::{LrDecay, LrSchedule};
 
 /// The default number of microbatches in a pool, which is also the most workers that can share a
 /// batch.
@@ -80,6 +83,9 @@ pub(super) async fn prepare<'a>(
         }
         _ => file.initial_weights(options.weights.as_deref(), &model)?,
     };
+    if let Some(done) = state.as_ref().map(|state| state.counters().step) {
+        check_length(done, steps)?;
+    }
     let before = state.as_ref().map(ResumeState::run);
     if let RecoverySource::PeerSnapshot(_) = file.redundancy {
         record.run_id = before.and_then(|run| run.run_id).or_else(|| Some(random_id()));
@@ -158,6 +164,10 @@ impl Prepared<'_> {
             peer_snapshots: matches!(file.redundancy, RecoverySource::PeerSnapshot(_)),
             workers: Some(self.workers),
             has_local_workers: options.fleet.local > 0,
+            // --no-shuffle may contradict the run file.
+            groups_by_length: file.group_by_length,
+            trains_on_pairs: file.group_by_length,
+            shuffles: file.shuffle,
             ..RunFacts::default()
         };
         if options.pool {
@@ -170,6 +180,10 @@ impl Prepared<'_> {
         }
         options.trace.as_deref().map_or(Ok(()), Trace::can_save)?;
         let (batch_size, samples) = (file.batch_size, self.data.train.samples());
+        let graph = self.model.graph();
+        let strategy = Strategy::new(builder.settings(), graph, self.workers);
+        let microbatches = strategy.microbatches.into();
+        lone_samples::check(graph, Batches { samples, batch_size, microbatches, steps })?;
         if batch_size > samples {
             options.events.warn(format!(
                 "batch_size: {batch_size}, but there are only {samples} samples to train on; every \
@@ -183,7 +197,47 @@ impl Prepared<'_> {
                  change nothing"
             ));
         }
+        schedule_warnings(&file.lr_schedule, steps / u64::from(accumulate))
+            .for_each(|text| options.events.warn(text));
         Ok(())
+    }
+}
+
+/// Warns of a schedule of another length than the run's, in optimizer steps.
+fn schedule_warnings(schedule: &LrSchedule, updates: u64) -> impl Iterator<Item = String> {
+    let LrSchedule { warmup, decay } = schedule;
+    let early = match decay {
+        LrDecay::Linear { total_steps } | LrDecay::Cosine { total_steps }
+            if *total_steps < updates =>
+        {
+            Some(format!(
+                "total_steps: {total_steps}, but the run has {updates} optimizer steps; the \
+                 learning rate is 0 in the last {}",
+                updates - total_steps
+            ))
+        }
+        _ => None,
+    };
+    let late = (warmup.steps >= updates).then(|| {
+        format!(
+            "warmup: {}, but the run has only {updates} optimizer steps; the learning rate never \
+             reaches its full value",
+            warmup.steps
+        )
+    });
+    let late = late.filter(|_| warmup.steps > 0);
+    early.into_iter().chain(late).map(|text| format!("lr_schedule: {text}"))
+}
+
+/// Checks that a run that resumes after `done` steps does not end before.
+fn check_length(done: u64, steps: u64) -> Result<(), BossManError> {
+    match done > steps {
+        true => Err(BossManError::Usage(format!(
+            "--resume: the checkpoint is of step {done}, but the run ends with step {steps}; raise \
+             `steps` or `epochs`, or delete the later checkpoints with `bossman checkpoint prune \
+             --after` and resume from an earlier one"
+        ))),
+        false => Ok(()),
     }
 }
 

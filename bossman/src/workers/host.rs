@@ -11,7 +11,7 @@ use pipeline::recovery::{fits_beside, Check, JoinDesk, LastSession};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
-use tokio::runtime::Handle as Runtime;
+use tokio::runtime::{Handle as Runtime, RuntimeFlavor};
 use tokio::time::Instant;
 
 /// The default port.
@@ -19,6 +19,11 @@ const DEFAULT_PORT: u16 = 1024;
 
 /// The time within which a run that has ended frees its port.
 const PORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Connections are kept alive by tasks of the program's own runtime.
+const ONE_THREAD: &str = "the tokio runtime has one thread, so code that blocks it for 3 seconds \
+                          loses the workers; use `#[tokio::main]`, or `#[tokio::test(flavor = \
+                          \"multi_thread\")]`";
 
 /// The address of the boss and the workers it waits for.
 #[derive(Debug, Clone)]
@@ -214,6 +219,9 @@ impl Host {
     /// # Errors
     /// As for [`crate::BossMan::setup_host`] and [`crate::BossMan::setup_local`].
     pub async fn wait(self) -> Result<Workers, BossManError> {
+        if Runtime::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
+            self.events.warn(ONE_THREAD);
+        }
         let places = self.workers;
         self.wait_for(WaitReason::Start, move |_| JoinDesk::new(places)).await
     }

@@ -78,6 +78,12 @@ fn mistakes_in_a_run_file_are_named() {
              numbers, found `many`",
         ),
         (
+            "loss: {CrossEntropyLoss: {weight: [0, 1], label_smoothing: 0.1}}",
+            "`weight`: with `label_smoothing` every class needs a weight above 0, because a \
+             microbatch whose targets all have weight 0 has no mean; `ignore_index` leaves a class \
+             out",
+        ),
+        (
             "loss: {CrossEntropyLoss: {class_dim: 2}}",
             "`class_dim`: expected 1, or -1 for the last dimension, found `2`",
         ),
@@ -222,6 +228,10 @@ fn mistakes_in_a_run_file_are_named() {
         (
             "group_by_length: true",
             "`group_by_length` requires `pairs` to train on: only pairs have lengths of their own",
+        ),
+        (
+            "lr_schedule: {linear: {total_steps: 4, start_factor: 0.5}}",
+            "`start_factor` needs `warmup`, in whose first step it is the factor",
         ),
         (
             "translate: {beams: 0}",

@@ -20,6 +20,9 @@ pub(crate) fn column_places(
             return Err(DataError::file(path, problem));
         }
         first.map(|(place, _)| place).ok_or_else(|| {
+            if held.is_empty() {
+                return DataError::file(path, "is empty");
+            }
             let near = layerspec::nearest(name, held.iter().map(String::as_str));
             let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
             let problem = format!("no column `{name}`; it holds {}{near}", held.join(", "));

@@ -2,6 +2,7 @@
 
 use super::array_column::{ArrayColumn, ColumnWriter};
 use super::element::Element;
+use super::endings::ends;
 use super::expected_tensor::ExpectedTensor;
 use super::picture;
 use crate::DataError;
@@ -10,7 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tch::Tensor;
 
-const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
+const ENDINGS: [&str; 3] = [".png", ".jpg", ".jpeg"];
+/// Endings of pictures that cannot be read.
+const OTHERS: [&str; 9] =
+    [".webp", ".gif", ".bmp", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl"];
 
 /// Pictures of one size, decoded on demand.
 #[derive(Clone, Debug)]
@@ -36,9 +40,8 @@ pub(super) fn open(
     let mut files = Vec::new();
     let mut labels = ColumnWriter::new(Element::I64);
     for (class, folder) in classes.iter().enumerate() {
-        let pictures = listed(folder)?.into_iter().filter(|path| is_picture(path));
         let before = files.len();
-        files.extend(pictures);
+        files.extend(pictures(listed(folder)?)?);
         if files.len() == before {
             return Err(DataError::file(folder, "holds no .png, .jpg or .jpeg"));
         }
@@ -167,10 +170,10 @@ pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     let here = listed(path)?;
     let mut files = Vec::new();
     for class in here.iter().filter(|path| path.is_dir()) {
-        files.extend(listed(class)?.into_iter().filter(|path| is_picture(path)));
+        files.extend(pictures(listed(class)?)?);
     }
     if files.is_empty() {
-        files.extend(here.into_iter().filter(|path| is_picture_file(path)));
+        files.extend(pictures(here)?.into_iter().filter(|path| path.is_file()));
     }
     Ok(files)
 }
@@ -189,7 +192,18 @@ fn listed(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(paths)
 }
 
+/// Those that are pictures.
+///
+/// # Errors
+/// One is a picture that cannot be read, which would be missing in silence.
+fn pictures(paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, DataError> {
+    if let Some(other) = paths.iter().find(|path| ends(path, &OTHERS)) {
+        let problem = "is no PNG or JPEG; convert it, or move it away";
+        return Err(DataError::file(other, problem));
+    }
+    Ok(paths.into_iter().filter(|path| is_picture(path)).collect())
+}
+
 fn is_picture(path: &Path) -> bool {
-    path.extension()
-        .is_some_and(|ending| ENDINGS.contains(&ending.to_string_lossy().to_lowercase().as_str()))
+    ends(path, &ENDINGS)
 }

@@ -27,6 +27,7 @@ mod csv_records;
 #[cfg(not(all(feature = "parquet", feature = "pictures", feature = "tokenizers")))]
 mod disabled_features;
 mod element;
+mod endings;
 mod error;
 mod expected_tensor;
 mod file_hash;
@@ -171,7 +172,7 @@ impl Dataset {
         normalize: Option<&Normalize>,
     ) -> Result<Self, DataError> {
         let has_targets = match (source, graph.inputs()) {
-            (Source::File(path), [input]) if source::is_csv(path) => {
+            (Source::File(path), [input]) if endings::is_csv(path) => {
                 csv::has_targets(path, &ExpectedTensor::value(graph, *input), &target(graph, loss))
             }
             _ => false,

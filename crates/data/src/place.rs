@@ -1,6 +1,6 @@
 //! The place of a sample in its files, as errors name it.
 
-use super::source::is_csv;
+use super::endings::{ends, is_csv};
 use super::{csv, jsonl, DataError, Dataset, Source};
 use std::path::Path;
 
@@ -33,12 +33,10 @@ impl Dataset {
 
 /// The line of a sample, if the file has lines and can be read again.
 fn line(source: &Source, path: &Path, number: i64) -> Option<u64> {
-    let name = path.to_string_lossy();
-    let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
     match source {
         Source::Columns(table) => table.line_of(number),
         Source::Jsonl(_) => jsonl::line_of(path, number),
-        Source::File(_) if ends(&[".jsonl", ".jsonl.gz"]) => jsonl::line_of(path, number),
+        Source::File(_) if ends(path, &[".jsonl", ".jsonl.gz"]) => jsonl::line_of(path, number),
         Source::File(_) if is_csv(path) => csv::line_of(path, number),
         _ => None,
     }

@@ -1,6 +1,7 @@
 //! The sources of samples.
 
 use super::column::{Column, Columns};
+use super::endings::{self, is_csv};
 use super::expected_tensor::ExpectedTensor;
 use super::named_columns::ColumnsSource;
 use super::table::Table;
@@ -229,18 +230,12 @@ impl Source {
     }
 }
 
-pub(super) fn is_csv(path: &Path) -> bool {
-    let name = path.to_string_lossy();
-    name.ends_with(".csv") || name.ends_with(".csv.gz")
-}
-
 fn open_file(
     path: &Path,
     inputs: &[ExpectedTensor],
     target: Option<&ExpectedTensor>,
 ) -> Result<Columns, DataError> {
-    let name = path.to_string_lossy();
-    let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
+    let ends = |endings: &[&str]| endings::ends(path, endings);
     let table = || Table::with_default_names(path.to_path_buf());
     let source = match () {
         () if is_csv(path) => {
@@ -258,6 +253,10 @@ fn open_file(
         }
         () if path.is_dir() || (target.is_none() && images::is_picture_file(path)) => {
             Source::Images { folder: path.to_path_buf() }
+        }
+        () if !path.exists() => {
+            let problem = "there is no such file or folder; paths are relative to the run file";
+            return Err(DataError::file(path, problem));
         }
         () => return Err(DataError::file(path, format!("expected a file ending in {ENDINGS}"))),
     };

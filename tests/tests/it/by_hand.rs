@@ -12,6 +12,8 @@ use tch::{Device, Kind, Reduction, Tensor};
 /// The losses and norms of each step as bits, and the resulting weights.
 type Found = (Vec<(u32, Option<u64>)>, StateDict);
 
+const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+
 const MODEL: &str = "
 model: small
 inputs: {x: [batch, 3]}
@@ -358,6 +360,112 @@ layers:
         boss.forward(&beyond, Variables::new()).await.unwrap_err();
         boss.train();
         boss.optim_step().await.unwrap();
+        boss.shutdown().await;
+    });
+}
+
+/// What comes from local workers lies in memory that they share, and that is read-only here.
+#[test]
+fn tensors_of_a_state_can_be_written() {
+    within_limit(async {
+        let model = "inputs: {x: [batch, 3]}\nlayers:\n- Linear: {in_features: 3, out_features: \
+                     4096}\n- Linear: {in_features: 4096, out_features: 1}\n";
+        let builder = BossMan::builder(Model::from_yaml(model).unwrap()).loss(Loss::MSELoss);
+        let mut boss = boss(builder, 1).await;
+        let before = boss.digest().await.unwrap();
+        for weights in [boss.state_dict().await.unwrap(), boss.checkpoint().await.unwrap().weights]
+        {
+            for (name, tensor) in weights.iter() {
+                drop(tensor.shallow_clone().f_fill_(7).unwrap());
+                assert!(weights.get(name).unwrap().eq(7).all().int64_value(&[]) == 1, "{name}");
+            }
+        }
+        assert_eq!(boss.digest().await.unwrap(), before);
+        boss.shutdown().await;
+    });
+}
+
+#[test]
+fn a_model_that_is_distributed_again_begins_from_nothing() {
+    within_limit(async {
+        let decay = LrDecay::Linear { total_steps: 2 };
+        let schedule = LrSchedule { warmup: Warmup::default(), decay };
+        let mut boss = boss(builder().lr_schedule(schedule), 2).await;
+        let mut trials = Vec::new();
+        for _ in 0..2 {
+            let mut losses = Vec::new();
+            for number in 0..4 {
+                losses.push(boss.train_step(&batch(number, 4)).await.unwrap().loss.to_bits());
+            }
+            trials.push((losses, boss.digest().await.unwrap()));
+            boss.distribute_model().await.unwrap();
+            let error = boss.train_step(&batch(0, 4)).await.unwrap_err();
+            assert!(error.to_string().contains("call send_optimizer() first"), "{error}");
+            boss.send_optimizer(Optimizer::sgd(0.1)).await.unwrap();
+        }
+        assert_eq!(trials[0], trials[1]);
+        boss.shutdown().await;
+    });
+}
+
+#[test]
+fn gradients_of_before_a_restore_are_void() {
+    within_limit(async {
+        let mut states = Vec::new();
+        for has_waiting in [false, true] {
+            let mut boss = boss(builder().accumulate(2), 2).await;
+            let state = boss.checkpoint().await.unwrap();
+            if has_waiting {
+                boss.train_step(&batch(7, 4)).await.unwrap();
+                drop(boss.forward(&x(8, 4), Variables::new()).await.unwrap());
+            }
+            boss.restore(&state).await.unwrap();
+            for number in 0..2 {
+                boss.train_step(&batch(number, 4)).await.unwrap();
+            }
+            states.push(boss.digest().await.unwrap());
+            boss.shutdown().await;
+        }
+        assert_eq!(states[0], states[1]);
+    });
+}
+
+/// Polls a call once and drops it.
+async fn dropped<T>(call: impl Future<Output = T>) {
+    tokio::select! {
+        biased;
+        _ = call => panic!("a worker answered at once"),
+        () = std::future::ready(()) => {}
+    }
+}
+
+#[test]
+fn a_batch_whose_outputs_nobody_got_is_discarded() {
+    within_limit(async {
+        let mut boss = boss(builder().in_flight(1), 2).await;
+        dropped(boss.forward_batch(&x(0, 4), Variables::new())).await;
+        let (id, outputs) = boss.forward_batch(&x(1, 4), Variables::new()).await.unwrap();
+        boss.backward_batch(id, &[gradient(&outputs[0])]).await.unwrap();
+        let output = boss.forward(&x(2, 4), Variables::new()).await.unwrap();
+        dropped(boss.forward(&x(3, 4), Variables::new())).await;
+        let error = boss.backward(&gradient(&output)).await.unwrap_err();
+        assert!(error.to_string().contains("call forward() first"), "{error}");
+        boss.optim_step().await.unwrap();
+        boss.train_step(&batch(0, 4)).await.unwrap();
+        boss.checkpoint().await.unwrap();
+        boss.shutdown().await;
+    });
+}
+
+#[test]
+fn a_step_that_failed_is_not_counted() {
+    within_limit(async {
+        let mut boss = boss(builder(), 2).await;
+        let broken = Batch::new(&(x(0, 4) * f64::NAN), &Tensor::ones([4, 1], FLOAT));
+        let error = boss.train_step(&broken).await.unwrap_err();
+        assert!(error.is_not_finite() && !error.workers_were_lost(), "{error}");
+        assert_eq!(boss.train_step(&batch(0, 4)).await.unwrap().step, 1);
+        assert_eq!(boss.checkpoint().await.unwrap().counters.step, 1);
         boss.shutdown().await;
     });
 }

@@ -109,7 +109,7 @@ async fn a_boss_that_waits_ends_at_once_and_a_step_that_lasts_is_cut_off() {
     boss.line("step 1/").await;
     boss.signal("INT");
     let said = interrupted(&boss.end().await, 130);
-    assert!(said.starts_with("the step did not end within 0 s (--grace), so nothing is"), "{said}");
+    assert!(said.starts_with("it did not end within 0 s (--grace), so what was not"), "{said}");
 }
 
 /// A boss that waits for workers tells from which checkpoint the run goes on, also if the loss of
@@ -144,6 +144,28 @@ async fn a_boss_that_waits_again_tells_what_is_saved() {
         "step {newest} is done; its weights are not saved; --resume goes on from its checkpoint"
     );
     assert_eq!(interrupted(&boss.end().await, 130), expected);
+}
+
+/// The folder for the weights goes away after it was checked. An epoch has 20 steps. Only the last
+/// weights are an error, and the checkpoint of that step is written nevertheless.
+#[tokio::test]
+async fn weights_without_a_place_cost_no_steps() {
+    let place = TestFolder::new();
+    let run = place.run_file(&Case::branchy(), 25, "microbatches: 4\ncheckpoint: {every: 100}");
+    let gone = place.file("gone");
+    std::fs::create_dir(&gone).unwrap();
+    let save = gone.join("w.safetensors");
+    let flags = ["--name", "mine", "--save", save.to_str().unwrap()];
+    let (boss, at) = place.boss(&run, 1, &flags).await;
+    std::fs::remove_dir(&gone).unwrap();
+    let _worker = place.worker(&at.port, &[]);
+    let ended = boss.end().await;
+    assert_eq!(ended.status.code(), Some(1), "{:?}", ended.errors);
+    let (error, warnings) = ended.errors.split_last().unwrap();
+    assert!(error.contains("w.safetensors: "), "{error}");
+    assert!(warnings.iter().any(|line| line.contains("are not saved")), "{warnings:?}");
+    let checkpoint = "run-folders/mine/checkpoints/step-00000025/manifest.json";
+    assert!(place.file(checkpoint).is_file(), "{:?}", ended.errors);
 }
 
 /// The kernel ignores signals to process 1 of a container that it does not handle.

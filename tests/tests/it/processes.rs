@@ -210,8 +210,8 @@ async fn a_port_in_use_is_named() {
     assert_eq!(
         line,
         format!(
-            "bossman: UDP port {port} is in use; end the other boss or set MODEL_PORT to a free \
-             port"
+            "bossman: UDP port {port} is in use; end the other boss or use another port (--port or \
+             MODEL_PORT)"
         )
     );
 }

@@ -156,6 +156,9 @@ impl<'a> Part<'a> {
                 .zip(&widths)
                 .map(|((name, _), width)| format!("{name} {width}"))
                 .collect();
+            if let Some(why) = columns.iter().find_map(|(name, column)| stray_text(name, column)) {
+                return Err(why);
+            }
             return Err(format!(
                 "the columns give {width} numbers ({}), but the model's `{name}` takes {}; set its \
                  size to {width}",
@@ -178,6 +181,10 @@ impl<'a> Part<'a> {
         let is_text = matches!(columns.first(), Some((_, LearnedColumn::Text { .. })));
         let is_class = target.dtype == DType::Int64;
         if is_text && !is_class {
+            let stray = columns.first().and_then(|(name, column)| stray_text(name, column));
+            if let Some(why) = stray {
+                return Err(why);
+            }
             return Err(format!(
                 "the target `{column}` has texts, but the loss takes numbers; use a loss over \
                  classes, as CrossEntropyLoss"
@@ -196,6 +203,21 @@ impl<'a> Part<'a> {
         let writer = ColumnWriter::new(Element::for_dtype(target.dtype));
         Ok(Part { columns, encoding: Encoding::Target(spec.target.transform), writer, shape })
     }
+}
+
+/// Why a column has texts, most of which are numbers.
+fn stray_text(name: &str, column: &LearnedColumn) -> Option<String> {
+    let LearnedColumn::Text { categories, .. } = column else { return None };
+    let is_number = |text: &str| text.parse::<f64>().is_ok();
+    // A comma in place of the point makes a number a text, too.
+    let odd = categories.iter().filter(|text| !is_number(&text.replacen(',', ".", 1)));
+    let stray = categories.iter().find(|text| !is_number(text))?;
+    (2 * odd.count() < categories.len()).then(|| {
+        format!(
+            "column `{name}` is one of texts because of {stray:?}, which is no number; correct it, \
+             or leave it empty with `missing: mean`; numbers have a point, as 5.1"
+        )
+    })
 }
 
 impl LearnedTable {

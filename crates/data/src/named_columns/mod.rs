@@ -17,6 +17,7 @@ pub use learned::{LearnedColumn, LearnedTable};
 pub use spec::{ColumnsSpec, InputColumns, Missing, TargetColumn, Transform};
 
 use crate::column::Columns;
+use crate::endings::ends;
 use crate::expected_tensor::ExpectedTensor;
 use crate::DataError;
 use serde::{Deserialize, Serialize};
@@ -36,8 +37,7 @@ pub struct ColumnsSource {
 impl ColumnsSource {
     /// Whether a file can be such a table, by its name.
     pub fn is_table(path: &Path) -> bool {
-        let name = path.to_string_lossy();
-        [".csv", ".csv.gz", ".tsv", ".parquet"].iter().any(|ending| name.ends_with(ending))
+        ends(path, &[".csv", ".csv.gz", ".tsv", ".parquet"])
     }
 
     /// Learns from all rows of the table.

@@ -2,13 +2,17 @@
 
 use crate::column_places::column_places;
 use crate::csv_records::CsvRecords;
+use crate::endings::ends;
 use crate::plain_or_gzip;
 use crate::DataError;
 use std::io::{BufRead, Read};
 use std::path::Path;
 
 /// Texts that mean that there is no value.
-const MISSING: [&str; 9] = ["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"];
+const MISSING: [&str; 15] = [
+    "", "?", "NA", "N/A", "#N/A", "#NA", "<NA>", "n/a", "NaN", "nan", "-NaN", "-nan", "null",
+    "NULL", "None",
+];
 /// The characters between columns, of which the header tells the one.
 const SEPARATORS: [u8; 3] = [b',', b';', b'\t'];
 /// The longest header in bytes.
@@ -30,7 +34,7 @@ pub(super) fn read(
     names: &[&str],
     each: &mut dyn FnMut(Row<'_>) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
-    if path.to_string_lossy().ends_with(".parquet") {
+    if ends(path, &[".parquet"]) {
         return crate::parquet::rows(path, names, &mut |number, values: &[Option<String>]| {
             let values: Vec<Option<&str>> =
                 values.iter().map(|value| value.as_deref().and_then(present)).collect();
@@ -66,7 +70,7 @@ pub(super) fn read(
 
 /// The line of a sample, counted from 1, if the file has lines and can be read again.
 pub(super) fn line_of(path: &Path, sample: i64) -> Option<u64> {
-    if path.to_string_lossy().ends_with(".parquet") {
+    if ends(path, &[".parquet"]) {
         return None;
     }
     let (mut left, mut line) = (sample, None);

@@ -274,8 +274,7 @@ fn a_stage_that_loses_its_last_worker_ends_the_run() {
          update       => 0,1 2, 3 like 2
          accepted 3:4
          left 2       => worker 2 left (it was tired)
-         update       => everybody has left who had stage 1, and its weights are gone with them; \
-                         start again from the weights that were saved last (--weights)",
+         update       => everybody has left who had stage 1, and its weights are gone with them",
     );
 }
 

@@ -87,9 +87,8 @@ impl Membership {
             .fold(self.placement.clone(), |placement, (worker, _)| placement.without(worker));
         let orphan = remaining.iter().find(|(_, workers)| workers.is_empty());
         if let Some((stage, _)) = orphan {
-            return Err(Failure::new(format!(
-                "everybody has left who had {stage}, and its weights are gone with them; start \
-                 again from the weights that were saved last (--weights)"
+            return Err(Failure::lost(format!(
+                "everybody has left who had {stage}, and its weights are gone with them"
             )));
         }
         Ok(remaining)
