@@ -28,12 +28,18 @@ pub fn print_line(text: &str) -> Result<bool, BossManError> {
 
 /// Writes a line about the progress of work. Ignores errors, because the work continues.
 pub fn print_progress(text: &str) {
-    print_line(text).ok();
+    print_line(&safe(text)).ok();
 }
 
 /// Writes a line to standard error. Ignores errors.
 pub fn warn(text: &str) {
-    std::io::stderr().write_all(format!("{text}\n").as_bytes()).ok();
+    std::io::stderr().write_all(format!("{}\n", safe(text)).as_bytes()).ok();
+}
+
+/// A line without control characters, because parts of it may be of another machine: a worker's
+/// error, or the name of a file. It may have several lines.
+pub fn safe(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && !"\n\t".contains(c) { ' ' } else { c }).collect()
 }
 
 /// Makes text of another process or machine safe for this terminal: limits it to `most` characters,
@@ -50,5 +56,6 @@ mod tests {
     fn text_of_others_has_no_control_characters_and_an_end() {
         assert_eq!(printable("a\u{1b}[2J\r\nb\u{9b}ü", 100), "a [2J  b ü");
         assert_eq!(printable("üüü", 2), "üü");
+        assert_eq!(safe("a\u{1b}]0;\u{7}\n\tb\r"), "a ]0; \n\tb ");
     }
 }

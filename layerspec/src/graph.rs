@@ -140,6 +140,16 @@ impl LayerGraph {
         self.value(*self.inputs.first()?).ty.dims().first()?.as_symbol()
     }
 
+    /// The most positions of a sequence for which every layer has a row or an encoding.
+    pub fn max_positions(&self) -> Option<u64> {
+        let most = |layer: &Layer| match &layer.kind {
+            LayerKind::LearnedPositions(learned) => Some(learned.positions()),
+            LayerKind::PositionalEncoding(encoding) => Some(encoding.max_len),
+            _ => None,
+        };
+        self.layers.iter().filter_map(most).min()
+    }
+
     /// Sets the activations that layers recompute in their backward pass, if the file does not set
     /// it.
     pub fn default_recompute(&mut self, recompute: Recompute) {

@@ -99,6 +99,9 @@ impl Check {
             if let Some(sizes) = sizes {
                 json["data"] = serde_json::to_value(sizes)?;
             }
+            if let (Some(run), Some(workers)) = (&run, self.local) {
+                json["workers"] = run.show_workers(&model, workers)?.into();
+            }
             output::print_line(&format!("{json:#}"))?;
         } else {
             output::print(&graph.summary(&bindings))?;

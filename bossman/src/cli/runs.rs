@@ -271,7 +271,8 @@ impl Predict {
         if let Some(first) = first {
             output::warn(&format!(
                 "warning: the model gives NaN for {nan_samples} of {samples} samples, first for \
-                 sample {first} (counted from 0); its weights may hold NaN or have grown too large"
+                 sample {}, counted from 1; its weights may hold NaN or have grown too large",
+                data.number(first as i64).unwrap_or(first as i64).saturating_add(1)
             ));
         }
         output::print_line(&format!(

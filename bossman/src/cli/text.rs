@@ -108,7 +108,7 @@ impl Generate {
             if unseen > 0 {
                 output::warn(&format!(
                     "warning: the model does not see the first {unseen} tokens of the prompt, \
-                     which is longer than `sequence_length`"
+                     which is longer than `sequence_length` or the model's positions"
                 ));
             }
             let began = Instant::now();
@@ -180,6 +180,15 @@ impl Translate {
                 output::warn(&format!(
                     "every token takes the whole translation through the model again: {why}"
                 ));
+            }
+            for (line, text) in (1..).zip(&lines) {
+                let unseen = translator.unseen_tokens(text)?;
+                if unseen > 0 {
+                    output::warn(&format!(
+                        "warning: text {line}: the model does not see the last {unseen} tokens, \
+                         which are beyond `max_length` or the model's positions"
+                    ));
+                }
             }
             'all: for together in lines.chunks(BATCH_SIZE) {
                 for translation in translator.translate(&mut boss, together, &search).await? {

@@ -8,6 +8,9 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tempfile::{NamedTempFile, TempPath};
 
+/// The beginning of the names of drafts.
+const PREFIX: &str = ".bossman-";
+
 /// Checks that a file can be written there. Called before the work that makes it.
 ///
 /// # Errors
@@ -96,12 +99,34 @@ pub(crate) fn temporary_file_beside(path: &Path) -> std::io::Result<NamedTempFil
         // The user's umask restricts these permissions.
         file.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    file.prefix(".bossman-").tempfile_in(folder_of(path))
+    file.prefix(PREFIX).tempfile_in(folder_of(path))
+}
+
+/// Deletes the drafts that killed processes have left in a folder, as far as that is possible. Only
+/// for a folder in which no other process writes.
+pub(crate) fn remove_drafts(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let is_draft = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        if is_draft && entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            std::fs::remove_file(entry.path()).ok();
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_drafts_of_a_killed_process_are_deleted() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("w.safetensors");
+        std::fs::write(&path, "whole").unwrap();
+        let draft = temporary_file_beside(&path).unwrap().into_temp_path().keep().unwrap();
+        std::fs::create_dir(place.path().join(".bossman-folder")).unwrap();
+        remove_drafts(place.path());
+        assert!(!draft.exists() && path.exists() && place.path().join(".bossman-folder").exists());
+    }
 
     #[test]
     fn a_file_is_replaced_when_all_is_written_and_not_before() {

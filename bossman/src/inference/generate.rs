@@ -82,7 +82,8 @@ impl Generator {
         let ends = text.eos.iter().map(|name| tokens.special_token("eos", name));
         let ends = ends.collect::<Result<_, _>>()?;
         let cached_layers = graph.incremental(&[*input]).map_err(|needs| needs.to_string());
-        let most = usize::try_from(text.sequence_length).unwrap_or(usize::MAX);
+        let most = text.sequence_length.min(graph.max_positions().unwrap_or(u64::MAX));
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
         Ok(Generator { tokens, ends, cached_layers, max_positions: most })
     }
 

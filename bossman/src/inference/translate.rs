@@ -67,8 +67,8 @@ impl Translator {
         let (bos, last) = (into.special_token("bos", bos)?, into.special_token("eos", eos)?);
         let (source_eos, source_pad) =
             (source.special_token("eos", eos)?, source.special_token("pad", pad)?);
-        let most =
-            texts.max_length.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
+        let most = [texts.max_length, graph.max_positions()].into_iter().flatten().min();
+        let most = most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
         Ok(Translator {
             source,
             target,
@@ -85,6 +85,17 @@ impl Translator {
     /// The reason why the whole sequence goes through the stages for every token, if it does.
     pub fn why_not_incremental(&self) -> Option<&str> {
         self.cached_layers.as_ref().err().map(String::as_str)
+    }
+
+    /// The number of tokens at the end of a text that the model does not see, because it has fewer
+    /// positions.
+    ///
+    /// # Errors
+    /// The tokenizer fails.
+    pub fn unseen_tokens(&self, text: &str) -> Result<usize, BossManError> {
+        let mut tokens = Vec::new();
+        self.source.encode(text, &mut tokens)?;
+        Ok(tokens.len().saturating_sub(self.max_positions.saturating_sub(1)))
     }
 
     /// Translates texts in one batch.

@@ -210,7 +210,7 @@ impl History {
     pub(crate) fn of_folder(folder: &Path) -> Result<Option<Self>, BossManError> {
         let Some(mut events) = EventReader::open(folder)? else { return Ok(None) };
         let mut history = History::default();
-        while let Some(logged) = events.next_event()? {
+        while let Some(logged) = events.next_change()? {
             history.follow(logged.event);
         }
         Ok(Some(history))

@@ -61,15 +61,11 @@ impl RunFile {
         }
     }
 
-    /// A file of samples for predictions. It is read as the data to train on is, if that is a
-    /// table.
+    /// A file of samples for predictions. It is read as the data to train on is, if it has the same
+    /// format.
     pub fn source_like_train(&self, path: PathBuf) -> Source {
-        match self.data.as_ref().map(|data| &data.train) {
-            Some(Source::Columns(of)) if ColumnsSource::is_table(&path) => {
-                Source::Columns(Box::new(ColumnsSource { path, ..of.as_ref().clone() }))
-            }
-            _ => Source::File(path),
-        }
+        let train = self.data.as_ref().map(|data| &data.train);
+        train.and_then(|train| train.of_file(&path)).unwrap_or(Source::File(path))
     }
 
     /// The same run, whose tables are read by what was learned before.

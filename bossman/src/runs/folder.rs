@@ -6,6 +6,7 @@ use super::lock::{is_held, FolderLock};
 use super::name::RunName;
 use super::owner::check_may_write;
 use super::paths::{lead_to, mend_latest, replace_link, resolve_latest};
+use crate::data::atomic_file::remove_drafts;
 use crate::data::bounded_file;
 use crate::BossManError;
 use std::io::ErrorKind;
@@ -95,8 +96,9 @@ impl RunFolder {
 
     fn lock(path: PathBuf, is_new: bool) -> Result<Self, BossManError> {
         let _lock = FolderLock::take(&path)?;
-        // It may be that of a process that was killed.
+        // They may be those of a process that was killed.
         remove_port(&path);
+        remove_drafts(&path);
         Ok(RunFolder { path, _lock, is_new })
     }
 

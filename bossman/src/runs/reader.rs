@@ -18,6 +18,8 @@ pub struct EventReader {
     file: BufReader<File>,
     /// The beginning of a line that is not yet whole.
     partial: Vec<u8>,
+    /// A line that was read to find the end of a row of steps.
+    ahead: Option<String>,
 }
 
 /// A line of the file.
@@ -48,7 +50,7 @@ impl EventReader {
         let path = folder.join("events.jsonl");
         let Some(file) = open(&path)? else { return Ok(None) };
         let (file, partial) = (BufReader::new(file), Vec::new());
-        Ok(Some(EventReader { path, file, partial }))
+        Ok(Some(EventReader { path, file, partial, ahead: None }))
     }
 
     /// The next whole line. `None` at the end so far; later there may be more.
@@ -75,6 +77,39 @@ impl EventReader {
         }
     }
 
+    /// The next event, without the steps that another one follows at once. They say nothing that it
+    /// does not replace, and to parse a million of them takes seconds.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(crate) fn next_change(&mut self) -> Result<Option<LoggedEvent>, BossManError> {
+        let mut steps = [None, None];
+        loop {
+            let line = match self.ahead.take() {
+                Some(line) => Some(line),
+                None => self.next_line()?,
+            };
+            match line {
+                Some(line) if is_step(&line) => steps = [steps[1].take(), Some(line)],
+                line => {
+                    // The last line of a process that was killed may be torn.
+                    let last = steps.iter_mut().rev().filter_map(Option::take);
+                    let last = last.filter_map(|line| LoggedEvent::parse(&line)).next();
+                    let event = line.as_deref().and_then(LoggedEvent::parse);
+                    match (last, line) {
+                        (Some(step), line) => {
+                            self.ahead = line;
+                            return Ok(Some(step));
+                        }
+                        (None, None) => return Ok(None),
+                        (None, Some(_)) if event.is_some() => return Ok(event),
+                        (None, Some(_)) => steps = [None, None],
+                    }
+                }
+            }
+        }
+    }
+
     /// The next event. Skips lines that are torn, or of a later version.
     ///
     /// # Errors
@@ -87,6 +122,15 @@ impl EventReader {
         }
         Ok(None)
     }
+}
+
+/// Whether a line is that of a step, by its beginning.
+fn is_step(line: &str) -> bool {
+    let rest = line.strip_prefix("{\"time\":").and_then(|line| line.split_once(','));
+    let rest = rest.and_then(|(_, rest)| rest.strip_prefix("\"version\":"));
+    rest.and_then(|rest| rest.split_once(',')).is_some_and(|(version, rest)| {
+        version.parse() == Ok(VERSION) && rest.starts_with("\"event\":\"step\",")
+    })
 }
 
 #[cfg(test)]
@@ -116,6 +160,31 @@ mod tests {
         }
         assert_eq!(seen, [(1.5, "a".to_string()), (1.5, "b".to_string())]);
         assert!(EventReader::open(&folder.path().join("none")).unwrap().is_none());
+    }
+
+    #[test]
+    fn of_a_row_of_steps_the_last_one_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events.jsonl");
+        let step = |step: u64| {
+            format!(
+                "{{\"time\":{step}.5,\"version\":{VERSION},\"event\":\"step\",\"step\":{step},\
+                 \"loss\":0.5,\"samples\":2,\"tokens\":null,\"step_ms\":1.0,\"lr\":null,\
+                 \"grad_norm\":null}}\n"
+            )
+        };
+        let torn = "{\"time\":1.0,\"version\":1,\"event\":\"step\",\"st\n".to_string();
+        let lines = [(1..=5).map(step).collect(), warning("a"), (6..=7).map(step).collect(), torn];
+        std::fs::write(path, lines.concat()).unwrap();
+        let mut reader = EventReader::open(folder.path()).unwrap().unwrap();
+        let mut seen = Vec::new();
+        while let Some(logged) = reader.next_change().unwrap() {
+            seen.push(match logged.event {
+                Event::Step { report, .. } => report.step,
+                _ => 0,
+            });
+        }
+        assert_eq!(seen, [5, 0, 7]);
     }
 
     /// EVENT-7.

@@ -129,7 +129,7 @@ impl RunSummary {
             changed,
         };
         let mut events = EventReader::open(path)?;
-        while let Some(logged) = events.as_mut().map_or(Ok(None), EventReader::next_event)? {
+        while let Some(logged) = events.as_mut().map_or(Ok(None), EventReader::next_change)? {
             run.follow(logged.event);
         }
         Ok(run)

@@ -1,6 +1,7 @@
 //! `log.txt`: the lines of the console, with their times.
 
 use crate::events::{Console, Event, Observer};
+use crate::output::safe;
 use crate::BossManError;
 use std::fs::File;
 use std::io::Write;
@@ -36,7 +37,7 @@ impl Observer for TextLog {
         let now = Instant::now();
         let seconds = (now - self.began).as_secs_f64();
         for line in self.console.lines(event, now) {
-            writeln!(self.file, "{seconds:9.1} s  {}", line.text()).ok();
+            writeln!(self.file, "{seconds:9.1} s  {}", safe(line.text())).ok();
         }
         Ok(())
     }

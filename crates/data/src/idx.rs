@@ -56,7 +56,11 @@ pub(super) fn open(path: &Path) -> Result<ArrayColumn, DataError> {
     }
     let bytes =
         shape.iter().try_fold(element.size() * samples, |product, size| product.checked_mul(*size));
+    let too_large = || {
+        DataError::file(path, format!("{samples} samples of it need more bytes than any file has"))
+    };
+    let bytes = bytes.ok_or_else(too_large)?;
     let mut spool = Spool::new();
-    plain_or_gzip::copy(path, &mut file, &mut spool, bytes.unwrap_or(u64::MAX))?;
+    plain_or_gzip::copy(path, &mut file, &mut spool, bytes)?;
     ArrayColumn::new(path, Arc::new(spool.finish()?), layout, samples)
 }

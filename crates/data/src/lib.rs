@@ -44,6 +44,7 @@ mod npz;
 mod pairs;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod parquet_footer;
 #[cfg(feature = "pictures")]
 mod picture;
 mod place;

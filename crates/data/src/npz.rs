@@ -57,7 +57,11 @@ fn array(
         .iter()
         .try_fold(layout.element.size(), |product, size| product.checked_mul(*size));
     let bytes = bytes.and_then(|bytes| bytes.checked_mul(samples));
+    let too_large = || {
+        DataError::file(path, format!("{samples} samples of it need more bytes than any file has"))
+    };
+    let bytes = bytes.ok_or_else(too_large)?;
     let mut spool = Spool::new();
-    plain_or_gzip::copy(path, &mut entry, &mut spool, bytes.unwrap_or(u64::MAX))?;
+    plain_or_gzip::copy(path, &mut entry, &mut spool, bytes)?;
     ArrayColumn::new(path, Arc::new(spool.finish()?), Layout { start: 0, ..layout }, samples)
 }

@@ -5,6 +5,7 @@ use super::column::Column;
 use super::column_places::{column_places, EachRow};
 use super::element::Element;
 use super::nested::Nested;
+use super::parquet_footer;
 use super::table::Table;
 use crate::DataError;
 use ::parquet::errors::ParquetError;
@@ -36,7 +37,9 @@ fn read(
     let path = &table.path;
     let error = |problem: String| DataError::file(path, problem);
     let broken = |e: ParquetError| error(format!("not a Parquet file, or a broken one: {e}"));
-    let file = File::open(path).map_err(|e| DataError::io(path, &e))?;
+    let mut file = File::open(path).map_err(|e| DataError::io(path, &e))?;
+    parquet_footer::check(&mut file)
+        .map_err(|why| error(format!("a broken Parquet file: {why}")))?;
     let reader = SerializedFileReader::new(file).map_err(broken)?;
     let schema = reader.metadata().file_metadata().schema();
     let held: Vec<String> =
@@ -87,7 +90,9 @@ fn rows_of(
     let std::panic::AssertUnwindSafe(each) = each;
     let error = |problem: String| DataError::file(path, problem);
     let broken = |e: ParquetError| error(format!("not a Parquet file, or a broken one: {e}"));
-    let file = File::open(path).map_err(|e| DataError::io(path, &e))?;
+    let mut file = File::open(path).map_err(|e| DataError::io(path, &e))?;
+    parquet_footer::check(&mut file)
+        .map_err(|why| error(format!("a broken Parquet file: {why}")))?;
     let reader = SerializedFileReader::new(file).map_err(broken)?;
     let schema = reader.metadata().file_metadata().schema();
     let held: Vec<String> =

@@ -58,6 +58,20 @@ pub enum Source {
 const ENDINGS: &str =
     ".csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet or .safetensors, or a folder of pictures";
 
+/// The endings that tell the format of a file.
+const KNOWN_ENDINGS: [&str; 10] = [
+    ".csv",
+    ".csv.gz",
+    ".jsonl",
+    ".jsonl.gz",
+    ".npz",
+    ".parquet",
+    ".safetensors",
+    ".png",
+    ".jpg",
+    ".jpeg",
+];
+
 impl Source {
     /// Returns the path that errors name.
     pub fn path(&self) -> &Path {
@@ -74,6 +88,48 @@ impl Source {
             Source::Text(text) => text.paths.first().map_or(Path::new("text"), PathBuf::as_path),
             Source::Pairs(pairs) => &pairs.path,
         }
+    }
+
+    /// The same source with this file in place of its own, to be read without targets. `None` if the
+    /// file has another format, by its name, or the source needs several.
+    pub fn of_file(&self, file: &Path) -> Option<Self> {
+        let ends = |endings: &[&str]| endings::ends(file, endings);
+        let table = |of: &Table| Table { path: file.to_path_buf(), ..of.clone() };
+        let endings: &[&str] = match self {
+            Source::Columns(of) if ColumnsSource::is_table(file) => {
+                let path = file.to_path_buf();
+                return Some(Source::Columns(Box::new(ColumnsSource {
+                    path,
+                    ..of.as_ref().clone()
+                })));
+            }
+            Source::Idx { .. } => {
+                // Its name need not tell.
+                let is_other = file.is_dir() || ends(&KNOWN_ENDINGS);
+                let images = file.to_path_buf();
+                return (!is_other).then(|| Source::Idx { labels: images.clone(), images });
+            }
+            Source::Jsonl(_) => &[".jsonl", ".jsonl.gz"],
+            Source::Parquet(_) => &[".parquet"],
+            Source::Npz(_) => &[".npz"],
+            Source::Safetensors(_) => &[".safetensors"],
+            Source::Npy { inputs, .. } if inputs.len() == 1 => &[".npy"],
+            _ => return None,
+        };
+        if !ends(endings) {
+            return None;
+        }
+        Some(match self {
+            Source::Jsonl(of) => Source::Jsonl(table(of)),
+            Source::Parquet(of) => Source::Parquet(table(of)),
+            Source::Npz(of) => Source::Npz(table(of)),
+            Source::Safetensors(of) => Source::Safetensors(table(of)),
+            Source::Npy { inputs, .. } => {
+                let inputs = inputs.keys().map(|name| (name.clone(), file.to_path_buf()));
+                Source::Npy { inputs: inputs.collect(), target: file.to_path_buf() }
+            }
+            _ => return None,
+        })
     }
 
     /// Returns the same source with each path replaced.

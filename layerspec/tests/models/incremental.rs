@@ -22,6 +22,12 @@ fn a_causal_model_grows_whole() {
                   {normalized_shape: [4]}\n  - Linear: {in_features: 4, out_features: 9}\n  - \
                   Transpose: {dim0: 1, dim1: 2}\n";
     assert_eq!(incremental(TOKENS, &["x"], layers).unwrap(), [0, 1, 2, 3, 4, 5]);
+    let most = |layers: &str| {
+        let text = format!("inputs: {TOKENS}\nlayers:\n{layers}");
+        LayerGraph::from_yaml(&text, "model").unwrap().max_positions()
+    };
+    assert_eq!(most(layers), Some(8));
+    assert_eq!(most("  - Embedding: {num_embeddings: 9, embedding_dim: 4}\n"), None);
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub struct Meaning {
 
 /// The lines of a batch, in both formats.
 pub(super) struct Lines {
+    /// The columns of the first one, besides the label.
+    pub(super) columns: usize,
     pub(super) csv: Vec<u8>,
     pub(super) json: Vec<Value>,
 }
@@ -52,7 +54,7 @@ impl Described {
         outputs: &[Tensor],
     ) -> Result<Lines, BossManError> {
         let Some(output) = outputs.first() else {
-            return Ok(Lines { csv: Vec::new(), json: Vec::new() });
+            return Ok(Lines { csv: Vec::new(), json: Vec::new(), columns: 0 });
         };
         let samples = output.size().first().copied().unwrap_or(1);
         let labels: Vec<(&str, Value)> =
@@ -82,7 +84,7 @@ impl Described {
         }
         self.has_header = true;
         let csv = csv.into_inner().map_err(|e| broken(e.into_error().into()))?;
-        Ok(Lines { csv, json })
+        Ok(Lines { csv, json, columns: titles.len() })
     }
 
     /// The title and the label of a sample: its id, its file, or its number in the file, counted

@@ -28,6 +28,8 @@ pub struct Predictions {
     output: Output,
     /// What each line says, unless it is the outputs alone.
     described: Option<Described>,
+    /// The columns of a `.csv`, once it has a line.
+    columns: Option<usize>,
 }
 
 enum Output {
@@ -60,7 +62,7 @@ impl Predictions {
                     ))
                 }
             };
-        Ok(Predictions { path: path.to_path_buf(), output, described: None })
+        Ok(Predictions { path: path.to_path_buf(), output, described: None, columns: None })
     }
 
     /// Lets each line say which sample it is of. For a loss over classes it has the likeliest class
@@ -132,7 +134,10 @@ impl Predictions {
         let error = |e: std::io::Error| BossManError::io(&self.path, &e);
         match &mut self.output {
             Output::Csv(file) => {
-                for row in outputs.first().map(rows).transpose()?.unwrap_or_default() {
+                let rows = outputs.first().map(rows).transpose()?.unwrap_or_default();
+                let columns = rows.first().map_or(0, Vec::len);
+                expect_columns(&self.path, &mut self.columns, columns)?;
+                for row in rows {
                     let numbers: Vec<String> = row.iter().map(Element::format_text).collect();
                     writeln!(file, "{}", numbers.join(",")).map_err(error)?;
                 }
@@ -157,7 +162,10 @@ impl Predictions {
     fn write_lines(&mut self, lines: &Lines) -> Result<(), BossManError> {
         let error = |e: std::io::Error| BossManError::io(&self.path, &e);
         match &mut self.output {
-            Output::Csv(file) => file.write_all(&lines.csv).map_err(error),
+            Output::Csv(file) => {
+                expect_columns(&self.path, &mut self.columns, lines.columns)?;
+                file.write_all(&lines.csv).map_err(error)
+            }
             Output::Jsonl(file) => {
                 lines.json.iter().try_for_each(|line| writeln!(file, "{line}")).map_err(error)
             }
@@ -184,6 +192,21 @@ impl Predictions {
                 whole.save(&self.path)
             }
         }
+    }
+}
+
+/// Checks that a line of a `.csv` has as many columns as the first one.
+fn expect_columns(
+    path: &Path,
+    first: &mut Option<usize>,
+    columns: usize,
+) -> Result<(), BossManError> {
+    match *first.get_or_insert(columns) == columns {
+        true => Ok(()),
+        false => Err(BossManError::file(
+            path,
+            "the output has another shape in each batch; write .jsonl instead",
+        )),
     }
 }
 

@@ -50,7 +50,8 @@ pub(super) fn open(
     let mut numbers = Vec::new();
     rows::read(path, &names, &mut |row: Row<'_>| {
         let at = |problem: String| DataError::file(path, format!("{}{problem}", row.place));
-        let mut values = row.values.iter();
+        let values = row.values();
+        let mut values = values.iter();
         for part in &mut parts {
             numbers.clear();
             for ((name, column), value) in part.columns.iter().zip(&mut values) {

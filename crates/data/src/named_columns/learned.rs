@@ -48,7 +48,7 @@ pub(super) fn learn(path: &Path, spec: &ColumnsSpec) -> Result<LearnedTable, Dat
     names.dedup();
     let mut seen: Vec<Seen> = names.iter().map(|_| Seen::default()).collect();
     rows::read(path, &names, &mut |row: Row<'_>| {
-        for ((seen, value), name) in seen.iter_mut().zip(row.values).zip(&names) {
+        for ((seen, value), name) in seen.iter_mut().zip(row.values()).zip(&names) {
             let Some(value) = value else {
                 seen.has_gap = true;
                 continue;

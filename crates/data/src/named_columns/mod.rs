@@ -60,7 +60,7 @@ impl ColumnsSource {
         let Some(id) = &self.spec.id else { return Ok(None) };
         let mut ids = Vec::new();
         rows::read(&self.path, &[id], &mut |row: rows::Row<'_>| {
-            ids.push(row.values.first().copied().flatten().unwrap_or_default().to_string());
+            ids.push(row.first().trim().to_string());
             Ok(())
         })?;
         Ok(Some(ids))

@@ -18,11 +18,22 @@ const SEPARATORS: [u8; 3] = [b',', b';', b'\t'];
 /// The longest header in bytes.
 const MAX_HEADER: u64 = 1 << 20;
 
-/// A row: its place in the file, as `line 5`, and its values in the order of the names. A value is
-/// `None` if it is missing.
+/// A row: its place in the file, as `line 5`, and its texts in the order of the names.
 pub(super) struct Row<'a> {
     pub(super) place: String,
-    pub(super) values: &'a [Option<&'a str>],
+    texts: &'a [&'a str],
+}
+
+impl Row<'_> {
+    /// The values. One is `None` if it is missing.
+    pub(super) fn values(&self) -> Vec<Option<&str>> {
+        self.texts.iter().map(|text| present(text)).collect()
+    }
+
+    /// The first text as it is in the file.
+    pub(super) fn first(&self) -> &str {
+        self.texts.first().copied().unwrap_or_default()
+    }
 }
 
 /// Calls `each` with every row.
@@ -36,9 +47,9 @@ pub(super) fn read(
 ) -> Result<(), DataError> {
     if ends(path, &[".parquet"]) {
         return crate::parquet::rows(path, names, &mut |number, values: &[Option<String>]| {
-            let values: Vec<Option<&str>> =
-                values.iter().map(|value| value.as_deref().and_then(present)).collect();
-            each(Row { place: format!("row {number}"), values: &values })
+            let texts: Vec<&str> =
+                values.iter().map(|value| value.as_deref().unwrap_or_default()).collect();
+            each(Row { place: format!("row {number}"), texts: &texts })
         });
     }
     let (mut text, _) = plain_or_gzip::open(path)?;
@@ -61,9 +72,9 @@ pub(super) fn read(
             let problem = format!("line {line} has {found} columns; the header has {wanted}");
             return Err(DataError::file(path, problem));
         }
-        let values: Vec<Option<&str>> =
-            places.iter().map(|place| record.get(*place).and_then(present)).collect();
-        each(Row { place: format!("line {line}"), values: &values })?;
+        let texts: Vec<&str> =
+            places.iter().map(|place| record.get(*place).unwrap_or_default()).collect();
+        each(Row { place: format!("line {line}"), texts: &texts })?;
     }
     Ok(())
 }

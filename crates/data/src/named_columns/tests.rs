@@ -341,3 +341,25 @@ fn all_forms_of_tables_are_read() {
         assert_eq!(numbers(batch.y()), [0.5, 1.5, 2.0], "{name}");
     }
 }
+
+/// They are names, as the code of Namibia, and no inputs.
+#[test]
+fn ids_that_look_missing_stay_as_they_are() {
+    let table = Table::new("name,x,y\nNA,1,0\nNone,2,1\n?,3,0\n IT ,4,1\n");
+    let source = table.source(ColumnsSpec { id: Some("name".into()), ..spec(&["x"], "y") });
+    assert_eq!(source.ids().unwrap().unwrap(), ["NA", "None", "?", "IT"]);
+}
+
+#[test]
+fn a_text_among_numbers_is_named() {
+    let table = Table::new("a,b,y\n1,5,0\n2,-,1\n3,7,0\n4,8,1\n");
+    let error = table.open(spec(&["a", "b"], "y"), 2, &LossSpec::MSELoss).unwrap_err();
+    assert!(error.contains("column `b` is one of texts because of \"-\", which is no"), "{error}");
+    let table = Table::new("a;y\n1;5,1\n2;3,2\n");
+    let error = table.open(spec(&["a"], "y"), 1, &LossSpec::MSELoss).unwrap_err();
+    assert!(error.contains("because of \"3,2\"") | error.contains("because of \"5,1\""), "{error}");
+    // A column of texts is none of numbers.
+    let table = Table::new("a,y\nred,1\nblue,2\n7,3\n");
+    let error = table.open(spec(&["a"], "y"), 1, &LossSpec::MSELoss).unwrap_err();
+    assert!(error.contains("the columns give 3 numbers"), "{error}");
+}

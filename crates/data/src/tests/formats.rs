@@ -292,3 +292,27 @@ fn parquet_gives_columns_of_numbers_and_of_lists() {
     let error = folder.error(Dataset::open(&Source::Parquet(texts), &model("1"), &CLASSES, None));
     assert_eq!(error, "b.parquet: row 1, column `cut`: expected numbers, found \"Ideal\"");
 }
+
+#[test]
+fn a_file_without_targets_is_read_as_the_one_to_train_on() {
+    let folder = Folder::new();
+    let bytes = idx(&[3, 2, 2], &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 255]);
+    let (images, labels) =
+        (folder.file("images", &bytes), folder.file("labels", idx(&[3], &[0; 3])));
+    let train = Source::Idx { images, labels };
+    let other = train.of_file(&folder.file("others", bytes)).unwrap();
+    let open = |source: &Source, sizes| {
+        Dataset::open_with_or_without_targets(source, &model(sizes), &CLASSES, None).unwrap()
+    };
+    assert_eq!(open(&other, "2, 2").samples(), 3);
+    let table = |path: PathBuf| {
+        let inputs = [("x".to_string(), "pixels".to_string())].into();
+        Source::Jsonl(Table { inputs, ..Table::with_default_names(path) })
+    };
+    let train = table(folder.file("t.jsonl", "{\"pixels\": [1, 2], \"target\": 0}\n"));
+    let other = folder.file("o.JSONL", "{\"pixels\": [3, 4]}\n{\"pixels\": [5, 6]}\n");
+    let data = open(&train.of_file(&other).unwrap(), "2");
+    assert_eq!(numbers(&data.inputs(&[1]).unwrap().0), [5.0, 6.0]);
+    assert!(train.of_file(Path::new("o.csv")).is_none());
+    assert!(Source::File(other.clone()).of_file(&other).is_none());
+}

@@ -17,10 +17,10 @@ use std::time::Duration;
 use tokio::sync::{mpsc, Semaphore};
 use tracing::{debug, info, Instrument};
 
-/// The most handshakes at a time. Further callers wait.
-const MAX_HANDSHAKES: usize = 64;
-/// The most handshakes with one address at a time. Further callers are ignored, and call again. A
-/// crowd at one address then delays nobody at another.
+/// The most handshakes at a time. Further callers are ignored, and call again.
+const MAX_HANDSHAKES: usize = 128;
+/// The most handshakes with one address at a time. Further callers are ignored, too. Crowds
+/// at two addresses, such as IPv4 and IPv6 of one host, then delay nobody at another.
 const MAX_HANDSHAKES_PER_ADDRESS: usize = 48;
 /// A caller that has not sent its handshake after this long is rejected.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -4,7 +4,7 @@ use super::{Change, Member, MemberState, Membership, Notice, StepTimes};
 use crate::ids::WorkerId;
 use crate::message::Failure;
 use crate::replicas::StagePlacement;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The number of steps after which a worker is judged.
 const MIN_STEPS_TO_JUDGE: u64 = 5;
@@ -83,8 +83,8 @@ impl Membership {
     /// The placement without the workers that no longer take part.
     fn remaining(&self) -> Result<StagePlacement, Failure> {
         let inactive = self.members().filter(|(_, member)| member.state != MemberState::Active);
-        let remaining = inactive
-            .fold(self.placement.clone(), |placement, (worker, _)| placement.without(worker));
+        let inactive: BTreeSet<WorkerId> = inactive.map(|(worker, _)| worker).collect();
+        let remaining = self.placement.of_those(|worker| !inactive.contains(&worker));
         let orphan = remaining.iter().find(|(_, workers)| workers.is_empty());
         if let Some((stage, _)) = orphan {
             return Err(Failure::lost(format!(

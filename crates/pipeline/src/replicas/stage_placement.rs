@@ -62,8 +62,14 @@ impl StagePlacement {
 
     /// The same placement without a worker. A stage may then have none.
     pub fn without(&self, worker: WorkerId) -> Self {
+        self.of_those(|other| other != worker)
+    }
+
+    /// The same placement with the workers alone for which `stays` holds. A stage may then have
+    /// none.
+    pub fn of_those(&self, stays: impl Fn(WorkerId) -> bool) -> Self {
         let mut stage_placement = self.clone();
-        stage_placement.0.iter_mut().for_each(|of| of.retain(|other| *other != worker));
+        stage_placement.0.iter_mut().for_each(|of| of.retain(|worker| stays(*worker)));
         stage_placement
     }
 

@@ -59,8 +59,8 @@ fn predictions_are_written_as_they_are_and_those_that_are_no_numbers_are_told_of
         broken.insert("0.weight", &Tensor::from_slice(&[1.0f32, 0.5, f32::NAN, 0.0]).view([2, 2]));
         broken.save(&weights).unwrap();
         let ended = predict("out.jsonl", &[]).await.expect_success();
-        let expected = "warning: the model gives NaN for 4 of 4 samples, first for sample 0 \
-                        (counted from 0); its weights may hold NaN or have grown too large";
+        let expected = "warning: the model gives NaN for 4 of 4 samples, first for sample 1, \
+                        counted from 1; its weights may hold NaN or have grown too large";
         assert_eq!(ended.errors, [expected]);
         let out = std::fs::read_to_string(place.file("out.jsonl")).unwrap();
         assert_eq!(out.lines().next(), Some("{\"0\":[2.0,null],\"sample\":1}"));

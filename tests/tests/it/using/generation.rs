@@ -17,6 +17,12 @@ fn text_is_what_the_whole_model_would_say_token_by_token() {
             sequence_length: 12,
             eos: vec![],
         };
+        // The model's own positions bound a text without a length.
+        let model = bossman::Model::from_yaml(WRITER).unwrap();
+        let most = model.graph().max_positions().unwrap();
+        let endless = Text { sequence_length: u64::MAX, ..text.clone() };
+        let generator = Generator::new(&model, &endless).unwrap();
+        assert_eq!(generator.unseen_tokens(&"x".repeat(most as usize + 3)).unwrap(), 3);
         // The model receives the last twelve of the other's twenty tokens.
         for (workers, prompt, unseen) in [(1, "Hello", 0), (3, "Hello, I am far away", 8)] {
             let mut boss = boss(WRITER, workers).await;
