@@ -142,6 +142,7 @@ pub fn step_request(
             weights: parts(x.shallow_clone())
                 .map(|(_, part)| part.size()[0] as f64 / steps.divisor(step))
                 .collect(),
+            likeliest: false,
         }),
         outputs: false,
         samples: None,

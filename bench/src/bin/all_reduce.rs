@@ -136,7 +136,7 @@ async fn sum(plan: &Plan, graph: &LayerGraph, handle: &Handle, round: u64) -> Re
         reduction,
         update: None,
         watch: Watch::default(),
-        loss: Some(RoundLoss { spec: LossSpec::MSELoss, weights }),
+        loss: Some(RoundLoss { spec: LossSpec::MSELoss, weights, likeliest: false }),
         outputs: false,
         samples: None,
         inputs: (0..microbatches).map(|m| (m, input, sample())).collect(),

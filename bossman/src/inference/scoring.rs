@@ -21,7 +21,7 @@ impl Score {
     ) -> Result<Self, BossManError> {
         let classes = boss.trainer.loss.as_ref().and_then(|loss| loss.classes()).cloned();
         let (mut loss, mut counted, mut right, mut targets) = (0.0, 0.0, 0.0, 0.0);
-        let outputs = if classes.is_some() { Outputs::Fetch } else { Outputs::Discard };
+        let outputs = if classes.is_some() { Outputs::Likeliest } else { Outputs::Discard };
         let mut batches = batches.into_iter().fuse();
         loop {
             // One batch for each replica. Results are added in the order of batches, so that the
@@ -31,9 +31,8 @@ impl Score {
             {
                 let Some(batch) = batches.next().transpose()? else { break };
                 if has_counted_targets(boss.trainer.loss.as_ref(), batch.target())? {
-                    bytes = bytes.saturating_add(
-                        boss.trainer.batch_bytes(&Inputs::of(boss.model().graph(), &batch)?),
-                    );
+                    let inputs = Inputs::of(boss.model().graph(), &batch)?;
+                    bytes = bytes.saturating_add(boss.trainer.batch_bytes(&inputs, outputs));
                     group.push(batch);
                 }
             }
@@ -60,12 +59,33 @@ impl Score {
 }
 
 /// The number of targets with the largest logit, and the number of targets that are not ignored.
+/// `output` has the logits, or already the likeliest class of each target.
 fn correct(output: &Tensor, target: &Tensor, classes: &Classes) -> Result<(f64, f64), TensorError> {
     let counted = target.f_ne(classes.ignore_index)?;
-    let largest = output.f_argmax(classes.class_dim.dim(), false)?;
+    let largest = match output.size() == target.size() {
+        true => output.shallow_clone(),
+        false => output.f_argmax(classes.class_dim.dim(), false)?,
+    };
     let right = largest.f_eq_tensor(target)?.f_logical_and(&counted)?;
     let sum = |tensor: &Tensor| -> Result<f64, TensorError> {
         Ok(tensor.f_sum(Kind::Double)?.f_double_value(&[])?)
     };
     Ok((sum(&right)?, sum(&counted)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Device;
+
+    #[test]
+    fn logits_and_the_likeliest_classes_count_alike() {
+        let logits = (Tensor::arange(24, (Kind::Float, Device::Cpu)) * 0.7).sin().view([2, 3, 4]);
+        let target = Tensor::from_slice(&[0i64, 2, -100, 1, 2, 2, 0, 1]).view([2, 4]);
+        let classes = Classes::default();
+        let found = correct(&logits, &target, &classes).unwrap();
+        let likeliest = logits.argmax(1, false);
+        assert_eq!(correct(&likeliest, &target, &classes).unwrap(), found);
+        assert!(found.0 > 0.0 && found.1 == 7.0, "{found:?}");
+    }
 }

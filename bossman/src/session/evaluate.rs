@@ -88,9 +88,10 @@ impl Trainer {
                 counted.push(of_batch);
             }
             let mut run = self.evaluation_round(inputs);
-            run.outputs = outputs == Outputs::Fetch;
+            run.outputs = outputs != Outputs::Discard;
             // Each batch has a mean of its own.
-            run.loss = Some(RoundLoss { spec, weights: vec![1.0; targets.len()] });
+            let (weights, likeliest) = (vec![1.0; targets.len()], outputs == Outputs::Likeliest);
+            run.loss = Some(RoundLoss { spec, weights, likeliest });
             let targets = flatten_with_batch(targets)
                 .map(|(index, (_, payload))| (index, self.handle.slots.insert(payload)));
             run.targets = targets.collect();
@@ -127,10 +128,12 @@ impl Trainer {
         }
     }
 
-    /// The bytes of a batch at the boss during evaluation: inputs and outputs.
-    pub(crate) fn batch_bytes(&self, inputs: &Inputs) -> u64 {
+    /// The bytes of a batch at the boss during evaluation: inputs, and outputs that it fetches
+    /// whole.
+    pub(crate) fn batch_bytes(&self, inputs: &Inputs, outputs: Outputs) -> u64 {
         let graph = self.model.graph();
-        let values = graph.inputs().iter().chain(graph.outputs());
+        let whole = if outputs == Outputs::Fetch { graph.outputs() } else { &[] };
+        let values = graph.inputs().iter().chain(whole);
         let bytes = values.map(|value| graph.value(*value).ty.bytes(inputs.sizes()).unwrap_or(0));
         bytes.fold(0, u64::saturating_add)
     }

@@ -9,6 +9,9 @@ pub(crate) const MAX_EVALUATION_BYTES: u64 = 256 << 20;
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub(crate) enum Outputs {
     Fetch,
+    /// In place of the first one comes the likeliest class of each target, unless another stage
+    /// needs the output.
+    Likeliest,
     Discard,
 }
 

@@ -83,7 +83,7 @@ impl Trainer {
         let next_update = self.position.counters.updates + 1;
         run.watch = self.monitor.checks_of_step(updates.then_some(next_update), scale.is_some());
         let weights = batch.loss_weights.iter().map(|count| count / accumulated.divisor).collect();
-        run.loss = Some(RoundLoss { spec, weights });
+        run.loss = Some(RoundLoss { spec, weights, likeliest: false });
         run.samples = batch.samples_to_read.clone();
         run.inputs = self.insert_slots(batch.inputs.clone());
         let hold =
@@ -244,6 +244,7 @@ impl Trainer {
         run.loss = Some(RoundLoss {
             spec: self.required_loss()?.clone(),
             weights: vec![1.0; run.microbatches as usize],
+            likeliest: false,
         });
         run.samples = prepared.samples_to_read.clone();
         run.inputs = self.insert_slots(

@@ -1,6 +1,6 @@
 //! Checks the footer of a Parquet file before the library reads it. The library takes memory for a
-//! list before it reads it, and calls itself for each level of the schema. With a broken file either
-//! ends the process, which nothing can catch.
+//! list before it reads it, and calls itself for each level of the schema. With a broken file
+//! either ends the process, which nothing can catch.
 //!
 //! The footer is a structure in Thrift's compact protocol: FileMetaData of `parquet.thrift`.
 

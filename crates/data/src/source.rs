@@ -90,8 +90,8 @@ impl Source {
         }
     }
 
-    /// The same source with this file in place of its own, to be read without targets. `None` if the
-    /// file has another format, by its name, or the source needs several.
+    /// The same source with this file in place of its own, to be read without targets. `None` if
+    /// the file has another format, by its name, or the source needs several.
     pub fn of_file(&self, file: &Path) -> Option<Self> {
         let ends = |endings: &[&str]| endings::ends(file, endings);
         let table = |of: &Table| Table { path: file.to_path_buf(), ..of.clone() };

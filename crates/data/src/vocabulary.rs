@@ -145,7 +145,10 @@ mod tests {
 
     #[test]
     fn replacements_that_make_a_text_grow_without_bound_are_an_error() {
-        let twice = |pattern: &str| json!({"type": "Replace", "pattern": {"String": pattern}, "content": "aa"});
+        let twice = |pattern: &str| {
+            let pattern = json!({"String": pattern});
+            json!({"type": "Replace", "pattern": pattern, "content": "aa"})
+        };
         let chain = |rules: usize, pattern: &str| {
             let rules = vec![twice(pattern); rules];
             tokenizer(&[("normalizer", json!({"type": "Sequence", "normalizers": rules}))])

@@ -24,7 +24,7 @@ pub use crate::tensor_head::{TensorHead, MAX_TENSORS};
 
 /// The version of the protocol, sent first on every connection. Peers of different versions
 /// disconnect.
-pub const PROTOCOL_VERSION: u32 = 27;
+pub const PROTOCOL_VERSION: u32 = 28;
 
 /// The most microbatches of a batch.
 pub const MAX_MICROBATCHES: u32 = 1 << 16;
@@ -431,4 +431,7 @@ pub struct RoundLoss {
     pub spec: LossSpec,
     /// The share of each microbatch in the batch: of the samples, or of the targets' weight.
     pub weights: Vec<f64>,
+    /// Whether the boss gets the likeliest class of each target in place of the output that the
+    /// loss is about, unless another stage needs that.
+    pub likeliest: bool,
 }

@@ -349,6 +349,8 @@ pub struct LossTask<T> {
     pub weight: f64,
     /// The target.
     pub target: T,
+    /// Whether the output is exported as the likeliest class of each target.
+    pub likeliest: bool,
 }
 
 /// The result of a [`Task`].
@@ -453,8 +455,8 @@ impl<T> Task<T> {
                 inputs: inputs.into_iter().map(&mut f).collect::<Result<_, E>>()?,
                 export,
                 loss: match loss {
-                    Some(LossTask { output, spec, weight, target }) => {
-                        Some(LossTask { output, spec, weight, target: f(target)? })
+                    Some(LossTask { output, spec, weight, target, likeliest }) => {
+                        Some(LossTask { output, spec, weight, target: f(target)?, likeliest })
                     }
                     None => None,
                 },

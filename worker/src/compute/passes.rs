@@ -25,6 +25,9 @@ impl StageCompute {
         let (inputs, location) = (to_tensors(&args.inputs)?, self.location);
         let engine = self.stage(stage)?;
         let outputs = engine.forward(pass, inputs).map_err(engine_failure)?;
+        let classes = args.loss.as_ref().filter(|task| task.likeliest).and_then(|task| {
+            task.spec.classes().map(|classes| (task.output, classes.class_dim.dim()))
+        });
         let loss = match args.loss {
             Some(task) => {
                 let prediction = outputs
@@ -43,8 +46,13 @@ impl StageCompute {
             }
             None => None,
         };
-        let exported = args.export.iter().filter_map(|index| outputs.get(*index));
-        let outputs = exported.map(|output| to_task_tensor(output, location));
+        let exported = args.export.iter().filter_map(|index| Some((*index, outputs.get(*index)?)));
+        let outputs = exported.map(|(index, output)| match classes {
+            Some((of, dim)) if of == index => {
+                to_task_tensor(&output.f_argmax(dim, false)?, location)
+            }
+            _ => to_task_tensor(output, location),
+        });
         let outputs = outputs.collect::<Result<_, _>>();
         let outputs = outputs.map_err(tensor_failure)?;
         Ok(Outcome::Forward { outputs, loss })

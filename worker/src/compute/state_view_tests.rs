@@ -213,7 +213,9 @@ fn passes(compute: &mut StageCompute, batch: u64) {
         let angles = Tensor::arange(4 * count, (Kind::Float, Device::Cpu)) * 0.37 + batch as f64;
         TaskTensor::from(to_payload(&angles.sin().reshape([4, count])).unwrap())
     };
-    let loss = LossTask { output: 0, spec: LossSpec::MSELoss, weight: 1.0, target: values(20000) };
+    let target = values(20000);
+    let spec = LossSpec::MSELoss;
+    let loss = LossTask { output: 0, spec, weight: 1.0, target, likeliest: false };
     run(
         compute,
         Task::Forward {

@@ -10,7 +10,7 @@ mod elements;
 use crate::data::batch_inputs::Inputs;
 use crate::data::fixed_batch::FixedBatch;
 use crate::data::{Dataset, Order};
-use crate::session::evaluation::MAX_EVALUATION_BYTES;
+use crate::session::evaluation::{Outputs, MAX_EVALUATION_BYTES};
 use crate::{data::atomic_file, BossMan, BossManError, Loss, StateDict};
 pub use described::Meaning;
 use described::{Described, Lines};
@@ -104,11 +104,8 @@ impl Predictions {
             while group.len() < boss.trainer.plan.batches_at_once() && bytes < MAX_EVALUATION_BYTES
             {
                 let Some((x, variables)) = batches.next().transpose()? else { break };
-                bytes = bytes.saturating_add(boss.trainer.batch_bytes(&Inputs::check(
-                    boss.model().graph(),
-                    &x,
-                    &variables,
-                )?));
+                let inputs = Inputs::check(boss.model().graph(), &x, &variables)?;
+                bytes = bytes.saturating_add(boss.trainer.batch_bytes(&inputs, Outputs::Fetch));
                 group.push((x, variables));
             }
             if group.is_empty() {

@@ -62,7 +62,9 @@ impl TaskBuilder<'_> {
         let loss = round.loss.as_ref().zip(loss_output(spec)).and_then(|(loss, output)| {
             let weight = *loss.weights.get(key.index as usize)?;
             let target = self.take(Item::Target).pop()?;
-            Some(LossTask { output, spec: loss.spec.clone(), weight, target })
+            let is_free = spec.outputs.get(output).is_some_and(|output| output.to.is_empty());
+            let likeliest = loss.likeliest && is_free;
+            Some(LossTask { output, spec: loss.spec.clone(), weight, target, likeliest })
         });
         let leaves =
             |o: &StageOutput| !o.to.is_empty() || (round.outputs && o.model_output.is_some());

@@ -158,7 +158,8 @@ impl<'g> Oracle<'g> {
         let weight = calls::loss_weights(self.microbatches)[microbatch as usize];
         let target = calls::target(step, microbatch);
         let output = values[self.graph.outputs()[0].index()];
-        math::loss(output, &LossTask { output: 0, spec: MICROBATCH_LOSS, weight, target })
+        let spec = MICROBATCH_LOSS;
+        math::loss(output, &LossTask { output: 0, spec, weight, target, likeliest: false })
     }
 
     fn answer_outputs(

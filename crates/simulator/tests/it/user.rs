@@ -488,8 +488,11 @@ impl<'g> User<'g> {
             }
         }
         let weights = || calls::loss_weights(self.microbatches);
-        let loss =
-            with_loss.then(|| RoundLoss { spec: calls::MICROBATCH_LOSS, weights: weights() });
+        let loss = with_loss.then(|| RoundLoss {
+            spec: calls::MICROBATCH_LOSS,
+            weights: weights(),
+            likeliest: false,
+        });
         let (order, update) = (Order::Listed, Some(calls::update(step, self.max_norm)));
         let batch = self.batch;
         let run = RunRequest {

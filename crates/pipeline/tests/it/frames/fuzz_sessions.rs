@@ -495,7 +495,7 @@ impl BossDriver {
                 (0..random.below(3)).map(|_| (0..random.below(3) as i64).collect()).collect();
             Samples { data: DataId([7; 32]), batches, next: (0..random.below(3) as i64).collect() }
         });
-        let loss = RoundLoss { spec: LossSpec::MSELoss, weights: vec![1.0] };
+        let loss = RoundLoss { spec: LossSpec::MSELoss, weights: vec![1.0], likeliest: false };
         Request::Run(Box::new(RunRequest {
             batch: 1 + random.below(4),
             step: 1,

@@ -476,7 +476,11 @@ fn round(random: &mut Random) -> Round {
         mode: *random.pick(&[Mode::Train, Mode::Eval]),
         kv_cache: maybe(random, cached),
         actions,
-        loss: random.chance(50).then_some(RoundLoss { spec, weights }),
+        loss: random.chance(50).then_some(RoundLoss {
+            spec,
+            weights,
+            likeliest: random.chance(50),
+        }),
         outputs: random.chance(50),
         grads_from_boss: random.chance(50),
         microbatch_assignment: MicrobatchAssignment::by_speed(

@@ -191,7 +191,7 @@ fn request(run: RunRequest) -> Request {
 fn a_round_that_lacks_something_is_refused_rather_than_waited_for() {
     let mut boss = Boss::ready();
     let x = graph().inputs()[0];
-    let loss = || Some(RoundLoss { spec: LossSpec::MSELoss, weights: vec![1.0] });
+    let loss = || Some(RoundLoss { spec: LossSpec::MSELoss, weights: vec![1.0], likeliest: false });
     let update =
         |max_norm| Some(RoundUpdate { lr: 0.1, scale: 1.0, max_norm, skip_infinite: false });
     let layout = plan(2).layout();
