@@ -58,6 +58,11 @@ impl Folder {
         self.local.as_deref().unwrap_or(Path::new(&self.named)).join(name)
     }
 
+    /// The path, if the folder is on this machine.
+    pub(super) fn local(&self) -> Option<&Path> {
+        self.local.as_deref()
+    }
+
     /// Whether it is on this machine.
     pub(super) fn is_local(&self) -> bool {
         self.local.is_some()

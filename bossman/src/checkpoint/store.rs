@@ -12,6 +12,7 @@ use super::stored_state::StoredState;
 use super::training_state::TrainingState;
 use super::verified_steps::VerifiedSteps;
 use crate::events::Events;
+use crate::runs::FolderLock;
 use crate::weights::tensor_headers::TensorHeaders;
 use crate::{data::disk, weights::safetensors_files, BossManError, Score, StateDict};
 use bytes::Bytes;
@@ -35,6 +36,8 @@ pub struct Checkpoints {
     events: Events,
     /// Clones of this object share it.
     known: Arc<Mutex<VerifiedSteps>>,
+    /// Held while a run writes here.
+    lock: Option<Arc<FolderLock>>,
 }
 
 /// A checkpoint, or the remains of one.
@@ -86,7 +89,7 @@ impl Checkpoints {
     }
 
     pub(super) fn of(folder: Folder) -> Self {
-        Checkpoints { folder, events: Events::default(), known: Arc::default() }
+        Checkpoints { folder, events: Events::default(), known: Arc::default(), lock: None }
     }
 
     /// The path or URL as the user wrote it.
@@ -99,6 +102,17 @@ impl Checkpoints {
     pub fn events(mut self, events: Events) -> Self {
         self.events = events;
         self
+    }
+
+    /// Locks a folder of this machine until this object and its clones are dropped. Another run
+    /// would take these checkpoints for its own, and delete them.
+    ///
+    /// # Errors
+    /// Another process trains in the folder, or the lock cannot be written.
+    pub(crate) fn locked(mut self) -> Result<Self, BossManError> {
+        let lock = self.folder.local().map(FolderLock::take).transpose()?;
+        self.lock = lock.map(Arc::new);
+        Ok(self)
     }
 
     /// All checkpoints, by ascending steps. Each states whether its manifest can be used.

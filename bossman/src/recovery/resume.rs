@@ -261,7 +261,8 @@ pub(crate) async fn open_checkpoints(
         ));
     };
     let checkpoints = Checkpoints::open(dir, if_any || settings.resume.is_none())?
-        .events(settings.events.clone());
+        .events(settings.events.clone())
+        .locked()?;
     let listed = checkpoints.list().await?;
     let begins = if_any && listed.iter().all(CheckpointEntry::is_unfinished);
     let Some(name) = settings.resume.as_ref().filter(|_| !begins) else {

@@ -1,9 +1,10 @@
-//! The lock of a run's folder. One process trains there, and others can see which.
+//! The lock of a folder in which a run trains: its own, or that of its checkpoints. One process
+//! trains there, and others can see which.
 
 use super::files::open;
 use crate::BossManError;
 use std::fs::{File, Metadata, TryLockError};
-use std::io::{Read, Seek, Write};
+use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -18,16 +19,16 @@ const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(10);
 
 /// The lock of a folder, held until it is dropped.
 #[derive(Debug)]
-pub(super) struct FolderLock {
+pub(crate) struct FolderLock {
     _lock: File,
 }
 
 impl FolderLock {
-    /// Locks a folder.
+    /// Locks a folder. On a disk that has no locks, nothing is locked.
     ///
     /// # Errors
     /// Another process trains in it, or has deleted it, or the lock cannot be written.
-    pub(super) fn take(folder: &Path) -> Result<Self, BossManError> {
+    pub(crate) fn take(folder: &Path) -> Result<Self, BossManError> {
         let place = folder.join(LOCK);
         let fault = |e: std::io::Error| BossManError::io(&place, &e);
         check_is_file(&place)?;
@@ -41,6 +42,7 @@ impl FolderLock {
         let mut attempts = 1;
         while let Err(problem) = lock.try_lock() {
             match problem {
+                TryLockError::Error(e) if e.kind() == ErrorKind::Unsupported => break,
                 TryLockError::Error(e) => return Err(fault(e)),
                 TryLockError::WouldBlock if attempts < ATTEMPTS => {
                     attempts += 1;
@@ -106,6 +108,7 @@ pub(super) fn holder(folder: &Path) -> Result<Holder, BossManError> {
     match lock.try_lock_shared() {
         Ok(()) => Ok(Holder::Nobody),
         Err(TryLockError::WouldBlock) => Ok(Holder::Process(pid(&lock))),
+        Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => Ok(Holder::Nobody),
         Err(TryLockError::Error(e)) => Err(fault(e)),
     }
 }

@@ -32,6 +32,7 @@ pub(crate) use keeper::FolderKeeper;
 pub use live_boss::resolve_newest;
 pub(crate) use live_boss::LiveBoss;
 pub use lock::is_held;
+pub(crate) use lock::FolderLock;
 pub use name::RunName;
 pub use owner::{check_stays_inside, is_own, Reads};
 pub use paths::{is_run_folder, resolve_latest};

@@ -4,6 +4,19 @@ use crate::ids::{StageId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// The most bytes of a text that a worker sends.
+const MAX_TEXT: usize = 16 << 10;
+
+/// Cuts a text of a worker off, because it is repeated in every log.
+pub(crate) fn bounded(mut text: String) -> String {
+    if text.len() > MAX_TEXT {
+        let end = (0..=MAX_TEXT).rev().find(|end| text.is_char_boundary(*end));
+        text.truncate(end.unwrap_or_default());
+        text.push('…');
+    }
+    text
+}
+
 /// An error, with as much of its place as is known.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Failure {
@@ -66,6 +79,16 @@ impl Failure {
     /// A failure of kind [`FailureKind::Lost`].
     pub fn lost(message: impl Into<String>) -> Self {
         Failure { kind: FailureKind::Lost, ..Failure::new(message) }
+    }
+
+    /// The same, with texts of bounded length.
+    pub(crate) fn bounded(self) -> Self {
+        Failure {
+            layer: self.layer.map(bounded),
+            action: self.action.map(bounded),
+            message: bounded(self.message),
+            ..self
+        }
     }
 
     /// The same, seen by this worker.

@@ -272,7 +272,7 @@ impl Driver {
                 log_message("received", Peer::Worker(from), &message);
                 self.session.on_message(now, from, message);
             }
-            ConnectionEvent::Frame { from: Peer::Worker(from), envelope, payloads } => {
+            ConnectionEvent::Frame { from: Peer::Worker(from), envelope, payloads, .. } => {
                 log_received(Peer::Worker(from), &envelope.head, &payloads);
                 let slots = payloads.into_iter().map(|p| self.slots.insert(p)).collect();
                 self.session.on_frame(

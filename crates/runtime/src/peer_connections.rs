@@ -215,6 +215,12 @@ impl PeerConnections {
         is_current
     }
 
+    /// Whether a newer connection to the same worker took the place of the one with this number.
+    pub(crate) fn is_replaced(&self, peer: Peer, connection: usize) -> bool {
+        let Peer::Worker(worker) = peer else { return false };
+        self.workers.get(&worker).is_some_and(|current| current.id() != connection)
+    }
+
     /// Closes the connection to a worker that broke the protocol.
     pub(crate) fn hang_up(&self, worker: WorkerId, reason: &str) {
         if let Some(connection) = self.workers.get(&worker) {

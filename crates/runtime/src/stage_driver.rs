@@ -311,7 +311,10 @@ impl Driver {
         match event {
             // Only the boss's connection brings messages.
             ConnectionEvent::Message { message, .. } => self.on_message(message),
-            ConnectionEvent::Frame { from, envelope, payloads } => {
+            // Those of a connection that was replaced count as lost, or could close the new one.
+            ConnectionEvent::Frame { from, connection, .. }
+                if self.connections.is_replaced(from, connection) => {}
+            ConnectionEvent::Frame { from, envelope, payloads, .. } => {
                 self.on_frame(from, envelope, payloads)
             }
             ConnectionEvent::Measured { from, report } => {

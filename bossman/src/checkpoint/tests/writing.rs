@@ -1,7 +1,7 @@
 //! Tests of checkpoints whose tensors arrive in any order and in pieces.
 
 use super::faulty_store::{Faulty, Operation};
-use super::{files, run};
+use super::{files, run, two};
 use crate::checkpoint::folder::Folder;
 use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::writer::CheckpointWriter;
@@ -382,4 +382,22 @@ async fn what_is_missing_is_named() {
         assert!(error.contains(expected), "{error}");
         assert!(files(&folder).is_empty() && checkpoints.newest_known().is_none());
     }
+}
+
+/// Two runs would each take the other's checkpoints for its own old ones, and delete them.
+#[tokio::test]
+async fn a_folder_has_one_run_at_a_time() {
+    let (folder, checkpoints) = two().await;
+    let path = folder.path().join("c");
+    let open = || Checkpoints::open(path.to_str().unwrap(), false).unwrap();
+    let run = checkpoints.locked().unwrap();
+    let refused = open().locked().unwrap_err().to_string();
+    assert!(refused.contains("trains in this folder; wait until it has ended"), "{refused}");
+    // Only reading needs no lock, and the lock is no checkpoint.
+    assert_eq!(open().list().await.unwrap().len(), 2);
+    let clone = run.clone();
+    drop(run);
+    open().locked().unwrap_err();
+    drop(clone);
+    open().locked().unwrap();
 }

@@ -19,6 +19,9 @@ pub enum ConnectionEvent<M> {
     Frame {
         /// The sender.
         from: Peer,
+        /// The connection's [number](super::Connection::id). A frame that was read before its
+        /// connection was closed may be reported after the next connection has begun.
+        connection: usize,
         /// The frame's head, and the dtypes and shapes of its tensors.
         envelope: TensorEnvelope,
         /// The tensors' bytes, in the order of the envelope.

@@ -85,7 +85,8 @@ async fn read_item<D: DeserializeOwned + Into<M>, M>(
             Ok(events.send(event).await.is_ok())
         }
         Some(Incoming::Frame(envelope, payloads)) => {
-            let frame = ConnectionEvent::Frame { from: shared.peer, envelope, payloads };
+            let (from, connection) = (shared.peer, shared.quic.stable_id());
+            let frame = ConnectionEvent::Frame { from, connection, envelope, payloads };
             Ok(events.send(frame).await.is_ok())
         }
         Some(Incoming::LinkMessage(LinkMessage::Burst { bytes })) => {

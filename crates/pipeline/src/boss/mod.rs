@@ -27,6 +27,7 @@ pub use request::{
 pub use snapshot_request::SnapshotRequest;
 
 use crate::effect::{BossEffect, Destination, Frame, Message, Micros, Peer};
+use crate::failure::bounded;
 use crate::ids::{Slot, WorkerId};
 use crate::message::{Failure, LinkReport, TensorHead, ToBoss, ToWorker};
 use crate::peer_snapshot::state_senders;
@@ -157,6 +158,7 @@ impl BossSession {
         match message {
             message if self.is_joining(from) && self.on_joining_message(from, &message) => {}
             ToBoss::Failed { id, failure } => {
+                let failure = failure.bounded();
                 // A worker that was not asked cannot end the request for the others.
                 if self.is_active(id) && self.setup.plan.stage_placement.is_member(from) {
                     self.fail(failure.on(from));
@@ -170,7 +172,7 @@ impl BossSession {
                 }
             }
             ToBoss::LinkFailed { peer, reason, was_up } => {
-                self.link_failed(from, peer, &reason, was_up)
+                self.link_failed(from, peer, &bounded(reason), was_up)
             }
             ToBoss::Leaving => drop(self.leaving.insert(from)),
             ToBoss::LinkReport { peer, report } => {

@@ -422,6 +422,22 @@ fn no_step_of_a_pool_runs_over_a_link_that_broke_before() {
     assert!(boss.answered().is_none(), "it runs");
 }
 
+/// A text of a worker is repeated in the log, the events and the console.
+#[test]
+fn a_long_text_of_a_worker_is_cut_off() {
+    let mut boss = Boss::ready();
+    boss.ask(request(forward(1)));
+    let text = "é".repeat(1 << 20);
+    let failure = Failure { layer: Some(text.clone()), ..Failure::new(text.as_str()) };
+    let failed = ToBoss::Failed { id: boss.command, failure };
+    boss.hear(1, failed, &[]);
+    let reply = boss.reply().expect_err("it failed");
+    for cut_off in [&reply.message, reply.layer.as_ref().expect("a layer")] {
+        assert!(cut_off.len() < 20_000, "{}", cut_off.len());
+        assert!(cut_off.starts_with("éé") && cut_off.ends_with('…'));
+    }
+}
+
 /// A worker without stages, which has joined a pool.
 #[test]
 fn who_takes_no_part_cannot_end_spoil_or_flood_what_others_do() {
