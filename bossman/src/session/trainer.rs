@@ -68,7 +68,7 @@ impl Trainer {
         settings: Settings,
         workers: Workers,
     ) -> Result<Self, BossManError> {
-        let Workers { listener, local, runtime, count, events, .. } = workers;
+        let Workers { listener, local, runtime, count, events, host } = workers;
         let infos: Vec<_> = listener.joined().take(count).collect();
         let memory = worker_memory::for_cuts(&infos, settings.parallel.shortages);
         let plan = settings.parallel.plan(model.graph(), count, &memory)?;
@@ -88,6 +88,10 @@ impl Trainer {
             ..Setup::new(plan.clone())
         };
         let handle = runtime::start(listener, setup, notice)?;
+        if host.is_open_to_joins() {
+            // A pool takes workers in once it has opened.
+            handle.offer_places(1);
+        }
         let processes = local.map(|local| local.report_exits(handle.clone())).unwrap_or_default();
         let mut trainer = Trainer {
             position: Position::new(settings.scales_loss.then(LossScale::default)),

@@ -79,6 +79,8 @@ pub(super) struct Attempts {
     failed_at: Option<Instant>,
     /// The workers' connections, until recovery decides how the run continues.
     handle: Option<Handle>,
+    /// Whether this is a pool that changes its members without a new session.
+    pool_is_open: bool,
     time: Duration,
 }
 
@@ -104,6 +106,7 @@ impl Attempts {
             host: None,
             failed_at: None,
             handle: None,
+            pool_is_open: false,
             time: Duration::ZERO,
         })
     }
@@ -130,6 +133,7 @@ impl Attempts {
             let outcome = self.interrupted(prepared, done, None).await;
             return Ok(AttemptEnd::Done(Box::new(outcome)));
         };
+        self.pool_is_open = prepared.options.pool;
         self.recovery.state_restored();
         let cost = self.recovery.caught_up(attempt.done);
         self.report_cost(cost);
@@ -371,14 +375,16 @@ impl Attempts {
         let left = MeansLeft { recompute: left.recompute && failed_at.is_some(), ..left };
         let saving = self.saving.next(left);
         let with_advice = |error| policy::with_memory_advice(error, left.recompute);
-        // A pool changes its members without a new session.
-        if prepared.options.pool {
+        // An open pool changes its members without a new session. One that starts has fixed members.
+        let is_starting_pool = prepared.options.pool && !self.pool_is_open;
+        if prepared.options.pool && !(is_starting_pool && error.cause() == Cause::Lost) {
             let error = policy::with_pool_advice(error, prepared.checkpoints.is_some());
             return Err(with_advice(error));
         }
         let done = self.recovery.furthest();
         // A run that has trained nothing loses nothing if it begins again.
-        let may_begin_again = saving.is_some() && error.cause() == Cause::OutOfMemory && done == 0;
+        let may_save_memory = saving.is_some() && error.cause() == Cause::OutOfMemory && done == 0;
+        let may_begin_again = is_starting_pool || may_save_memory;
         if prepared.file.redundancy == RecoverySource::None && !may_begin_again {
             let error = policy::with_resume_advice(error, prepared.checkpoints.is_some());
             return Err(with_advice(error));

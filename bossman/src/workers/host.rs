@@ -208,6 +208,11 @@ impl Host {
         self
     }
 
+    /// Whether workers may join after the run has begun.
+    pub(crate) fn is_open_to_joins(&self) -> bool {
+        self.open_to_joins
+    }
+
     /// Prints nothing.
     #[must_use]
     pub fn quiet(self) -> Self {

@@ -5,6 +5,7 @@ use crate::workers::local_processes::LocalWorkers;
 use crate::BossManError;
 use link::admission::listener::NextStep;
 use link::{Listener, ListenerEvent};
+use std::collections::BTreeSet;
 use tokio::time::Instant;
 
 /// The most callers whose refusal is reported. A caller needs no ticket to be refused, and each
@@ -18,6 +19,8 @@ pub(super) struct JoinWait {
     /// The workers of the run.
     places: usize,
     refusals: usize,
+    /// The random numbers of the workers that have joined, also of those that left.
+    seen: BTreeSet<u64>,
     events: Events,
     began: Instant,
 }
@@ -28,6 +31,7 @@ impl JoinWait {
         JoinWait {
             places: listener.missing(),
             refusals: 0,
+            seen: BTreeSet::new(),
             listener,
             local,
             events,
@@ -49,11 +53,18 @@ impl JoinWait {
             let event = tokio::select! {
                 event = self.listener.next() => event,
                 () = wait_until(until) => continue,
-                how = wait_for_exit(&mut self.local) => {
-                    let message = format!("a local worker never joined; {how}");
+                (instance, how) = wait_for_exit(&mut self.local) => {
+                    let event = match self.seen.contains(&instance) {
+                        true => "ended before the run began",
+                        false => "never joined",
+                    };
+                    let message = format!("a local worker {event}; {how}");
                     return Err(BossManError::LocalWorkers(message));
                 }
             };
+            if let ListenerEvent::Joined { info, .. } = &event {
+                self.seen.insert(info.instance);
+            }
             if matches!(event, ListenerEvent::Rejected { .. }) {
                 self.refusals += 1;
                 if self.refusals > MAX_REPORTED_REFUSALS {
@@ -80,7 +91,7 @@ async fn wait_until(time: Option<Instant>) {
     }
 }
 
-async fn wait_for_exit(local: &mut Option<LocalWorkers>) -> String {
+async fn wait_for_exit(local: &mut Option<LocalWorkers>) -> (u64, String) {
     match local {
         Some(local) => local.wait_for_exit().await,
         None => std::future::pending().await,

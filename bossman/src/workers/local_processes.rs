@@ -143,10 +143,10 @@ impl LocalWorkers {
         self.instances.contains(&worker.instance)
     }
 
-    /// Ends with the first worker that ends, and how it did. Cancel safe.
-    pub(crate) async fn wait_for_exit(&mut self) -> String {
+    /// Ends with the first worker that ends: its random number, and how it did. Cancel safe.
+    pub(crate) async fn wait_for_exit(&mut self) -> (u64, String) {
         match self.exits.recv().await {
-            Some((_, how)) => how,
+            Some(exit) => exit,
             None => std::future::pending().await,
         }
     }

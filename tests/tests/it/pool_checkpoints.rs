@@ -1,7 +1,10 @@
-//! Tests a pool whose boss is killed. It resumes from its last checkpoint, with the workers that
-//! wait for it. Losses and weights are those of a run that never stopped, to the bit.
+//! Tests a pool whose boss is killed, and one that loses a worker while it starts. The first
+//! resumes from its last checkpoint, with the workers that wait for it. Losses and weights are those
+//! of a quiet run, to the bit.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
+use tests::hostile::MaliciousWorker;
 use tests::programs::{free_port, Process, TestFolder};
 use tests::Case;
 
@@ -27,15 +30,37 @@ fn outputs(place: &TestFolder) -> (Vec<String>, Vec<u8>) {
     (losses.collect(), std::fs::read(place.file("weights.safetensors")).unwrap())
 }
 
+async fn quiet_outputs() -> (Vec<String>, Vec<u8>) {
+    let quiet = TestFolder::new();
+    let boss = serve(&quiet, "", &["--local", "1", "--threads", "1"]);
+    boss.end_within(LIMIT).await.expect_success();
+    outputs(&quiet)
+}
+
+/// The story: a pool needs two workers to start. The first one vanishes once it has its stage,
+/// before it has received its weights. Until then the session has fixed members.
+#[tokio::test]
+async fn a_pool_that_loses_a_worker_while_it_starts_begins_again() {
+    let place = TestFolder::new();
+    let mut boss = serve(&place, "", &["--workers", "2", "--port", "0"]);
+    let line = boss.line("MODEL_TICKET=").await;
+    let word = |key: &str| line.split_whitespace().find_map(|word| word.strip_prefix(key)).unwrap();
+    let (port, ticket) = (word("MODEL_PORT="), word("MODEL_TICKET="));
+    let at = (Ipv4Addr::LOCALHOST, port.parse().unwrap()).into();
+    let mut vanishes = MaliciousWorker::join(at, &ticket.parse().unwrap(), 10).await;
+    let stays = place.worker(port, &[]);
+    vanishes.peer_addresses().await;
+    drop(vanishes);
+    boss.line("resuming with 1 of 2 workers").await;
+    boss.end_within(LIMIT).await.expect_success();
+    stays.end().await.expect_success();
+    assert!(outputs(&place) == quiet_outputs().await);
+}
+
 #[tokio::test]
 async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
     let test = async {
-        let quiet = TestFolder::new();
-        serve(&quiet, "", &["--local", "1", "--threads", "1"])
-            .end_within(LIMIT)
-            .await
-            .expect_success();
-
+        let expected = quiet_outputs().await;
         let (place, port) = (TestFolder::new(), free_port());
         let begin = |workers: &str| {
             let flags = ["--workers", workers, "--port", &port, "--resume=if-any"];
@@ -63,7 +88,7 @@ async fn a_pool_whose_boss_is_killed_goes_on_with_the_workers_that_wait() {
         let ended = stays.end().await.expect_success();
         assert_eq!(ended.output.last().map(String::as_str), Some("the run is over"));
 
-        let (found, expected) = (outputs(&place), outputs(&quiet));
+        let found = outputs(&place);
         let differs = found.0.iter().zip(&expected.0).find(|(found, expected)| found != expected);
         assert!(found == expected, "{differs:?}; {} and {} lines", found.0.len(), expected.0.len());
     };

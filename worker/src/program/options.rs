@@ -67,7 +67,7 @@ pub struct Options {
     /// the right libnccl.so.2.
     #[arg(long, env = "BOSSMAN_NCCL", value_name = "FILE")]
     pub nccl: Option<PathBuf>,
-    /// End if the boss was lost and no boss answers for this number of seconds [default: wait for
+    /// End if there was a boss, and none answers for this number of seconds [default: wait for
     /// ever]
     #[arg(long, value_name = "SECONDS")]
     pub orphan_timeout: Option<u64>,

@@ -202,7 +202,7 @@ impl BossWait {
     /// Waits until the next attempt.
     ///
     /// # Errors
-    /// The boss has been lost for longer than `--orphan-timeout`.
+    /// There was a boss, and has been none for longer than `--orphan-timeout`.
     async fn before_retry(&mut self, options: &Options, lost: Transient) -> Result<()> {
         let Transient { reason, had_joined, refused } = lost;
         // A boss that refuses answers, so one broken call after many refusals costs little.
@@ -210,7 +210,7 @@ impl BossWait {
             self.wait = MIN_WAIT;
         }
         // A boss without a free place counts as a boss.
-        if had_joined || (refused && self.boss_lost_at.is_some()) {
+        if had_joined || refused {
             self.boss_lost_at = Some(Instant::now());
         }
         let left = match (options.orphan_timeout, self.boss_lost_at) {

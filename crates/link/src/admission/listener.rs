@@ -5,6 +5,7 @@ use crate::admission::acceptor::{Accept, Acceptor, Caller};
 use crate::admission::handshake::{self, Handshake, HandshakeReply, WorkerInfo};
 use crate::admission::join::EVENTS;
 use crate::admission::status_text::StatusText;
+use crate::connection::liveness::CHECK_INTERVAL;
 use crate::connection::outgoing::Channel;
 use crate::connection::{Connection, ConnectionEvent, SilenceLimit};
 use crate::error::LinkError;
@@ -157,6 +158,10 @@ impl Listener {
             match self.desk.poll(self.opened.elapsed()) {
                 Next::AskToRejoin(places) => self.ask_these_to_rejoin(&places),
                 Next::AskForMore => return NextStep::AskForMore,
+                // It speaks in a moment, or counts as lost.
+                Next::Begin(workers) if self.has_silent(workers) => {
+                    return NextStep::Wait(Some(Instant::now() + CHECK_INTERVAL));
+                }
                 Next::Begin(workers) => return NextStep::Begin(workers),
                 Next::Wait(until) => {
                     let until = until.and_then(|until| self.opened.checked_add(until));
@@ -164,6 +169,11 @@ impl Listener {
                 }
             }
         }
+    }
+
+    /// Whether one of the first `workers` workers may be gone.
+    fn has_silent(&self, workers: usize) -> bool {
+        self.places.iter().take(workers).flatten().any(|member| member.connection.is_silent())
     }
 
     fn ask_these_to_rejoin(&self, places: &[usize]) {

@@ -221,3 +221,39 @@ async fn each_end_refuses_the_other_without_its_ticket() {
         }
     }
 }
+
+/// A worker whose machine vanished says no farewell. Until it counts as lost, its place is taken.
+#[tokio::test]
+async fn no_run_begins_with_a_worker_that_is_silent() {
+    let mut boss = Boss::with_places(1);
+    let (address, ticket) = (boss.ipv4(), boss.identity.ticket().clone());
+    let (speaks, stand_still) = std::sync::mpsc::channel::<()>();
+    let worker = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let endpoint = worker_endpoint(&ticket, &[address]).unwrap();
+            let joined = join(&endpoint, &[address], &ticket, WorkerInfo::default()).await.unwrap();
+            // This thread carries the connection, too.
+            stand_still.recv().ok();
+            endpoint.wait_idle().await;
+            drop(joined);
+        });
+    });
+    let joined = soon(boss.listener.next()).await;
+    assert!(matches!(joined, ListenerEvent::Joined { .. }), "{joined:?}");
+    let mut looks = tokio::time::interval(Duration::from_millis(10));
+    let waits = async {
+        while matches!(boss.listener.poll(), NextStep::Begin(1)) {
+            looks.tick().await;
+        }
+        speaks.send(()).unwrap();
+        while matches!(boss.listener.poll(), NextStep::Wait(Some(_))) {
+            looks.tick().await;
+        }
+        boss.listener.poll()
+    };
+    let step = soon(waits).await;
+    assert!(matches!(step, NextStep::Begin(1)), "{step:?}");
+    drop(boss);
+    worker.join().unwrap();
+}

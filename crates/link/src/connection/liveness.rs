@@ -4,17 +4,23 @@ use crate::connection::progress::StallDetector;
 use crate::connection::shared::ConnectionShared;
 use crate::quic::close_codes::{DONE, PROTOCOL_VIOLATION};
 use crate::quic::endpoint::KEEP_ALIVE;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::MissedTickBehavior;
 
 /// The interval between checks: two for each keep-alive message of the other end.
-const CHECK_INTERVAL: Duration = Duration::from_millis(KEEP_ALIVE.as_millis() as u64 / 2);
+pub(crate) const CHECK_INTERVAL: Duration =
+    Duration::from_millis(KEEP_ALIVE.as_millis() as u64 / 2);
 
 /// The close reason if nothing arrives.
 pub(crate) const SILENT: &str = "silent for 3 seconds";
 /// The close reason if the other end reads nothing.
 const STALLED: &str = "it takes nothing of what it is sent";
+
+/// The number of checks without a packet after which nothing begins with a connection. In that time
+/// the other end sends two keep-alive messages.
+pub(crate) const SILENT_CHECKS: u32 = 4;
 
 /// The number of checks without a packet after which a connection counts as dead.
 pub struct SilenceLimit(u32);
@@ -44,6 +50,7 @@ pub(crate) async fn watch_liveness(shared: Arc<ConnectionShared>, limit: Silence
         let now = shared.quic.stats().udp_rx.datagrams;
         silent_checks = if now == received { silent_checks + 1 } else { 0 };
         received = now;
+        shared.silent_checks.store(silent_checks, Ordering::Relaxed);
         if silent_checks >= limit.0 {
             break (DONE, SILENT);
         }

@@ -33,7 +33,7 @@ pub use crate::connection::established::EstablishedConnection;
 pub use crate::connection::event::ConnectionEvent;
 pub use crate::connection::liveness::SilenceLimit;
 
-use crate::connection::liveness::watch_liveness;
+use crate::connection::liveness::{watch_liveness, SILENT_CHECKS};
 use crate::connection::negotiation::negotiate;
 use crate::connection::ordered_stream::OrderedStream;
 use crate::connection::outgoing::Channel;
@@ -51,6 +51,7 @@ use pipeline::effect::Peer;
 use quinn::VarInt;
 use serde::de::DeserializeOwned;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::mpsc;
 use tracing::Instrument;
@@ -94,6 +95,7 @@ impl<M: Send + 'static> Connection<M> {
             answers: Mutex::default(),
             report: Mutex::default(),
             closed_here: OnceLock::new(),
+            silent_checks: AtomicU32::new(0),
         });
         let (data, frames) = mpsc::unbounded_channel();
         tokio::spawn(write_large(shared.clone(), frames));
@@ -152,6 +154,11 @@ impl<M: Send + 'static> Connection<M> {
     /// The address of the other end.
     pub fn address(&self) -> SocketAddr {
         canonical(self.shared.quic.remote_address())
+    }
+
+    /// Whether nothing has arrived for a second, so that the other end may be gone.
+    pub fn is_silent(&self) -> bool {
+        self.shared.silent_checks.load(Ordering::Relaxed) >= SILENT_CHECKS
     }
 
     /// Whether the connection is closed or lost.

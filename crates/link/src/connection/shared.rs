@@ -9,6 +9,7 @@ use crate::quic::network_path::NetworkPath;
 use crate::quic::report::PathReport;
 use parking_lot::Mutex;
 use pipeline::effect::Peer;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::mpsc;
 
@@ -28,6 +29,8 @@ pub(crate) struct ConnectionShared {
     pub(crate) progress: Arc<SendProgress>,
     /// Why this end closed the connection. Set if the other end was silent or took nothing.
     pub(crate) closed_here: OnceLock<&'static str>,
+    /// The number of checks since a packet arrived.
+    pub(crate) silent_checks: AtomicU32,
 }
 
 /// The most answers that wait to be read here, and the most frames that wait for the network when
