@@ -151,10 +151,18 @@ impl Pool {
 
     /// Prepares a worker during the steps of the others. It cannot take part if its device is
     /// unlike that of its stages' first replicas, unless the user allowed that.
-    fn prepare(&self, trainer: &mut Trainer, worker: WorkerId, stage_placement: StagePlacement) {
+    fn prepare(
+        &mut self,
+        trainer: &mut Trainer,
+        worker: WorkerId,
+        stage_placement: StagePlacement,
+    ) {
         let Some(optimizer) = trainer.optimizer else { return };
         let unlike = self.unlike_first_replica(worker, &stage_placement);
         if let Err(error) = trainer.judge_replicas(unlike) {
+            if self.membership.on_unfit(worker) {
+                return;
+            }
             let failure = Failure::new(error.to_string());
             // Its device stays what it is, so it must not join again.
             trainer.handle.evict(worker, &failure.message);

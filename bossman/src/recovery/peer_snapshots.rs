@@ -174,8 +174,9 @@ async fn begin_peer_snapshot(
 /// The worker that stores each worker's part.
 fn neighbours_of(trainer: &Trainer) -> BTreeMap<WorkerId, WorkerId> {
     let infos = trainer.handle.workers();
-    let host = |worker: WorkerId| infos.get(usize::from(worker.0)).map_or("", |info| &info.host);
-    neighbours(&trainer.plan, host)
+    let machine =
+        |worker: WorkerId| infos.get(usize::from(worker.0)).map_or("", |info| info.machine());
+    neighbours(&trainer.plan, machine)
 }
 
 /// The complete snapshots of the run with this number, the last one first.

@@ -10,9 +10,7 @@ const SPARED: [u64; 2] = [3, 4];
 /// The bytes of each worker, or `None` if unknown. Workers on one device share it.
 pub(crate) fn shared(workers: &[&WorkerInfo]) -> Vec<Option<u64>> {
     let sharing = |worker: &WorkerInfo| {
-        let same =
-            |other: &&&WorkerInfo| other.host == worker.host && other.device == worker.device;
-        workers.iter().filter(same).count().max(1) as u64
+        workers.iter().filter(|other| other.is_on_same_device(worker)).count().max(1) as u64
     };
     workers.iter().map(|worker| Some(worker.memory_bytes? / sharing(worker))).collect()
 }
@@ -41,20 +39,28 @@ mod tests {
     fn workers_on_one_device_share_it_and_a_shortage_leaves_three_quarters() {
         let info = |host: &str, device: &str, memory_bytes| WorkerInfo {
             host: host.into(),
+            machine: format!("boot of {host}"),
             device: device.into(),
+            device_id: format!("bus of {device}"),
             memory_bytes,
             ..WorkerInfo::default()
         };
+        let slice =
+            |id: &str| WorkerInfo { device_id: id.into(), ..info("c", "cuda:0", Some(100)) };
+        let namesake = WorkerInfo { machine: "another".into(), ..info("b", "cuda:0", Some(70)) };
         let workers = [
             info("a", "cuda:0", Some(1600)),
             info("a", "cuda:0", Some(1600)),
             info("b", "cuda:0", Some(1600)),
             info("b", "cpu", None),
+            slice("MIG-1"),
+            slice("MIG-2"),
+            namesake,
         ];
         let workers: Vec<_> = workers.iter().collect();
-        let all = vec![Some(800), Some(800), Some(1600), None];
+        let all = vec![Some(800), Some(800), Some(1600), None, Some(100), Some(100), Some(70)];
         assert_eq!(for_cuts(&workers, 0), CutMemory { all: all.clone(), spared: Vec::new() });
-        let spared = vec![Some(600), Some(600), Some(1200), None];
+        let spared = vec![Some(600), Some(600), Some(1200), None, Some(75), Some(75), Some(51)];
         assert_eq!(for_cuts(&workers, 1), CutMemory { all, spared });
     }
 }

@@ -54,6 +54,17 @@ pub fn name(device: Device) -> String {
     }
 }
 
+/// Identifies a device on this machine for all its processes, which may call it by another name: a
+/// GPU by its address on the PCI bus, a MIG slice by its UUID, others by their name. Call
+/// [`crate::cuda::load`] before.
+pub fn hardware_id(device: Device) -> String {
+    let of_gpu = match device {
+        Device::Cuda(gpu) => cuda::uuid::slice(gpu).or_else(|| cuda::bus_id(gpu)),
+        _ => None,
+    };
+    of_gpu.unwrap_or_else(|| name(device))
+}
+
 /// The devices of this machine, the CPU first. Call [`crate::cuda::load`] before.
 pub fn all() -> Vec<Device> {
     let gpus = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);

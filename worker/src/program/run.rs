@@ -239,6 +239,8 @@ impl BossWait {
     }
 }
 
+/// The most characters of a machine's boot id, which has 36.
+const MAX_BOOT_ID: usize = 64;
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// The end of a membership, or of an attempt to join.
@@ -377,10 +379,19 @@ fn info(options: &Options, device: Device, nccl: link::Nccl) -> WorkerInfo {
         version: env!("CARGO_PKG_VERSION").into(),
         direct: !options.relay,
         host: gethostname::gethostname().to_string_lossy().into_owned(),
+        machine: boot_id(),
+        device_id: tensor::device::hardware_id(device),
         process: std::process::id(),
         instance: options.local_instance.unwrap_or_else(link::instance),
         nccl,
     }
+}
+
+/// Identifies this machine until it restarts, where the system tells that. Containers on it have
+/// the same, and copies of a virtual machine have others.
+fn boot_id() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().chars().take(MAX_BOOT_ID).collect()
 }
 
 /// Ends this process once the process that started it is gone: the kernel then closes the other end

@@ -67,6 +67,11 @@ pub struct WorkerInfo {
     pub direct: bool,
     /// The name of the machine.
     pub host: String,
+    /// Identifies the machine until it restarts, if known. Machines may have one name.
+    pub machine: String,
+    /// Identifies the device on its machine. Processes may name their GPUs alike, for example if
+    /// `CUDA_VISIBLE_DEVICES` shows each another one.
+    pub device_id: String,
     /// The process id on that machine.
     pub process: u32,
     /// A random number that no other process has. Containers may have one name, and the same
@@ -80,6 +85,23 @@ impl WorkerInfo {
     /// Whether both describe the same process.
     pub fn is_same_process(&self, other: &WorkerInfo) -> bool {
         self.instance == other.instance && self.process == other.process && self.host == other.host
+    }
+
+    /// Whether both compute on one device, and so share its memory. Containers with names of their
+    /// own have memory of their own.
+    pub fn is_on_same_device(&self, other: &WorkerInfo) -> bool {
+        self.machine == other.machine
+            && self.host == other.host
+            && self.device == other.device
+            && self.device_id == other.device_id
+    }
+
+    /// What identifies its machine as far as known.
+    pub fn machine(&self) -> &str {
+        match self.machine.as_str() {
+            "" => &self.host,
+            machine => machine,
+        }
     }
 
     /// The kind of its device, as the worker names it. CPUs are one kind: their results rarely
@@ -117,7 +139,9 @@ impl Candidate for WorkerInfo {
     /// Workers of one machine share its memory, and those of one GPU sum no gradients with NCCL. So
     /// this one has another machine and GPU.
     fn another(&self, number: usize) -> Self {
-        let mut info = WorkerInfo { host: format!("{}/{number}", self.host), ..self.clone() };
+        let (host, machine) = (&self.host, &self.machine);
+        let (host, machine) = (format!("{host}/{number}"), format!("{machine}/{number}"));
+        let mut info = WorkerInfo { host, machine, ..self.clone() };
         if let Nccl::Here(nccl) = &mut info.nccl {
             nccl.gpu = format!("{}/{number}", nccl.gpu);
         }
@@ -147,6 +171,8 @@ impl Default for WorkerInfo {
             version: env!("CARGO_PKG_VERSION").into(),
             direct: true,
             host: String::new(),
+            machine: String::new(),
+            device_id: String::new(),
             process: 0,
             instance: 0,
             nccl: Nccl::Missing("it computes on a CPU".into()),

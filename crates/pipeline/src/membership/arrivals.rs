@@ -41,20 +41,34 @@ impl Membership {
         }
     }
 
+    /// A worker that is to be prepared does not fit beside the workers of its stages. Returns
+    /// whether the next update tries other stages. If not, its preparation has failed.
+    pub fn on_unfit(&mut self, worker: WorkerId) -> bool {
+        let Some(member) = self.members.get_mut(&worker) else { return false };
+        let MemberState::Preparing(stage) = member.state else { return false };
+        member.unfit.insert(stage);
+        let has_other = self.smallest_stage(worker).is_some();
+        if has_other {
+            self.set_state(worker, MemberState::Joined);
+        }
+        has_other
+    }
+
     /// Begins to prepare the workers that have joined.
     pub(super) fn prepare_joined(&mut self) {
         let joined = self.members().filter(|(_, member)| member.state == MemberState::Joined);
         for worker in joined.map(|(worker, _)| worker).collect::<Vec<_>>() {
-            let Some(stage) = self.smallest_stage() else { return };
-            let Some(like) = self.placement.first(stage) else { return };
+            let Some(stage) = self.smallest_stage(worker) else { continue };
+            let Some(like) = self.placement.first(stage) else { continue };
             let placement = self.placement.joined_by([(&worker, &like)]);
             self.set_state(worker, MemberState::Preparing(stage));
             self.decide(Decision::Prepare { worker, placement });
         }
     }
 
-    /// The first stage of the place that has the fewest workers. Workers on their way there count.
-    fn smallest_stage(&self) -> Option<StageId> {
+    /// The first stage of the place that has the fewest workers, among those for which this worker
+    /// was not found unfit. Workers on their way there count.
+    fn smallest_stage(&self, worker: WorkerId) -> Option<StageId> {
         let on_their_way = |stage: StageId| {
             let goes_there = |member: &&Member| match member.state {
                 MemberState::Preparing(place) | MemberState::Ready(place) => {
@@ -65,7 +79,12 @@ impl Membership {
             };
             self.members.values().filter(goes_there).count()
         };
-        let places = self.placement.iter().filter(|(_, workers)| !workers.is_empty());
+        let unfit = self.members.get(&worker).map(|member| &member.unfit);
+        let is_unfit = |workers: &[WorkerId]| {
+            unfit.is_some_and(|unfit| unfit.iter().any(|one| self.placement.of(*one) == workers))
+        };
+        let places =
+            self.placement.iter().filter(|(_, workers)| !workers.is_empty() && !is_unfit(workers));
         places
             .min_by_key(|(stage, workers)| workers.len() + on_their_way(*stage))
             .map(|(stage, _)| stage)

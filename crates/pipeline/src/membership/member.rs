@@ -1,6 +1,7 @@
 //! One worker of a pool.
 
 use crate::ids::{StageId, WorkerId};
+use std::collections::BTreeSet;
 
 /// A worker process. The same process may join again under another number.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -85,6 +86,8 @@ pub struct Member {
     pub share: f64,
     /// The rate of its slowest link to another worker, in bytes per second.
     pub bytes_per_second: Option<u64>,
+    /// The stages for which it was found unfit beside their workers.
+    pub(super) unfit: BTreeSet<StageId>,
 }
 
 impl Member {

@@ -49,6 +49,7 @@ impl Pool {
             }
             "left" => membership.on_left(first(), "it was tired"),
             "prepared" => membership.on_prepared(first(), Ok(())),
+            "unfit" => return Some(format!("{}", membership.on_unfit(first()))),
             "unprepared" => membership.on_prepared(first(), Err(Failure::new("no memory"))),
             "slow" => self.slow = words.first().map(|word| worker(word)),
             "steps" => {
@@ -165,6 +166,28 @@ fn workers_join_where_the_fewest_are() {
          update       => 0,1,4 2,3
          accepted     => step 3: 5 workers
          update       => same",
+    );
+}
+
+#[test]
+fn a_worker_that_fits_another_stage_goes_there() {
+    play(
+        "0 1 2,3",
+        "joined 4
+         update       => prepare 4 in 0,4 1 2,3; same
+         unfit 4      => true
+         state 4      => Joined
+         update       => prepare 4 in 0 1,4 2,3; same
+         unfit 4      => true
+         joined 5
+         update       => prepare 4 in 0 1 2,3,4; prepare 5 in 0,5 1 2,3; same
+         unfit 4      => false
+         unprepared 4 => worker 4 cannot take part: no memory; disconnect 4 (no memory); \
+                         worker 4 left (no memory)
+         unfit 4      => false
+         prepared 5
+         unfit 5      => false
+         update       => 0 1 2,3, 5 like 0",
     );
 }
 

@@ -22,6 +22,17 @@ pub fn show_only(uuid: &str) {
     std::env::set_var(VISIBLE, uuid);
 }
 
+/// The UUID of the MIG slice that is this process's GPU with this number. The slices of a GPU share
+/// its bus address.
+pub(crate) fn slice(gpu: usize) -> Option<String> {
+    slice_of(&std::env::var(VISIBLE).ok()?, gpu)
+}
+
+fn slice_of(visible: &str, gpu: usize) -> Option<String> {
+    let name = visible.split(',').nth(gpu)?.trim();
+    name.starts_with("MIG-").then(|| name.to_string())
+}
+
 /// The UUIDs of the MIG slices of this machine, and of its GPUs that have none. Empty if no GPU has
 /// slices, if `CUDA_VISIBLE_DEVICES` already chooses, or without `nvidia-smi`.
 pub fn slices() -> Vec<String> {
@@ -62,6 +73,15 @@ mod tests {
         }
         for other in ["cuda:0", "GPU-", "MIG", "GPU-a,GPU-b", "GPU-\n"] {
             assert!(!is_uuid(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn the_slice_of_a_process_is_told_from_a_gpu() {
+        assert_eq!(slice_of("MIG-a", 0).as_deref(), Some("MIG-a"));
+        assert_eq!(slice_of("GPU-b, MIG-a", 1).as_deref(), Some("MIG-a"));
+        for (visible, gpu) in [("MIG-a", 1), ("GPU-b,MIG-a", 0), ("0,1", 0), ("", 0)] {
+            assert_eq!(slice_of(visible, gpu), None, "{visible}, {gpu}");
         }
     }
 
