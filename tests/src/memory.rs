@@ -179,6 +179,7 @@ impl InMemoryCluster {
                         self.workers[number].session.on_link_up(NOW, peer);
                         self.workers[peer.0 as usize].session.on_link_up(NOW, me);
                     }
+                    StageEffect::PunchHole { .. } => {}
                     StageEffect::Tell(message) => {
                         let (from, to) = (Peer::Worker(me), Peer::Boss);
                         let body = Body::ToBoss(message);

@@ -201,6 +201,12 @@ pub enum StageEffect {
         /// Its address.
         address: SocketAddr,
     },
+    /// Send a packet to a worker that dials this one: firewalls and routers let answers pass
+    /// (UDP hole punching, RFC 5128).
+    PunchHole {
+        /// The address of that worker.
+        address: SocketAddr,
+    },
     /// Close the connection to a peer that violated the protocol.
     Hangup {
         /// Which connection.

@@ -16,7 +16,7 @@ use quinn::{Endpoint, VarInt};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use tokio::sync::mpsc;
-use tracing::Instrument;
+use tracing::{debug, Instrument};
 
 /// The most dialled connections that wait for the driver.
 const MAX_DIALLED: usize = 16;
@@ -133,18 +133,7 @@ impl PeerConnections {
 
     /// Dials another worker. The result is a [`PeerEvent::Dialled`].
     pub(crate) fn dial(&self, worker: WorkerId, address: SocketAddr) {
-        // The boss knows a worker of its own machine by the loopback address.
-        let mut of_boss = self.boss_address;
-        of_boss.set_port(address.port());
-        let address = match (address, of_boss) {
-            (address, of_boss) if address.ip().is_loopback() => of_boss,
-            // On one link, its name is the one by which this worker reaches the boss.
-            (SocketAddr::V6(mut own), SocketAddr::V6(boss)) if own.ip().is_unicast_link_local() => {
-                own.set_scope_id(boss.scope_id());
-                own.into()
-            }
-            (address, _) => address,
-        };
+        let address = self.seen_from_here(address);
         let (endpoint, ticket, dialled) =
             (self.endpoint.clone(), self.ticket.clone(), self.dialled.clone());
         let (me, run) = (self.me, self.run);
@@ -153,6 +142,32 @@ impl PeerConnections {
             dialled.send(DialledWorker { worker, result }).await.ok();
         };
         tokio::spawn(dial.in_current_span());
+    }
+
+    /// Lets a worker with this address dial this one through the firewall of this one.
+    pub(crate) fn punch_hole(&self, address: SocketAddr) {
+        let address = self.seen_from_here(address);
+        if !address.ip().is_loopback() {
+            if let Err(error) = link::punch_hole(&self.endpoint, &self.ticket, address) {
+                debug!(%address, %error, "no hole is punched");
+            }
+        }
+    }
+
+    /// The address of a worker, which the boss tells as it sees it.
+    fn seen_from_here(&self, address: SocketAddr) -> SocketAddr {
+        // The boss knows a worker of its own machine by the loopback address.
+        let mut of_boss = self.boss_address;
+        of_boss.set_port(address.port());
+        match (address, of_boss) {
+            (address, of_boss) if address.ip().is_loopback() => of_boss,
+            // On one link, its name is the one by which this worker reaches the boss.
+            (SocketAddr::V6(mut own), SocketAddr::V6(boss)) if own.ip().is_unicast_link_local() => {
+                own.set_scope_id(boss.scope_id());
+                own.into()
+            }
+            (address, _) => address,
+        }
     }
 
     /// Starts the connection to a worker that this end dialled.

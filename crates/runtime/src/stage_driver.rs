@@ -208,6 +208,7 @@ impl Driver {
             StageEffect::RetainSnapshots(wanted) => self.snapshots.retain(&wanted),
             StageEffect::Residuals(residuals) => self.reduction.settle(residuals),
             StageEffect::Dial { peer, address } => self.connections.dial(peer, address),
+            StageEffect::PunchHole { address } => self.connections.punch_hole(address),
             StageEffect::Drop(slots) => {
                 slots.into_iter().for_each(|slot| drop(self.slots.remove(slot)))
             }

@@ -2,7 +2,7 @@
 
 use crate::connection::readers::close_reason;
 use crate::error::LinkError;
-use crate::quic::endpoint::client_to_boss;
+use crate::quic::endpoint::{client_to_boss, client_to_worker};
 use crate::trust::ticket::Ticket;
 use crate::trust::tls::SERVER_NAME;
 use quinn::{ClientConfig, Connection, ConnectionError, Endpoint};
@@ -66,6 +66,22 @@ pub(crate) async fn dial(
     let quic = connecting.await.map_err(|e| dial_error(&e, address))?;
     debug!(%address, "connected");
     Ok(quic)
+}
+
+/// Sends a packet to the address of a worker that dials this one. Stateful firewalls, and routers
+/// that translate addresses, then let its packets pass, because they look like answers (UDP hole
+/// punching, RFC 5128).
+///
+/// # Errors
+/// No packet can be sent to the address.
+pub fn punch_hole(
+    endpoint: &Endpoint,
+    ticket: &Ticket,
+    address: SocketAddr,
+) -> Result<(), LinkError> {
+    let attempt = endpoint.connect_with(client_to_worker(ticket, address)?, address, SERVER_NAME);
+    // The end of the attempt is the packet.
+    attempt.map(drop).map_err(|e| LinkError::NoAnswer { address, reason: e.to_string() })
 }
 
 /// The error of an address that answered says more than silence. But another boss at one address

@@ -4,8 +4,8 @@ use crate::admission::listener::NextStep;
 use crate::quic::close_codes::DONE;
 use crate::testing::dial;
 use crate::{
-    join, query_status, worker_endpoint, Identity, JoinedRun, LinkError, Listener, ListenerEvent,
-    StatusText, Ticket, WorkerInfo,
+    join, punch_hole, query_status, worker_endpoint, Identity, JoinedRun, LinkError, Listener,
+    ListenerEvent, StatusText, Ticket, WorkerInfo,
 };
 use pipeline::recovery::{JoinDesk, KeptPlaces, LastSession};
 use std::future::Future;
@@ -256,4 +256,16 @@ async fn no_run_begins_with_a_worker_that_is_silent() {
     assert!(matches!(step, NextStep::Begin(1)), "{step:?}");
     drop(boss);
     worker.join().unwrap();
+}
+
+/// Firewalls let pass what looks like an answer.
+#[tokio::test]
+async fn a_hole_is_punched_from_the_port_that_others_dial() {
+    let boss = Boss::with_places(1);
+    let there = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let ticket = boss.identity.ticket();
+    let endpoint = worker_endpoint(ticket, &[boss.ipv4()]).unwrap();
+    punch_hole(&endpoint, ticket, there.local_addr().unwrap()).unwrap();
+    let (_, from) = soon(there.recv_from(&mut [0; 2000])).await.unwrap();
+    assert_eq!(from.port(), endpoint.local_addr().unwrap().port());
 }

@@ -176,6 +176,9 @@ impl StageSession {
         for (peer, address) in opening.dial {
             self.outbox.push(StageEffect::Dial { peer, address });
         }
+        for address in opening.await_from {
+            self.outbox.push(StageEffect::PunchHole { address });
+        }
         for peer in opening.unreachable {
             let reason = "one of them makes no direct connections".to_string();
             self.outbox.tell_boss(ToBoss::LinkFailed { peer, reason, was_up: false });

@@ -40,21 +40,27 @@ pub(super) struct Links {
 }
 
 /// The connections of a new assignment that need an action.
+#[derive(Default)]
 pub(super) struct Opening {
     pub(super) dial: Vec<(WorkerId, SocketAddr)>,
+    /// The addresses of the peers that dial this worker.
+    pub(super) await_from: Vec<SocketAddr>,
     pub(super) unreachable: Vec<WorkerId>,
 }
 
 impl Links {
     /// Replaces all links by links to these peers.
     pub(super) fn open(&mut self, now: Micros, me: WorkerId, peers: &[PeerAddress]) -> Opening {
-        let mut opening = Opening { dial: Vec::new(), unreachable: Vec::new() };
+        let mut opening = Opening::default();
         let mut links = BTreeMap::new();
         for peer in peers {
             let link = match (self.connected.contains(&peer.worker), peer.dial, peer.address) {
                 _ if peer.relayed || self.relayed.contains(&peer.worker) => Link::Relayed,
                 (true, ..) => Link::Direct,
-                (false, false, _) => Link::Awaited,
+                (false, false, address) => {
+                    opening.await_from.extend(address);
+                    Link::Awaited
+                }
                 (false, true, Some(address)) => {
                     opening.dial.push((peer.worker, address));
                     Link::Dialling(now.plus_seconds(DIAL_SECONDS))

@@ -140,6 +140,7 @@ fn slots_in(effect: &StageEffect) -> usize {
         | StageEffect::SendSnapshot { .. }
         | StageEffect::RetainSnapshots(_)
         | StageEffect::Dial { .. }
+        | StageEffect::PunchHole { .. }
         | StageEffect::Hangup { .. }
         | StageEffect::Progress(_)
         | StageEffect::Finish

@@ -478,6 +478,8 @@ impl World {
                 StageEffect::Interrupt => self.interrupt(id),
                 // Nothing is compressed here, so nothing is lost.
                 StageEffect::Residuals(_) => {}
+                // No firewall stands between these workers.
+                StageEffect::PunchHole { .. } => {}
                 StageEffect::Dial { peer, .. } => self.network.dial(id, peer),
                 StageEffect::Drop(slots) => drop(worker.slots.give_up_all(slots)),
                 StageEffect::Finish => (worker.alive, worker.finished) = (false, true),

@@ -273,6 +273,7 @@ impl StageDriver {
                 | StageEffect::RetainSnapshots(_)
                 | StageEffect::Interrupt
                 | StageEffect::Dial { .. }
+                | StageEffect::PunchHole { .. }
                 | StageEffect::Hangup { .. }
                 | StageEffect::Progress(_)
                 | StageEffect::Finish
