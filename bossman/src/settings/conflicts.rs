@@ -2,7 +2,7 @@
 //! and the reference page.
 
 use crate::BossManError;
-use pipeline::replicas::{keeps_statistics, Collective, Compress, Replicas, Sharding};
+use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
 use pipeline::{Plan, ScheduleKind};
 use std::fmt::{self, Write as _};
 
@@ -53,8 +53,6 @@ pub(crate) struct PoolFacts {
     pub(crate) is_pool: bool,
     /// A parameter is shared by several stages.
     pub(crate) ties_stages: bool,
-    /// A stage without trained parameters has a batch norm.
-    pub(crate) keeps_untrained_statistics: bool,
 }
 
 impl PoolFacts {
@@ -63,10 +61,6 @@ impl PoolFacts {
         PoolFacts {
             is_pool: true,
             ties_stages: plan.stages.iter().any(|stage| !stage.tied_copies.is_empty()),
-            keeps_untrained_statistics: plan
-                .stages
-                .iter()
-                .any(|stage| !stage.is_trained() && keeps_statistics(stage)),
         }
     }
 }
@@ -299,13 +293,6 @@ const CONFLICTS: &[Conflict] = &[
         other: "a pool (`serve`)", reason: "its copies would differ when a worker leaves",
         instead: "set `cuts` so that one stage holds it, or `replicas` so that there is one stage",
         applies: |f| f.pool.is_pool && f.pool.ties_stages,
-    },
-    Conflict {
-        key: "cuts", setting: "a batch norm in a stage without trained parameters",
-        relation: Excludes, other: "a pool (`serve`)",
-        reason: "a repeated step would count its statistics twice",
-        instead: "set `cuts` so that each stage trains a parameter",
-        applies: |f| f.pool.is_pool && f.pool.keeps_untrained_statistics,
     },
 ];
 

@@ -3,7 +3,7 @@
 
 use crate::cut::{balanced_by, balanced_within, CutPlace, Cuts, TooFewLayers};
 use crate::ids::{StageId, WorkerId};
-use crate::replicas::{MicrobatchAssignment, Sharding, StagePlacement, WorkerGroups};
+use crate::replicas::{is_reduced, MicrobatchAssignment, Sharding, StagePlacement, WorkerGroups};
 use crate::room::{limits, CutMemory};
 use crate::schedule::{check, Layout, Placement, Schedule, ScheduleError, ScheduleKind, Terms};
 use crate::stage_spec::stage_of;
@@ -206,6 +206,7 @@ impl Plan {
             edges: self.edges.clone(),
             back: back.into_iter().collect(),
             trained: self.stages.iter().map(StageSpec::is_trained).collect(),
+            reduced: self.stages.iter().map(is_reduced).collect(),
             ties: ties.into_iter().collect(),
             sharding: self.sharding,
         }

@@ -148,6 +148,32 @@ fn accumulated_and_clipped() {
     }
 }
 
+/// A frozen backbone: in its stage nothing is trained, but norms learn.
+#[test]
+fn norms_learn_alike_in_a_stage_where_nothing_is_trained() {
+    tensor::threads::set_count(1);
+    let norm = "- BatchNorm2d: {num_features: 8}\n    name: norm1\n";
+    let case = Case::convnet().changed(
+        &format!("name: conv1\n  {norm}"),
+        &format!("name: conv1\n    freeze: true\n  {norm}    freeze: true\n"),
+    );
+    let case = &along_the_tree(case);
+    let backbone = Cuts::At(vec!["conv2".into()]);
+    for (seed, replicas) in (0..).zip([&[1][..], &[1, 1], &[2, 1], &[1, 2], &[2, 2], &[3, 1]]) {
+        let cuts = if replicas.len() > 1 { backbone.clone() } else { Cuts::Auto };
+        let groups = WorkerGroups::of(replicas);
+        let plan = Plan::new(case.model.graph(), &cuts, groups, Placement::Plain).unwrap();
+        assert_eq!(plan.stages[0].is_trained(), replicas.len() == 1, "its layers are trained");
+        // The last of three microbatches is smaller than the others.
+        for microbatches in [3, 4] {
+            let expected = one_process(case, microbatches);
+            let kind = ScheduleKind::OneFOneB;
+            let way = Configuration { case, replicas, kind, microbatches, over: "in memory" };
+            way.check(&expected, &plan, InMemoryCluster::new(plan.clone(), case.seed, seed));
+        }
+    }
+}
+
 /// A sum along the tree differs from a sum one after the other only in its last bits.
 #[test]
 fn the_order_changes_the_last_bits_alone() {

@@ -125,15 +125,6 @@ impl MicrobatchAssignment {
         MicrobatchAssignment(stage_placement.iter().map(microbatch_assignment).collect())
     }
 
-    /// The same, but the first replica of each of these stages takes all microbatches.
-    #[must_use]
-    pub fn with_first_of(mut self, stages: impl Fn(StageId) -> bool) -> Self {
-        let theirs =
-            self.0.iter_mut().enumerate().filter(|(stage, _)| stages(StageId(*stage as u16)));
-        theirs.for_each(|(_, takers)| takers.clear());
-        self
-    }
-
     /// The same shares, but replicas take turns. So neighbours in the [tree](super::Tree) finish at
     /// about the same time, and sums that wait for a neighbour wait at one replica instead of at
     /// each.

@@ -35,7 +35,7 @@ pub use microbatch_order::MicrobatchOrder;
 pub use reduction::Reduction;
 pub use sharding::{ShardId, Sharding};
 pub use stage_placement::StagePlacement;
-pub use statistics::keeps_statistics;
+pub use statistics::{is_reduced, keeps_statistics};
 pub use tree::{nodes, Node, Tree};
 pub use unique_id::UniqueId;
 pub use wanted::Replicas;

@@ -17,6 +17,8 @@ pub struct Layout {
     /// For every stage, whether something in it is trained, so that its backward pass has a half
     /// for parameters.
     pub trained: Vec<bool>,
+    /// For every stage, whether its replicas exchange gradients or running statistics.
+    pub reduced: Vec<bool>,
     /// The pairs of stages (owner, user) that share parameters.
     pub ties: Vec<(StageId, StageId)>,
     /// The state that replicas of a stage shard, if any.
@@ -47,6 +49,7 @@ impl Layout {
             back: edges.clone(),
             edges,
             trained: vec![true; stage_placement.stages()],
+            reduced: vec![true; stage_placement.stages()],
             stage_placement,
             ties: Vec::new(),
             sharding: None,
@@ -69,10 +72,11 @@ impl Layout {
     }
 
     /// For every worker the actions that follow its backward passes, before those of
-    /// [`Layout::ending`]: all stages sum their gradients over microbatches and replicas.
+    /// [`Layout::ending`]: all stages sum their gradients over microbatches and replicas, and apply
+    /// the statistics of norms in the order of microbatches.
     pub fn reduction(&self, reduction: Reduction) -> Vec<Vec<Action>> {
         let list = |worker: u16| {
-            let stages = self.stages_of(WorkerId(worker)).filter(|stage| self.is_trained(*stage));
+            let stages = self.stages_of(WorkerId(worker)).filter(|stage| self.is_reduced(*stage));
             stages.filter(|_| reduction.is_apart()).map(|stage| Action::Reduce { stage }).collect()
         };
         (0..self.workers() as u16).map(list).collect()
@@ -112,6 +116,11 @@ impl Layout {
     /// Whether something of a stage is trained.
     pub fn is_trained(&self, stage: StageId) -> bool {
         self.trained.get(stage.0 as usize).copied().unwrap_or(true)
+    }
+
+    /// Whether the replicas of a stage exchange gradients or running statistics.
+    pub fn is_reduced(&self, stage: StageId) -> bool {
+        self.reduced.get(stage.0 as usize).copied().unwrap_or(true)
     }
 
     /// Whether each replica of a stage updates a part of its parameters.

@@ -78,9 +78,7 @@ impl TaskBuilder<'_> {
             inputs,
             export,
             loss,
-            defer_statistics: round.mode == Mode::Train
-                && round.reduction.is_apart()
-                && spec.is_trained(),
+            defer_statistics: round.mode == Mode::Train && round.reduction.is_apart(),
             finite: round.watch.finite,
         }
     }
@@ -98,7 +96,8 @@ impl TaskBuilder<'_> {
         let Some((group, progress)) = self.group.zip(self.reduction) else {
             return Task::Reduce { stage, batch, buckets: Vec::new(), statistics: Vec::new() };
         };
-        if progress.is_collective() {
+        // A stage without gradients has no communicator.
+        if progress.is_collective() && self.spec.is_trained() {
             let statistics = progress.take_statistics(group, |item| self.take(item));
             return Task::AllReduce { stage, batch, statistics };
         }

@@ -12,7 +12,7 @@ use crate::ids::{MicrobatchKey, Slot, StageId};
 use crate::message::{Failure, Round, Span, TensorHead, ToBoss, MAX_SPANS};
 use crate::norm::Square;
 use crate::plan::StageSpec;
-use crate::replicas::MicrobatchOrder;
+use crate::replicas::{is_reduced, MicrobatchOrder};
 use crate::schedule::{Action, Picker};
 use crate::task::{EarlyOutput, Outcome, Task, TreeLeaf};
 use std::collections::BTreeMap;
@@ -193,8 +193,8 @@ impl ActiveRound {
     ) -> Option<Task<Slot>> {
         let stage = action.stage();
         let spec = membership.stage(stage)?;
-        // Without training there is nothing to sum, and nothing ends the sum.
-        let leaf = self.leaf(action, membership).filter(|_| spec.is_trained());
+        // Without gradients and statistics there is nothing to sum, and nothing ends the sum.
+        let leaf = self.leaf(action, membership).filter(|_| is_reduced(spec));
         let builder = TaskBuilder {
             round: &self.round,
             spec,

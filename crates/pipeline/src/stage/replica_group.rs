@@ -63,7 +63,7 @@ impl ReplicaGroup {
             sharded,
             shards_gradients: is_sharded && sharding.is_some_and(Sharding::shards_gradients),
             shards_parameters: is_sharded && sharding.is_some_and(Sharding::shards_parameters),
-            statistics: spec.is_trained() && keeps_statistics(spec),
+            statistics: keeps_statistics(spec),
         })
     }
 

@@ -52,22 +52,14 @@ fn replicas_share_batches_and_each_that_is_as_fast_has_one_of_those_at_once() {
     );
 }
 
+/// They exchange their statistics, so all replicas have the same.
 #[test]
-fn replicas_that_may_differ_leave_it_to_the_first() {
-    // The norm is the whole stage, and its replicas do not exchange their statistics.
+fn replicas_of_a_frozen_norm_share_batches_too() {
     let frozen = plan("    freeze: true\n", &[2, 3, 1]);
-    assert_eq!(frozen.batches_at_once(), 2);
-    let microbatch_assignment = frozen.assign_batches(2, |_, _| Speed::from(1));
-    let takers = |stage| {
-        [0, 1].map(|m| {
-            microbatch_assignment
-                .worker(&frozen.stage_placement, StageId(stage), m)
-                .expect("a worker")
-                .0
-        })
-    };
-    assert_eq!([takers(0), takers(1), takers(2)], [[0, 3], [1, 1], [2, 2]]);
-    assert_eq!(plan("", &[2, 3, 1]).batches_at_once(), 3);
+    assert_eq!(frozen.batches_at_once(), 3);
+    let layout = frozen.layout();
+    assert!(!layout.is_trained(StageId(1)) && layout.is_reduced(StageId(1)));
+    assert_eq!(taken(&frozen, 3), taken(&plan("", &[2, 3, 1]), 3));
 }
 
 #[test]
