@@ -19,6 +19,7 @@ mod memory;
 mod one_process;
 pub mod programs;
 mod reference;
+pub mod sample;
 mod sockets;
 pub mod stateful_model;
 pub mod strangers;

@@ -10,6 +10,7 @@ use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use std::collections::BTreeMap;
 use std::fmt;
 use tests::programs::train_in_processes;
+use tests::sample::{self, sampled};
 use tests::{
     cuts, one_process, train, Case, Connectivity, InMemoryCluster, SocketCluster, TestCluster,
     Training, MICROBATCHES, STEPS,
@@ -43,21 +44,22 @@ impl fmt::Display for Configuration<'_> {
 /// The number of tested cuts into four stages. All of them are too many.
 const OF_FOUR_STAGES: usize = 40;
 
-/// Returns the largest number of cuts to test into a number of stages. `make check` sets a smaller
-/// one with `BOSSMAN_LAW_1_CUTS`.
+/// Returns the largest number of cuts to test into a number of stages.
 fn cuts_max(stages: usize) -> usize {
     let all = if stages == 4 { OF_FOUR_STAGES } else { usize::MAX };
-    std::env::var("BOSSMAN_LAW_1_CUTS").map_or(all, |number| all.min(number.parse().unwrap()))
+    sample::cuts().map_or(all, |number| all.min(number))
 }
 
 /// Tests every cut into 1, 2 and 3 stages and some into 4, with every placement and every number of
 /// microbatches, in memory. The kinds of schedule take turns, so that each meets every number of
-/// stages and of microbatches many times.
+/// stages and of microbatches many times. A sample has three and four stages, which are as many as
+/// those of all placements need.
 fn every_cut(case: &Case) {
     tensor::threads::set_count(1);
     let expected = MICROBATCHES.map(|microbatches| one_process(case, microbatches));
     assert_eq!(expected[0].steps(), STEPS);
-    for stages in 1..=4 {
+    let fewest = if sample::is_sampled() { 3 } else { 1 };
+    for stages in fewest..=4 {
         let mut cuts = cuts::into_stages(case.model.graph(), stages);
         let each = cuts.len().div_ceil(cuts_max(stages));
         cuts = cuts.into_iter().step_by(each).collect();
@@ -83,26 +85,31 @@ fn every_cut(case: &Case) {
 fn over_sockets(case: &Case) {
     tensor::threads::set_count(1);
     let expected = MICROBATCHES.map(|microbatches| one_process(case, microbatches));
+    let placements = [
+        (2, Placement::Plain),
+        (3, Placement::Plain),
+        (2, Placement::Interleaved { chunks: 2 }),
+        (2, Placement::V),
+    ];
+    let plans = placements.map(|(workers, placement)| {
+        let plan = Plan::new(case.model.graph(), &Cuts::Auto, workers, placement).unwrap();
+        (cuts::kinds(placement), plan)
+    });
+    let mut ways = Vec::new();
+    for (kinds, plan) in &plans {
+        let kinds = kinds.iter().flat_map(|kind| [*kind; MICROBATCHES.len()]);
+        ways.extend(kinds.zip((0..MICROBATCHES.len()).cycle()).map(|(kind, of)| (plan, kind, of)));
+    }
     for (way_of, over) in [
         (Connectivity::SharedMemory, "shared memory"),
         (Connectivity::Quic, "QUIC"),
         (Connectivity::Relayed, "QUIC, relayed"),
     ] {
         let mut runs = BTreeMap::new();
-        for (workers, placement) in [
-            (2, Placement::Plain),
-            (3, Placement::Plain),
-            (2, Placement::Interleaved { chunks: 2 }),
-            (2, Placement::V),
-        ] {
-            let plan = &Plan::new(case.model.graph(), &Cuts::Auto, workers, placement).unwrap();
-            for kind in cuts::kinds(placement) {
-                for (expected, microbatches) in expected.iter().zip(MICROBATCHES) {
-                    let way = Configuration { case, plan, kind: *kind, microbatches, over };
-                    way.check(expected, SocketCluster::new(plan.clone(), case.seed, way_of));
-                    *runs.entry(*kind).or_insert(0) += 1;
-                }
-            }
+        for (plan, kind, of) in sampled(ways.iter().copied(), 8) {
+            let way = Configuration { case, plan, kind, microbatches: MICROBATCHES[of], over };
+            way.check(&expected[of], SocketCluster::new(plan.clone(), case.seed, way_of));
+            *runs.entry(kind).or_insert(0) += 1;
         }
         row(case, over, 4, 1, &runs, &expected[0]);
     }

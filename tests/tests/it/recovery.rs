@@ -8,14 +8,24 @@ use std::time::Duration;
 use tests::address::Address;
 use tests::faulty::{run_faulty_worker, Fault};
 use tests::programs::{send_signal, BossAddress, Ended, TestFolder};
+use tests::sample::is_sampled;
 use tests::stateful_model::MODEL;
+use tokio::sync::OnceCell;
 
 /// The time limit of a run; far longer than any run here takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
-const STEPS: u64 = 200;
 /// The number of updates of one or two stages before something goes wrong. By then, the checkpoint
 /// of step 10 has long been written.
 const LATER: u32 = 50;
+
+/// The number of steps of a run.
+fn steps() -> u64 {
+    if is_sampled() {
+        60
+    } else {
+        200
+    }
+}
 
 /// A run in a folder of its own.
 pub(crate) struct Run(pub(crate) TestFolder);
@@ -25,7 +35,7 @@ pub(crate) type Outputs = (Vec<String>, Vec<u8>);
 
 impl Run {
     fn new(more: &str) -> Self {
-        Run::with_steps(STEPS, more)
+        Run::with_steps(steps(), more)
     }
 
     /// Writes a run of this number of steps, with further keys.
@@ -51,8 +61,7 @@ impl Run {
         ["--metrics".into(), path("metrics.jsonl"), "--save".into(), path("w.safetensors")].into()
     }
 
-    /// Returns the results of a run that lost no worker.
-    async fn quiet(more: &str) -> Outputs {
+    async fn quiet_outputs(more: &str) -> Outputs {
         let run = Run::new(more);
         run.local(1).end_within(PATIENCE).await.expect_success();
         run.outputs()
@@ -85,6 +94,18 @@ impl Run {
     }
 }
 
+/// The results of a run that lost no worker.
+async fn quiet() -> &'static Outputs {
+    static QUIET: OnceCell<Outputs> = OnceCell::const_new();
+    QUIET.get_or_init(|| Run::quiet_outputs("")).await
+}
+
+/// The same of a run with replicas, which sum gradients in another order.
+async fn quiet_with_replicas() -> &'static Outputs {
+    static QUIET: OnceCell<Outputs> = OnceCell::const_new();
+    QUIET.get_or_init(|| Run::quiet_outputs("replicas: 1")).await
+}
+
 #[track_caller]
 pub(crate) fn assert_same(found: &Outputs, quiet: &Outputs) {
     let differs = found.0.iter().zip(&quiet.0).find(|(found, quiet)| found != quiet);
@@ -97,7 +118,7 @@ pub(crate) fn said<'a>(ended: &'a Ended, text: &str) -> Vec<&'a String> {
 
 #[tokio::test]
 async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result() {
-    let quiet = Run::quiet("").await;
+    let quiet = quiet().await;
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}\nschedule: 1f1b");
     let mut boss = run.local(3);
     // The first dies as soon as training starts, and the second when checkpoints exist. The third
@@ -111,7 +132,7 @@ async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result(
     }
     assert_eq!(boss.children().len(), 3, "nobody is left behind");
     let ended = boss.end_within(PATIENCE).await.expect_success();
-    assert_same(&run.outputs(), &quiet);
+    assert_same(&run.outputs(), quiet);
     assert_eq!(said(&ended, "recovery: resuming with 3 of 3 workers").len(), 3);
     // A due checkpoint may also have been missed, which prints a reason too.
     let lost = said(&ended, "workers were lost");
@@ -121,7 +142,7 @@ async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result(
 
 #[tokio::test]
 async fn remaining_workers_resume_the_run() {
-    let quiet = Run::quiet("").await;
+    let quiet = quiet().await;
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}");
     let (mut boss, at) = run.boss(3).await;
     let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
@@ -135,12 +156,12 @@ async fn remaining_workers_resume_the_run() {
         boss.line("recovery: repeated").await;
     }
     boss.end_within(PATIENCE).await.expect_success();
-    assert_same(&run.outputs(), &quiet);
+    assert_same(&run.outputs(), quiet);
 }
 
 #[tokio::test]
 async fn workers_resume_from_peer_snapshots() {
-    let quiet = Run::quiet("replicas: 1").await;
+    let quiet = quiet_with_replicas().await;
     for replicas in [
         "replicas: 1",
         "replicas: [1, 2]",
@@ -160,13 +181,13 @@ async fn workers_resume_from_peer_snapshots() {
             boss.line("recovery: repeated").await;
         }
         boss.end_within(PATIENCE).await.expect_success();
-        assert_same(&run.outputs(), &quiet);
+        assert_same(&run.outputs(), quiet);
     }
 }
 
 #[tokio::test]
 async fn a_boss_that_comes_again_finds_the_state_at_its_workers() {
-    let quiet = Run::quiet("").await;
+    let quiet = quiet().await;
     let run = Run::new("checkpoint: {dir: c, every: 50}\nredundancy: {neighbour: 1}");
     let (mut boss, at) = run.boss(2).await;
     let workers: Vec<_> = (0..2).map(|_| run.0.worker(&at.port, &[])).collect();
@@ -184,14 +205,14 @@ async fn a_boss_that_comes_again_finds_the_state_at_its_workers() {
     for worker in workers {
         worker.end().await.expect_success();
     }
-    assert_same(&run.outputs(), &quiet);
+    assert_same(&run.outputs(), quiet);
 }
 
 /// The first boss stands still, as on a machine that sleeps. The second takes over its address.
 /// When the first continues, it finds no worker, and the run belongs to the second.
 #[tokio::test]
 async fn only_one_of_two_bosses_is_obeyed() {
-    let quiet = Run::quiet("").await;
+    let quiet = quiet().await;
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 3}");
     let (mut first, at) = run.boss(2).await;
     let address = Address::of(&at.port).await;
@@ -217,7 +238,7 @@ async fn only_one_of_two_bosses_is_obeyed() {
     for worker in workers {
         worker.end().await.expect_success();
     }
-    assert_same(&run.outputs(), &quiet);
+    assert_same(&run.outputs(), quiet);
     first.signal("KILL");
     let said_first = first.end().await;
     assert!(said(&said_first, "recovery: resuming").is_empty(), "{:?}", said_first.errors);
@@ -236,7 +257,7 @@ async fn what_cannot_have_neighbours_is_told_so() {
 
 #[tokio::test]
 async fn a_spare_worker_replaces_a_lost_one() {
-    let quiet = Run::quiet("replicas: 1").await;
+    let quiet = quiet_with_replicas().await;
     let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}\nreplicas: [1, 2]");
     let (mut boss, at) = run.boss(3).await;
     let workers: Vec<_> = (0..3).map(|_| run.0.worker(&at.port, &[])).collect();
@@ -247,13 +268,13 @@ async fn a_spare_worker_replaces_a_lost_one() {
     boss.line("recovery: resuming with 3 of 3 workers").await;
     boss.end_within(PATIENCE).await.expect_success();
     spare.end().await.expect_success();
-    assert_same(&run.outputs(), &quiet);
+    assert_same(&run.outputs(), quiet);
 }
 
 /// The worker's machine and its connection stay alive, so silence does not reveal the fault.
 #[tokio::test]
 async fn others_take_over_from_a_worker_that_panics_or_has_no_memory_or_never_ends() {
-    let quiet = Run::quiet("").await;
+    let quiet = quiet().await;
     for fault in [Fault::Panics, Fault::HasNoMemory, Fault::NeverEnds] {
         // A run that stores activations would keep a worker without memory.
         let run = Run::new("checkpoint: {dir: c, every: 10, keep: 2}\nrecompute: full");
@@ -273,7 +294,7 @@ async fn others_take_over_from_a_worker_that_panics_or_has_no_memory_or_never_en
         boss.line("recovery: resuming with 1 of 2 workers from the checkpoint of step").await;
         boss.end_within(PATIENCE).await.expect_success();
         worker.end().await.expect_success();
-        assert_same(&run.outputs(), &quiet);
+        assert_same(&run.outputs(), quiet);
     }
 }
 

@@ -7,6 +7,7 @@ use pipeline::message::Reduction;
 use pipeline::replicas::WorkerGroups;
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use tests::programs::train_in_processes;
+use tests::sample::sampled;
 use tests::{
     cuts, one_process, train, Case, Connectivity, InMemoryCluster, SocketCluster, Steps,
     TestCluster, Training, MICROBATCHES, STEPS,
@@ -97,14 +98,15 @@ fn in_processes(case: Case) {
     tensor::threads::set_count(1);
     let case = &along_the_tree(case);
     let expected = one_process(case, 4);
-    for (workers, more) in [
+    let ways = [
         (1, "replicas: 1"),
         (2, "replicas: 2"),
         (3, "replicas: 3\nschedule: gpipe"),
         (4, "replicas: 2\nschedule: zb-h1"),
         (3, "replicas: [1, 2]"),
         (3, "replicas: auto"),
-    ] {
+    ];
+    for (workers, more) in sampled(ways, 2) {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let run = runtime.block_on(train_in_processes(
             case,

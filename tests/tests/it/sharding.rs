@@ -6,6 +6,7 @@ use pipeline::optimizer::AdamArgs;
 use pipeline::replicas::{Compress, Sharding, WorkerGroups};
 use pipeline::{Cuts, OptimizerSpec, Placement, Plan, ScheduleKind};
 use tests::programs::train_in_processes;
+use tests::sample::sampled;
 use tests::{
     cuts, one_process, train, Case, Connectivity, InMemoryCluster, SocketCluster, Steps,
     TestCluster, STEPS,
@@ -173,7 +174,7 @@ fn in_processes() {
         (2, "replicas: 2\nshard: parameters"),
         (4, "replicas: 2\nshard: parameters\nchunks: 2"),
     ];
-    for (workers, more) in ways {
+    for (workers, more) in sampled(ways, 2) {
         let settings = format!("microbatches: 4\n{more}");
         let run = runtime.block_on(train_in_processes(case, workers, &settings, &[]));
         expected.assert_same(&run.training, &format!("{} on {workers} workers, {more}", case.name));

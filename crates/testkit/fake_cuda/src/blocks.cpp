@@ -96,9 +96,13 @@ void Blocks::free(char* pointer) {
 // allows.
 void Blocks::put_in_cache(char* pointer) {
   const Block& block = blocks_.at(pointer);
-  enqueue(
-      stream_of(device_, block.stream),
-      [at = host_view(pointer), size = block.size] { memset(at, 0xff, size); }, "free");
+  StreamState* stream = stream_of(device_, block.stream);
+  auto spoil = [at = host_view(pointer), size = block.size] { memset(at, 0xff, size); };
+  if (is_done(stream, last_of(stream))) {
+    spoil();
+  } else {
+    enqueue(stream, spoil, "free");
+  }
   cache_[{block.stream, block.size}].push_back(pointer);
 }
 

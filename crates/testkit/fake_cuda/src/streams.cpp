@@ -164,8 +164,10 @@ uint64_t enqueue(StreamState* s, Work work, const char* name, uint64_t number_on
     s->started = true;
     std::thread(worker, s).detach();
   }
+  bool is_only = s->tasks.empty();
   s->tasks.push_back({std::move(work), name, number_on_device, ready});
-  s->to_worker.notify_one();
+  // A worker that holds a task back, or runs one, looks again by itself.
+  if (is_only) s->to_worker.notify_one();
   return ++s->enqueued;
 }
 uint64_t last_of(StreamState* s) {

@@ -1,7 +1,7 @@
 //! Tests checkpoints in an object store.
 
 use super::s3::S3;
-use super::{at_once, Run, EVERY, MODEL};
+use super::{quiet, Run, EVERY, MODEL};
 
 const PLACE: &str = "dir: s3://bucket/runs/one";
 
@@ -19,7 +19,7 @@ layers:
 
 #[tokio::test]
 async fn a_run_goes_on_from_an_object_store() {
-    let quiet = at_once("1", "").await.outputs();
+    let quiet = quiet().await;
     let s3 = S3::start().await;
     let run = Run::of(MODEL, s3.environment("secret"));
     let every = EVERY.replace("dir: c", PLACE);
