@@ -1,4 +1,4 @@
-//! Warnings about unused values and layers, and about samples that are mixed.
+//! Warnings about unused values and layers, and about samples of a batch that are mixed.
 
 use super::names::Names;
 use crate::graph::Producer;
@@ -29,6 +29,14 @@ pub(super) fn warnings(graph: &LayerGraph, names: &Names<'_>, file: &str) -> Vec
             );
             messages.entry(layer.location).or_insert(message);
         }
+        if works_across_samples(graph, layer) {
+            let (name, kind) = (&layer.name, layer.kind.name());
+            let message = format!(
+                "layer {name} ({kind}): it works across the samples of a batch, and sees one \
+                 microbatch at a time, so the result depends on `microbatches`"
+            );
+            messages.entry(layer.location).or_insert(message);
+        }
     }
     let warning = |(location, message)| Warning { file: file.to_owned(), location, message };
     messages.into_iter().map(warning).collect()
@@ -41,6 +49,14 @@ fn mixes_samples(graph: &LayerGraph, layer: &Layer) -> bool {
     let is_batch =
         graph.batch().is_some() && positions.and_then(|dim| dim.as_symbol()) == graph.batch();
     is_batch && layer.kind.mixes_outermost()
+}
+
+/// Whether a layer mixes or selects samples, because an argument names the dimension of the batch.
+fn works_across_samples(graph: &LayerGraph, layer: &Layer) -> bool {
+    let Some((batch, input)) = graph.batch().zip(layer.inputs.first()) else { return false };
+    let dims = graph.value(*input).ty.dims();
+    let mut mixed = dims.iter().enumerate().filter(|(_, size)| size.as_symbol() == Some(batch));
+    mixed.any(|(dim, _)| layer.kind.mixes_along(dim, dims.len()))
 }
 
 /// For each layer: whether an output of the model depends on it.

@@ -6,6 +6,7 @@ use crate::{DType, Dim, OutOfRange, TensorType};
 layer! {
     /// Selects elements of a dimension of its first input by the whole numbers of its second, as
     /// `x[:, index]` for `dim: 1`. In place of the dimension, the output has those of the index.
+    /// Unlike in Python, a number below zero is an error.
     Index {
         /// The dimension; `-1` is the last.
         dim: i64 = INTEGER, or 0;
@@ -13,6 +14,10 @@ layer! {
 }
 
 impl Rules for Index {
+    fn mixes_along(&self) -> &[i64] {
+        std::slice::from_ref(&self.dim)
+    }
+
     fn arity(&self) -> Arity {
         Arity::Two
     }

@@ -303,6 +303,12 @@ impl LayerKind {
         self.rules().mixes_outermost()
     }
 
+    /// Whether it mixes elements of its first input along this dimension, or selects some.
+    pub(crate) fn mixes_along(&self, dim: usize, rank: usize) -> bool {
+        let dims = self.rules().mixes_along();
+        dims.iter().any(|named| arguments::dimension(*named, rank) == Ok(dim))
+    }
+
     /// Whether gradients flow through the layer. If not, neither its outputs nor its uses of
     /// inputs have any.
     pub fn passes_gradients(&self) -> bool {

@@ -27,6 +27,10 @@ layer! {
 macro_rules! reducing {
     ($($Name:ident),*) => {$(
         impl Rules for $Name {
+            fn mixes_along(&self) -> &[i64] {
+                &self.dim
+            }
+
             fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
                 expect_floating(&inputs[0])?;
                 Ok(vec![reduced(&inputs[0], &self.dim, self.keepdim)?])

@@ -30,6 +30,10 @@ impl Rules for Roll {
         }
     }
 
+    fn mixes_along(&self) -> &[i64] {
+        &self.dims
+    }
+
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         for dim in &self.dims {
             dimension(*dim, inputs[0].shape.rank())?;
@@ -43,6 +47,10 @@ impl Rules for Roll {
 }
 
 impl Rules for Flip {
+    fn mixes_along(&self) -> &[i64] {
+        &self.dims
+    }
+
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         named_dimensions(&self.dims, "dims", &inputs[0])?;
         Ok(inputs.to_vec())

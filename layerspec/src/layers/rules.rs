@@ -21,6 +21,12 @@ pub(crate) trait Rules {
         false
     }
 
+    /// The dimensions of its first input along which it mixes elements, or selects some, as its
+    /// arguments name them.
+    fn mixes_along(&self) -> &[i64] {
+        &[]
+    }
+
     /// Whether gradients flow through it. If not, its outputs need none.
     fn passes_gradients(&self) -> bool {
         true

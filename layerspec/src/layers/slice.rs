@@ -61,6 +61,10 @@ fn length(start: i64, end: Option<i64>, size: &Dim) -> Option<Dim> {
 }
 
 impl Rules for Slice {
+    fn mixes_along(&self) -> &[i64] {
+        std::slice::from_ref(&self.dim)
+    }
+
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         let input = &inputs[0];
         let mut dims = input.dims().to_vec();
@@ -95,6 +99,10 @@ impl Rules for Slice {
 }
 
 impl Rules for Select {
+    fn mixes_along(&self) -> &[i64] {
+        std::slice::from_ref(&self.dim)
+    }
+
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
         let input = &inputs[0];
         let mut dims = input.dims().to_vec();

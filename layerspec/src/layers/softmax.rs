@@ -31,6 +31,10 @@ layer! {
 macro_rules! softmax {
     ($($Name:ident),*) => {$(
         impl Rules for $Name {
+            fn mixes_along(&self) -> &[i64] {
+                std::slice::from_ref(&self.dim)
+            }
+
             fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, String> {
                 expect_floating(&inputs[0])?;
                 dimension(self.dim, inputs[0].shape.rank())?;

@@ -292,3 +292,36 @@ fn attention_across_samples_is_warned_of() {
     assert!(warnings("[batch, seq, 4]", ", batch_first: true").is_empty());
     assert!(warnings("[7, batch, 4]", "").is_empty());
 }
+
+/// A worker sees one microbatch, and prediction a batch of another size.
+#[test]
+fn a_layer_that_works_across_samples_has_a_warning() {
+    let warnings = |layers: &str| -> Vec<String> {
+        let yaml = format!("inputs: {{x: [batch, 4]}}\nlayers:\n{layers}");
+        let graph = LayerGraph::from_yaml(&yaml, "model.yaml").expect("it is valid");
+        graph.warnings().iter().map(ToString::to_string).collect()
+    };
+    for layer in [
+        "Softmax: {dim: 0}",
+        "Softmax: {dim: -2}",
+        "LogSoftmax: {dim: 0}",
+        "Softmin: {dim: 0}",
+        "Mean: {dim: 0, keepdim: true}",
+        "Sum: {dim: [1, 0], keepdim: true}",
+        "Roll: {shifts: 1, dims: 0}",
+        "Flip: {dims: [0]}",
+        "Slice: {dim: 0, end: -1}",
+    ] {
+        let found = warnings(&format!("  - {layer}\n"));
+        let [line] = &found[..] else { panic!("{layer}: {found:?}") };
+        assert!(line.starts_with("model.yaml:3:") && line.contains("`microbatches`"), "{line}");
+        let along = layer.replace("dim: 0", "dim: 1").replace("dims: 0", "dims: 1");
+        let along = along.replace("[1, 0]", "[1]").replace("[0]", "[1]").replace("-2", "-1");
+        assert!(warnings(&format!("  - {along}\n")).is_empty(), "{along}");
+    }
+    // The samples are elsewhere by then.
+    let turned = "  - Transpose: {dim0: 0, dim1: 1}\n  - Softmax: {dim: 0}\n";
+    assert!(warnings(turned).is_empty());
+    let turned = "  - Transpose: {dim0: 0, dim1: 1}\n  - Softmax: {dim: 1}\n";
+    assert_eq!(warnings(turned).len(), 1);
+}
