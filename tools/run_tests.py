@@ -12,7 +12,8 @@
 Each module of a large program runs in a process of its own. The command fails if the number of
 tests that ran is not the number that the programs list.
 
-Some tests run twice: on the CPU, and on the fake GPU of crates/testkit, with one seed and two cuts.
+Some tests run twice: on the CPU, and on the fake GPU of crates/testkit, with one seed and samples
+(tests/src/sample.rs): law 1 has one cut into three stages and one into four.
 Their number and the sum of the times of their jobs, some of which run side by side, are printed.
 """
 
