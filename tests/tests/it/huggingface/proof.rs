@@ -2,7 +2,7 @@
 
 use super::{within_limit, Case};
 use bossman::data::Text;
-use bossman::{Batch, Generation, Generator, Optimizer, Sampling, StateDict, Variables};
+use bossman::{Batch, BossMan, Generation, Generator, Optimizer, Sampling, StateDict, Variables};
 use tch::{Kind, Tensor};
 use tests::Training;
 
@@ -69,28 +69,25 @@ fn outputs_beside_padding_are_those_of_transformers() {
     });
 }
 
-#[test]
-fn logits_are_those_of_transformers() {
-    within_limit(async {
-        for case in Case::all() {
-            for workers in [1, 3] {
-                let mut boss = case.boss(workers, None).await;
-                boss.eval();
-                let samples = case.tensor(case.input());
-                let found = boss.forward(samples, Variables::new()).await.unwrap();
-                boss.shutdown().await;
-                let error = worst(case.tensor("outputs"), &found);
-                println!("{:16} {workers} workers: outputs {error:.1e}", case.name);
-                // In this form, NaN fails.
-                assert!(error <= TOLERANCE, "{}: outputs are off by {error:.1e}", case.name);
-            }
-        }
-    });
+/// Compares the logits before training with those of transformers.
+async fn expect_recorded_logits(case: &Case, boss: &mut BossMan, what: &str) {
+    boss.eval();
+    let found = boss.forward(case.tensor(case.input()), Variables::new()).await.unwrap();
+    let error = worst(case.tensor("outputs"), &found);
+    println!("{what}: outputs {error:.1e}");
+    // In this form, NaN fails.
+    assert!(error <= TOLERANCE, "{what}: outputs are off by {error:.1e}");
 }
 
 /// Takes the steps that are recorded. Returns their losses, and the parameters after them.
-async fn train(case: &Case, workers: usize, replicas: Option<u16>) -> (Vec<f32>, StateDict) {
+async fn train(
+    case: &Case,
+    workers: usize,
+    replicas: Option<u16>,
+    what: &str,
+) -> (Vec<f32>, StateDict) {
     let mut boss = case.boss(workers, replicas).await;
+    expect_recorded_logits(case, &mut boss, what).await;
     let lr = case.figures["lr"].as_f64().unwrap();
     let size = case.figures["batch_size"].as_i64().unwrap();
     boss.send_optimizer(Optimizer::adamw(lr)).await.unwrap();
@@ -141,7 +138,7 @@ fn expect_recorded(case: &Case, what: &str, losses: &[f32], trained: &StateDict)
 }
 
 #[test]
-fn training_is_that_of_transformers_however_it_is_cut() {
+fn logits_and_training_are_those_of_transformers_however_the_model_is_cut() {
     within_limit(async {
         let mut in_every_way = 0;
         for case in Case::all() {
@@ -153,7 +150,7 @@ fn training_is_that_of_transformers_however_it_is_cut() {
                 let mut trainings = Vec::new();
                 for &(workers, replicas) in pair {
                     let what = format!("{:16} {workers} workers", case.name);
-                    let (losses, trained) = train(&case, workers, replicas).await;
+                    let (losses, trained) = train(&case, workers, replicas, &what).await;
                     expect_recorded(&case, &what, &losses, &trained);
                     trainings.push(Training::new(&losses, trained.iter()));
                 }
