@@ -1,6 +1,9 @@
 # `make` lists what there is. `make demo` and `make test` do all the set-up themselves.
 
 .DEFAULT_GOAL := help
+# Recipes and tests look for programs in `target`. A CARGO_TARGET_DIR or a `build.target-dir` of the
+# user would put them elsewhere.
+export CARGO_TARGET_DIR := $(CURDIR)/target
 .PHONY: help tools setup build demo check check-all programs test fake-gpu gpu-seeds gpu new-project oracle zoo bench build-times chaos mutants lint fmt doc fuzz millions dist clean
 
 help: ## List the targets
@@ -104,10 +107,10 @@ doc: setup target/tools/bin/mdbook ## Build the book (target/book) and the docum
 	cargo doc --workspace --no-deps
 
 target/tools/bin/mdbook:
-	cargo install --locked mdbook --version 0.4.52 --no-default-features --features search --root target/tools
+	unset CARGO_TARGET_DIR && cargo install --locked mdbook --version 0.4.52 --no-default-features --features search --root target/tools
 
 fuzz: tools ## Fuzz frames, model files and join tickets for a minute each, guided by coverage (needs cargo-fuzz)
-	cd fuzz && for target in $$(cargo fuzz list); do mkdir -p corpus/$$target && cargo fuzz run --sanitizer none $$target corpus/$$target kept/$$target -- -max_total_time=60 -timeout=10 -rss_limit_mb=150 || exit 1; done
+	unset CARGO_TARGET_DIR && cd fuzz && for target in $$(cargo fuzz list); do mkdir -p corpus/$$target && cargo fuzz run --sanitizer none $$target corpus/$$target kept/$$target -- -max_total_time=60 -timeout=10 -rss_limit_mb=150 || exit 1; done
 
 millions: setup ## Give each reader of outside data 10 million broken inputs, and check time and memory
 	for test in "pipeline --test it fuzz_frame" "layerspec --test models mutated_files" "link --lib a_text_of_any" "bossman --lib a_run_file_of_any" "bossman --lib a_manifest_of_any"; do BOSSMAN_FUZZ_INPUTS=10000000 cargo test --release --quiet --package $$test -- --nocapture || exit 1; done

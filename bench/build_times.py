@@ -50,7 +50,7 @@ def plan(names, place, own, reuse):
 def environment(place, own, reuse):
     """The environment of all commands."""
     kept = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
-    return kept | {"CARGO_HOME": str(own if reuse else place / "cargo")}
+    return {**kept, "CARGO_HOME": str(own if reuse else place / "cargo")}
 
 
 def timed(command, folder, env):
@@ -76,7 +76,7 @@ def timed(command, folder, env):
 def measured(header, seconds, reuse, output):
     """The result of one command."""
     accuracy = {"accuracy": float(found[1]) for found in ACCURACY.finditer(output)}
-    return header | {"seconds": seconds, "reused": reuse} | accuracy
+    return {**header, "seconds": seconds, "reused": reuse, **accuracy}
 
 
 def run(names, reuse):
@@ -89,7 +89,7 @@ def run(names, reuse):
         env = environment(place, own, reuse)
         for name, command in plan(names, place, own, reuse):
             where = place / "clone"
-            header = result_files.header() | {"commit": commit}
+            header = {**result_files.header(), "commit": commit}
             seconds, output = timed(command, where if where.exists() else place, env)
             if name:
                 results[name] = measured(header, seconds, reuse, output)

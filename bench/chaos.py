@@ -183,7 +183,8 @@ def chaos(preset, asked, kinds):
             equals = differences(folder, run_without_faults(world, steps, 300 + 2 * took))
         except Problem as problem:
             return [*wrong, f"the quiet run: {problem}"]
-        found = asked.header | {
+        found = {
+            **asked.header,
             "command": result_files.command(),
             "preset": preset,
             "seed": asked.seed,

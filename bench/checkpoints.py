@@ -86,8 +86,8 @@ def main():
     result_files.add_keep(parser)
     asked = parser.parse_args()
     what = "neighbour" if asked.neighbour else "checkpoint"
-    found = result_files.header() | {"command": result_files.command(), "steps": asked.steps}
-    found |= {"what": what, "every": asked.every, "also": asked.also, "pairs": []}
+    found = {**result_files.header(), "command": result_files.command(), "steps": asked.steps}
+    found.update({"what": what, "every": asked.every, "also": asked.also, "pairs": []})
     for number in range(asked.pairs):
         pair = {}
         for every, side in ((0, "without"), (asked.every, "with")):

@@ -75,7 +75,7 @@ def ranks(bench, command):
             "MASTER_PORT": "29511",
             "GLOO_SOCKET_IFNAME": ENDS[number],
         }
-        return inside(number, command(number)), bench.torch | gloo
+        return inside(number, command(number)), {**bench.torch, **gloo}
 
     other = start(*rank(1))
     try:
@@ -122,7 +122,8 @@ def worker(bench, end):
     user's folder."""
     settings = {"MODEL_HOST": ADDRESSES[0], "MODEL_PORT": str(PORT)}
     environment = {
-        name: value for name, value in os.environ.items() if name != "MODEL_TICKET"
-    } | settings
+        **{name: value for name, value in os.environ.items() if name != "MODEL_TICKET"},
+        **settings,
+    }
     program = bench.bossman["BOSSMAN_WORKER"]
     return programs.silent(inside(end, [program, "--threads", "1"]), environment)

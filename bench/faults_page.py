@@ -5,7 +5,7 @@ from collections import Counter
 from statistics import median
 
 from faults import NAMES
-from figures import ratio, spread
+from figures import paired, ratio, spread
 from sections import table, wrapped
 
 INTRODUCTION = """\
@@ -43,7 +43,7 @@ def both(numbers):
 def cost(result):
     """K: the cost of checkpoints, or of peer snapshots."""
     without, having = ([pair[key] for pair in result["pairs"]] for key in ("without", "with"))
-    low, high = spread([b / a for a, b in zip(without, having, strict=True)])
+    low, high = spread([b / a for a, b in paired(without, having)])
     row = [result["what"], result["every"], len(without), f"{median(without):.2f}"]
     row += [f"{median(having):.2f}", f"{ratio(having, without):.3f}", f"{low:.3f} to {high:.3f}"]
     head = ["", "steps between", "pairs", "s without", "s with", "ratio", "from, to"]
@@ -58,7 +58,7 @@ def losses(result):
     rows = [
         [name, len(found), both([seconds(loss) for loss in found])]
         + [both([loss[part] for loss in found]) for part in PARTS]
-        for name, found in (by_signal | {"all": result["losses"]}).items()
+        for name, found in {**by_signal, "all": result["losses"]}.items()
         if found
     ]
     head = ["signal", "times", "seconds lost: median, worst", "notice", "workers and plan"]
@@ -93,7 +93,7 @@ def same(result):
 def chaos(result):
     """C: a row for each kind of fault and one for all."""
     rows = []
-    for kind, name in (NAMES | {"all": "all"}).items():
+    for kind, name in {**NAMES, "all": "all"}.items():
         found = [strike for strike in result["strikes"] if kind in (strike["fault"], "all")]
         if found:
             borne = sum(strike["recoveries"] == 0 for strike in found)
@@ -132,7 +132,7 @@ def state(result):
         runs = [pair[side] for pair in result["pairs"]]
         steps = [run["step_ms"][1:] for run in runs]
         usual = usual or [median(run) for run in steps]
-        worst = [max(run) / at for run, at in zip(steps, usual, strict=True)]
+        worst = [max(run) / at for run, at in paired(steps, usual)]
         total = [sum(run) for run in steps]
         rows.append(
             [name, megabytes([run["boss"] for run in runs])]

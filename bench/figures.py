@@ -13,9 +13,16 @@ def best(runs):
     return min(runs, key=lambda name: median(runs[name]))
 
 
+def paired(first, second):
+    """The values of two lists of one length, in pairs. Python 3.8's `zip` has no `strict`."""
+    if len(first) != len(second):
+        raise ValueError(f"{len(first)} values beside {len(second)}")
+    return zip(first, second)
+
+
 def ratio(above, below):
     """The median over pairs of one value divided by the other of the same pair."""
-    return median(a / b for a, b in zip(above, below, strict=True))
+    return median(a / b for a, b in paired(above, below))
 
 
 def spread(values):

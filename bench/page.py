@@ -153,7 +153,7 @@ def memory_goal(replicas, shard):
 def series(pairs, who):
     """{schedule: [value of each pair]} of those measured of `who`, but for what is no schedule of
     two processes."""
-    names = [key.removeprefix(f"{who} ") for key in pairs[0] if key.startswith(f"{who} ")]
+    names = [key[len(f"{who} ") :] for key in pairs[0] if key.startswith(f"{who} ")]
     return {
         name: [pair[f"{who} {name}"] for pair in pairs]
         for name in names

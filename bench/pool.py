@@ -165,11 +165,12 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     result_files.add_keep(parser)
     asked = parser.parse_args()
-    found = result_files.header() | {"command": result_files.command()}
-    found |= {"steps": asked.steps, "every": asked.every}
+    found = {**result_files.header(), "command": result_files.command()}
+    found.update({"steps": asked.steps, "every": asked.every})
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        environment = os.environ | {
+        environment = {
+            **os.environ,
             "BOSSMAN_CONFIG_DIR": str(place / "config"),
             "BOSSMAN_RUNS_DIR": str(place / "runs"),
         }
@@ -211,7 +212,7 @@ def main():
             sys.exit(f"bench/pool.py: the run ended with {pool.boss.returncode} after {took:.0f} s")
         expected, left = weights(quiet), weights(pooled)
         different = [name for name in expected if expected[name] != left.get(name)]
-        found |= pool.counts | {"seconds": took} | compared(expected, different)
+        found.update({**pool.counts, "seconds": took, **compared(expected, different)})
         print("\n".join(faults_page.pool(found)))
         if different or expected.keys() != left.keys():
             sys.exit(f"bench/pool.py: other weights than the quiet run: {', '.join(different)}")

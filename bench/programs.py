@@ -20,8 +20,10 @@ class Problem(Exception):
 
 
 def target():
-    """Cargo's folder of built files."""
-    return Path(os.environ.get("CARGO_TARGET_DIR") or CHECKOUT / "target").resolve()
+    """The folder of built files: where cargo puts them here, or where `make` does."""
+    own = CHECKOUT / "target"
+    here = Path(os.environ.get("CARGO_TARGET_DIR") or own)
+    return (here if (here / profile()).is_dir() else own).resolve()
 
 
 def profile():

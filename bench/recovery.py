@@ -136,8 +136,8 @@ def main():
     parser.add_argument("--example", choices=sorted(NEEDED), default="gpt-sotu")
     result_files.add_keep(parser)
     asked = parser.parse_args()
-    found = result_files.header() | {"command": result_files.command(), "example": asked.example}
-    found |= {"steps": asked.steps, "every": asked.every, "losses": []}
+    found = {**result_files.header(), "command": result_files.command(), "example": asked.example}
+    found.update({"steps": asked.steps, "every": asked.every, "losses": []})
     needed = EXAMPLES / asked.example / "data" / NEEDED[asked.example]
     if not needed.exists():
         sys.exit(
@@ -165,12 +165,12 @@ def main():
             parts = run.lose_one(how, chosen)
             if parts is None:
                 break
-            found["losses"].append({"signal": how.name} | parts)
+            found["losses"].append({"signal": how.name, **parts})
         run.end()
         found["seconds"] = time.monotonic() - began
         expected, left = weights(place / "quiet.safetensors"), weights(place / "lost.safetensors")
         different = [name for name in expected if expected[name] != left.get(name)]
-        found |= compared(expected, different)
+        found.update(compared(expected, different))
         print("\n\n".join(faults_page.losses(found)))
         if different or expected.keys() != left.keys():
             sys.exit(f"bench/recovery.py: other weights than the quiet run: {', '.join(different)}")

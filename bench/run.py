@@ -26,7 +26,7 @@ from programs import Problem, target
 def measures():
     """For every workload what makes one pair of it."""
     distant = {f"H{ms}": (lambda bench, ms=ms: far.pair(bench, ms)) for ms in far.DELAYS}
-    return workloads.WORKLOADS | {"D-slow": slow.pair} | distant
+    return {**workloads.WORKLOADS, "D-slow": slow.pair, **distant}
 
 
 def chosen(text, known):
@@ -50,7 +50,7 @@ def chosen(text, known):
 def measure(name, pair, bench, count):
     """`count` pairs of a workload; if one cannot be made, the reason."""
     reason = namespaces.possible() if name.startswith("H") or name == "D-slow" else None
-    result = result_files.header() | {"pairs": [], "load": []}
+    result = {**result_files.header(), "pairs": [], "load": []}
     try:
         for number in range(count):
             if reason:

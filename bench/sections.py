@@ -1,5 +1,6 @@
 """The parts of the page: a heading, what was compared, a table."""
 
+import re
 import textwrap
 from statistics import median
 
@@ -119,16 +120,15 @@ TITLES = {
         f"their own. The loss is the mean of the last {slow.LAST} of {slow.LEARNED} steps of "
         "`examples/digits` on two replicas without a line.",
     ),
-} | {
-    f"H{ms}": (
+}
+for ms in far.DELAYS:
+    TITLES[f"H{ms}"] = (
         f"H: P with {ms} ms between the workers",
         "The work of P. The two workers or ranks are in network namespaces, joined by a line of "
         f"{ms} ms each way and {far.MBIT} Mbit/s (`bench/src/bin/delay.rs`). The first of "
         f"{far.STEPS} steps does not count. BossMan's boss is on the first worker's side, so the "
         "targets cross the line with the activations; PyTorch's second rank makes its own.",
     )
-    for ms in far.DELAYS
-}
 
 
 def table(head, rows, words=1):
@@ -232,7 +232,7 @@ def steps_table(name, pairs):
 
 def sender(key):
     """The sender of the bytes under this key."""
-    who = key.removeprefix("sent ")
+    who = re.sub("^sent ", "", key)
     return WHO.get(who) or f"BossMan {who}"
 
 
@@ -326,9 +326,7 @@ def memory_table(_, pairs):
 def slow_table(name, pairs):
     """Steps over the slow line, and what was learned."""
     losses = {
-        key.removeprefix("loss "): values
-        for key, values in pairs.items()
-        if key.startswith("loss ")
+        key[len("loss ") :]: values for key, values in pairs.items() if key.startswith("loss ")
     }
     rows = []
     for form, values in losses.items():

@@ -41,7 +41,7 @@ def pair(bench):
             done, sent = over_the_line(lambda form=form: bossman(bench, form), STEPS, LEAST)
             found[f"bossman {form}"] = settled(done["steps"], WARM_UP)
             found[f"sent {form}"] = sent
-    return found | {f"loss {form}": learned(bench, form) for form in FORMS}
+    return {**found, **{f"loss {form}": learned(bench, form) for form in FORMS}}
 
 
 def pytorch(bench):

@@ -125,7 +125,7 @@ def trained(place, model, steps, every):
     run = Run(place, ["train", path, "--metrics", metrics])
     run.until_end()
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    return run.memory() | {"step_ms": [line["step_ms"] for line in lines if "step_ms" in line]}
+    return {**run.memory(), "step_ms": [line["step_ms"] for line in lines if "step_ms" in line]}
 
 
 def restored(place, model, kills):
@@ -145,7 +145,7 @@ def restored(place, model, kills):
             os.kill(worker, signal.SIGKILL)
 
     run.until_end(strike)
-    return run.memory() | {"restore_s": seconds}
+    return {**run.memory(), "restore_s": seconds}
 
 
 def state_bytes(place):
@@ -170,7 +170,7 @@ def of_folder(asked):
             found["pairs"].append(pair)
             print(f"pair {number + 1}: {json.dumps(pair)}", flush=True)
         found["state_bytes"] = state_bytes(place)
-        found |= {"restored": restored(place, model, asked.kills)}
+        found.update({"restored": restored(place, model, asked.kills)})
     return found
 
 
@@ -219,7 +219,7 @@ def of_random(gigabytes):
         run.until_end()
         seconds = time.monotonic() - began
         size = (place / "weights.safetensors").stat().st_size
-    return run.memory() | {"bytes": size, "seconds": seconds}
+    return {**run.memory(), "bytes": size, "seconds": seconds}
 
 
 def main():
@@ -236,9 +236,9 @@ def main():
     parser.add_argument("--kills", type=int, default=3)
     result_files.add_keep(parser)
     asked = parser.parse_args()
-    found = result_files.header() | {"command": result_files.command()}
+    found = {**result_files.header(), "command": result_files.command()}
     try:
-        found |= of_random(asked.random) if asked.random else of_folder(asked)
+        found.update(of_random(asked.random) if asked.random else of_folder(asked))
     except Problem as problem:
         sys.exit(str(problem))
     print("\n".join(faults_page.state(found)))

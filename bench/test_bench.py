@@ -36,7 +36,8 @@ def result(*pairs, **more):
         "when": "2000-01-01",
         "pairs": list(pairs),
         "load": [0.5] * len(pairs),
-    } | more
+        **more,
+    }
 
 
 def measurements(text):
@@ -50,12 +51,17 @@ def steps(ours, single=0.8, **more):
         "pytorch 1f1b": 0.6,
         "pytorch gpipe": 0.5,
         "bossman 1f1b": ours,
-    } | more
+        **more,
+    }
 
 
 class Figures(unittest.TestCase):
     def test_steps_that_set_things_up_do_not_count(self):
         self.assertEqual(figures.settled([9, 9, 1, 3, 2], warm_up=2), 2)
+
+    def test_lists_of_unequal_length_are_no_pairs(self):
+        with self.assertRaisesRegex(ValueError, "1 values beside 2"):
+            figures.ratio([1], [1, 2])
 
     def test_a_ratio_is_taken_within_each_pair(self):
         # The machine is ten times slower during the second pair; nobody's fault.
@@ -115,7 +121,7 @@ class Page(unittest.TestCase):
             "backward for weights": 0.02,
             "waiting": 0.03,
         }
-        text = page.text(results | {"timelines": {"1f1b": {"measured": {"0": spent}}}})
+        text = page.text({**results, "timelines": {"1f1b": {"measured": {"0": spent}}}})
         self.assertIn("| BossMan 1f1b | 400 | 400 to 400 | 80.0 | 420 (+5%) |", text)
         self.assertIn("| a perfect 1F1B, from PyTorch's single process | 450 |", text)
         self.assertIn("Not measured: it takes root.", text)
@@ -132,7 +138,7 @@ class Page(unittest.TestCase):
         self.assertEqual(list(run.measures()), list(sections.TITLES))
 
     def test_two_machines_are_told_apart(self):
-        other = result() | {"machine": MACHINE | {"processor": "other"}}
+        other = {**result(), "machine": {**MACHINE, "processor": "other"}}
         text = sections.machines({"P": result(steps(1)), "T": other})
         self.assertIn("P: one, 2 cores", text)
         self.assertIn("T: other, 2 cores", text)
@@ -146,9 +152,7 @@ class Notes(unittest.TestCase):
             note.filled("{ratio one / nothing}", pairs)
 
     def test_no_note_has_a_typed_figure(self):
-        self.assertEqual(
-            note.typed_figures("1.24 times, `256 KiB`, {ratio a 2 / b}"), ["1.24"]
-        )
+        self.assertEqual(note.typed_figures("1.24 times, `256 KiB`, {ratio a 2 / b}"), ["1.24"])
         for path in sections.NOTES.glob("*.md"):
             self.assertEqual(note.typed_figures(path.read_text(encoding="utf-8")), [], path.name)
 
@@ -166,7 +170,7 @@ class Faults(unittest.TestCase):
     SAME = {"steps": 60, "seconds": 14.2, "quiet_seconds": 9.8, "tensors": 52, "equal": 51}
 
     def page(self, name, result):
-        text = faults_page.text({name: self.WHERE | result})
+        text = faults_page.text({name: {**self.WHERE, **result}})
         self.assertIn("`bench/some.py --kills 2` on one, 2 cores, on 2000-01-01", text)
         self.assertEqual(text.count(faults_page.NOT_MEASURED), len(faults_page.SECTIONS) - 1)
         return text
@@ -181,21 +185,21 @@ class Faults(unittest.TestCase):
 
     def test_the_state_of_a_model_has_peaks_times_and_a_rate(self):
         run = {"boss": 300_000_000, "workers": [2_000_000_000, 1_000_000_000]}
-        without = run | {"step_ms": [9000.0, 4000.0, 4100.0, 4000.0]}
-        having = run | {"step_ms": [9000.0, 4000.0, 5000.0, 4000.0]}
+        without = {**run, "step_ms": [9000.0, 4000.0, 4100.0, 4000.0]}
+        having = {**run, "step_ms": [9000.0, 4000.0, 5000.0, 4000.0]}
         pairs = [{"without": without, "with": having}]
-        lost = run | {"restore_s": [2.0, 1.0, 2.0]}
+        lost = {**run, "restore_s": [2.0, 1.0, 2.0]}
         more = {"every": 2, "steps": 4, "state_bytes": 1_600_000_000, "restored": lost}
-        text = self.page("L-smol", more | {"pairs": pairs})
+        text = self.page("L-smol", {**more, "pairs": pairs})
         self.assertIn("| checkpoints | 300 | 2000 | 1000 | 13.0 | 1.25 |", text)
         self.assertIn("in 2.00, 2.00 s (median, worst), 0.80 GB/s", text.replace("\n", " "))
-        text = self.page("L-random", run | {"bytes": 10_000_000_000, "seconds": 41.4})
+        text = self.page("L-random", {**run, "bytes": 10_000_000_000, "seconds": 41.4})
         self.assertIn("| 10.0 | 41 | 300 | 2000, 1000 |", text)
 
     def test_losses_have_a_row_for_each_signal_and_one_for_all(self):
         kill = {"signal": "SIGKILL", "notice": 0.1, "workers": 0.2, "state": 0.3, "redo": 0.1}
-        losses = [kill, kill | {"notice": 0.3}, kill | {"signal": "SIGSTOP", "notice": 3.0}]
-        text = self.page("R-gpt", self.SAME | {"losses": losses})
+        losses = [kill, {**kill, "notice": 0.3}, {**kill, "signal": "SIGSTOP", "notice": 3.0}]
+        text = self.page("R-gpt", {**self.SAME, "losses": losses})
         parts = "0.20, 0.20 | 0.30, 0.30 | 0.10, 0.10 |"
         self.assertIn(f"| SIGKILL | 2 | 0.80, 0.90 | 0.20, 0.30 | {parts}", text)
         self.assertIn(f"| all | 3 | 0.90, 3.60 | 0.30, 3.00 | {parts}", text)
@@ -204,7 +208,7 @@ class Faults(unittest.TestCase):
 
     def test_a_pool_is_told_in_words(self):
         counts = {"joins": 3, "SIGTERM": 1, "SIGKILL": 2, "every": 5.0}
-        text = self.page("J", self.SAME | counts)
+        text = self.page("J", {**self.SAME, **counts})
         self.assertIn("3 joins, 1 leaves and 2 kills, one every 5 s: 60 steps took 14 s", text)
 
     def test_chaos_is_a_part_of_the_page(self):
@@ -268,7 +272,7 @@ class BuildTimes(unittest.TestCase):
     DEMO = "step 9: loss 0.1\ntest accuracy 97.53 %, loss 0.1\n"
 
     def results(self):
-        header = Faults.WHERE | {"commit": "abc"}
+        header = {**Faults.WHERE, "commit": "abc"}
         demo = build_times.measured(header, 434.0, False, self.DEMO)
         return {"demo": demo, "test": build_times.measured(header, 1800.0, True, "ok")}
 

@@ -74,7 +74,7 @@ def spent(rows):
         times = {}
         for box in row:
             times[box.kind()] = times.get(box.kind(), 0) + box.length
-        found[worker] = times | {"waiting": whole - sum(times.values())}
+        found[worker] = {**times, "waiting": whole - sum(times.values())}
     return found
 
 

@@ -35,4 +35,4 @@ def environment(folder):
         ):
             pytorch.empty_library(folder, name)
     path = [str(folder) for folder in sorted(folders)] + [os.environ.get("LD_LIBRARY_PATH", "")]
-    return os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, path))}
+    return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, path))}

@@ -34,8 +34,9 @@ class Bench:
 
     def __init__(self, torch_environment):
         self.torch = torch_environment
-        self.bossman = os.environ | {
-            "BOSSMAN_WORKER": os.environ.get("BOSSMAN_WORKER") or str(built("worker"))
+        self.bossman = {
+            **os.environ,
+            "BOSSMAN_WORKER": os.environ.get("BOSSMAN_WORKER") or str(built("worker")),
         }
         self.schedules = report([built("steps"), "--list"])
 
@@ -93,8 +94,9 @@ def two_at_once(bench):
 
 def work_p(bench):
     """P: eight microbatches of four, every schedule there is."""
-    return pipeline(bench, MICROBATCHES["P"], bench.pick()) | {
-        "pytorch single, two at once": two_at_once(bench)
+    return {
+        **pipeline(bench, MICROBATCHES["P"], bench.pick()),
+        "pytorch single, two at once": two_at_once(bench),
     }
 
 
@@ -145,7 +147,7 @@ def work_n(bench):
     pair = {}
     for who, done in (("gloo", bench.pytorch("transport")), *transports()):
         for kind in ("bandwidth", "round_trip"):
-            pair |= {f"{who} {kind} {size}": value for size, value in done[kind].items()}
+            pair.update({f"{who} {kind} {size}": value for size, value in done[kind].items()})
     return pair
 
 
@@ -166,10 +168,12 @@ def work_a(bench):
                     transport,
                 ]
                 done[name] = report(list(map(str, command)))
-            pair |= {
-                f"{name} {count} {mib}": settled(of["seconds"], ROUNDS_TO_WARM_UP)
-                for name, of in done.items()
-            }
+            pair.update(
+                {
+                    f"{name} {count} {mib}": settled(of["seconds"], ROUNDS_TO_WARM_UP)
+                    for name, of in done.items()
+                }
+            )
     return pair
 
 
@@ -220,7 +224,7 @@ def slowed(bench, cores, more):
         settings = {"MODEL_HOST": "127.0.0.1", "MODEL_PORT": str(port)}
         for core in cores:
             command = [bench.bossman["BOSSMAN_WORKER"], "--threads", "1"]
-            others.append(programs.silent(pinned(core, command), os.environ | settings))
+            others.append(programs.silent(pinned(core, command), {**os.environ, **settings}))
         return report_of(boss)
     finally:
         for process in (*others, boss):
@@ -245,7 +249,7 @@ def transports():
     """The rates of BossMan's transports: [(name, report as that of peers/transport.py)]."""
     found = {}
     for key, value in report(
-        [built("examples/transport_bench"), "--runs", "1"], os.environ | WARM_HEAP
+        [built("examples/transport_bench"), "--runs", "1"], {**os.environ, **WARM_HEAP}
     ).items():
         if match := TRANSPORT.fullmatch(key):
             name = "quic" if match["name"] == "quic" else "shared memory"

@@ -126,8 +126,9 @@ class World:
     def boss_environment(self):
         """The boss's environment."""
         folders = {"BOSSMAN_CONFIG_DIR": "boss", "BOSSMAN_RUNS_DIR": "runs"}
-        return self.environment | {
-            name: str(self.folder / folder) for name, folder in folders.items()
+        return {
+            **self.environment,
+            **{name: str(self.folder / folder) for name, folder in folders.items()},
         }
 
     def start_boss(self, run=None):
@@ -170,12 +171,13 @@ class World:
             self.schedule(POLL_EVERY, lambda: self.start_worker(machine))
             return
         host = star.addresses(machine.number)[0] if self.lines else "127.0.0.1"
-        environment = self.environment | {
+        environment = {
+            **self.environment,
             "MODEL_HOST": host,
             "MODEL_PORT": self.port,
             "MODEL_TICKET": self.ticket,
         }
-        environment |= {"BOSSMAN_CONFIG_DIR": str(self.folder / f"worker-{machine.number}")}
+        environment.update({"BOSSMAN_CONFIG_DIR": str(self.folder / f"worker-{machine.number}")})
         command = [release("worker"), "--device", "cpu", "--threads", "1"]
         command = star.inside(star.end(machine.number), command) if self.lines else command
         machine.program, machine.at_work = (
@@ -320,7 +322,7 @@ class World:
         outcome = Outcome(
             strike, self.still, self.losses - losses + self.bosses - bosses, self.stood
         )
-        said = "; ".join(line.removeprefix("warning: ") for line in self.said) or "nothing was said"
+        said = "; ".join(re.sub("^warning: ", "", line) for line in self.said) or "nothing was said"
         at = self.struck - self.began
         print(
             f"{at:7.1f} s  step {first}: {' and '.join(whom)}: {outcome.still:.2f} s without a "

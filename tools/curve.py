@@ -37,7 +37,7 @@ def read(path):
             step, loss = int(entry["step"]), entry["loss"]
         except (ValueError, KeyError, TypeError):
             raise Unfit(f"{path}: line {number} is no step: {line[:60]}") from None
-        if not isinstance(loss, int | float) or not math.isfinite(loss):
+        if not isinstance(loss, (int, float)) or not math.isfinite(loss):
             raise Unfit(f"{path}: the loss of step {step} is no number")
         losses[step] = float(loss)
     return losses

@@ -74,10 +74,11 @@ def load(where):
 
 
 def programs():
-    """The folder of the built programs."""
-    target = Path(os.environ.get("CARGO_TARGET_DIR") or setup_libtorch.CHECKOUT / "target")
-    release = target / "release"
-    return release if (release / "bossman").is_file() else target / "debug"
+    """The folder of the built programs: where cargo puts them here, or where `make` does."""
+    own = setup_libtorch.CHECKOUT / "target"
+    targets = [Path(os.environ.get("CARGO_TARGET_DIR") or own), own]
+    folders = [target / profile for target in targets for profile in ("release", "debug")]
+    return next((folder for folder in folders if (folder / "bossman").is_file()), folders[-1])
 
 
 def main():

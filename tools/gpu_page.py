@@ -149,7 +149,7 @@ def table(head, rows):
 
 def name_of(driver):
     """The device's name, such as `NVIDIA H100 80GB HBM3`."""
-    return driver.get("processor", "unknown device").removeprefix("cuda ")
+    return re.sub("^cuda ", "", driver.get("processor", "unknown device"))
 
 
 def first_sentence(driver, preset, lines):

@@ -3,7 +3,7 @@
 usage: make_dist.py RELEASE_FOLDER OUT_FOLDER
 
 The archive holds the two programs without symbols, a script that links a libtorch, completions and
-the licences. It needs glibc 2.34 or newer and a libtorch 2.11 there.
+the licences. It needs a libtorch 2.11 there, and on Linux glibc 2.34 or newer.
 """
 
 import platform
@@ -40,6 +40,12 @@ def check_size(archive):
     return size
 
 
+def readme(system):
+    """The archive's README.txt. Only Linux has a glibc."""
+    text = (CHECKOUT / "tools/dist/README.txt").read_text()
+    return text if system == "Linux" else re.sub(r"The programs need glibc .*?\. (?=\w)", "", text)
+
+
 def pack(release, out):
     """Writes the archive and returns its path."""
     version = re.search(r'^version = "(.*)"', (CHECKOUT / "Cargo.toml").read_text(), re.M)[1]
@@ -68,9 +74,9 @@ def pack(release, out):
             "LICENSE-APACHE",
             "LICENSE-MIT",
             "tools/dist/link_libtorch.sh",
-            "tools/dist/README.txt",
         ]:
             shutil.copy2(CHECKOUT / file, root)
+        (root / "README.txt").write_text(readme(platform.system()))
         with tarfile.open(archive, "w:gz") as tar:
             tar.add(root, arcname=name)
     return archive

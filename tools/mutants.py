@@ -120,7 +120,8 @@ def test(program, changes, tests, profile, baseline):
             *(word for change in own for word in ("--re", f"^{re.escape(change)}$")),
             *arguments,
         ]
-        environment = os.environ | {
+        environment = {
+            **os.environ,
             "BOSSMAN_SIM_SEEDS": "60",
             "BOSSMAN_FUZZ_INPUTS": "5000",
             "CARGO_INCREMENTAL": "1",
@@ -132,7 +133,7 @@ def test(program, changes, tests, profile, baseline):
             sys.exit("cargo-mutants failed: see above")
         for outcome in OUTCOMES:
             lines = (OUT / "mutants.out" / f"{outcome}.txt").read_text().splitlines()
-            found |= {change: outcome for change in lines}
+            found.update({change: outcome for change in lines})
     return found
 
 
@@ -140,7 +141,7 @@ def tested(program, changes, baseline):
     """The outcome of each change by the quick tests and, if these miss it, by the simulator."""
     found = test(program, changes, QUICK, "mutants", baseline)
     missed = [change for change, outcome in found.items() if outcome == "missed"]
-    return found | test(program, missed, SIMULATOR, "dev", False)
+    return {**found, **test(program, missed, SIMULATOR, "dev", False)}
 
 
 def summary(outcomes):
@@ -175,7 +176,7 @@ def main():
     while left and time.monotonic() < end:
         found = tested(program, left[:BATCH], baseline)
         append(RESULTS, found)
-        outcomes |= found
+        outcomes.update(found)
         left, baseline = left[BATCH:], False
         print(f"{len(outcomes)} of {len(sample)} changes tested", flush=True)
     lines, enough = summary(outcomes)

@@ -7,15 +7,18 @@ wheel is unpacked and never imported, so any Python from 3.8 on will do."""
 
 import argparse
 import contextlib
+import errno
 import fcntl
 import os
 import platform
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 import cuda_variant
@@ -29,6 +32,19 @@ INDEX_VARIABLE, INDEX = "BOSSMAN_TORCH_INDEX", "https://download.pytorch.org/whl
 WAY_OUT = f"set LIBTORCH to the folder of a libtorch {VERSION} that you have"
 # What a build needs of the torch wheel; the rest is Python.
 KEPT = ("torch/include/", "torch/lib/", "torch/share/", "torch/version.py", f"torch-{VERSION}")
+# What the cache folder has to hold while libtorch is unpacked: the wheels and what is in them. With
+# a GPU this is an estimate.
+GB_ON_CPU, GB_WITH_GPU = 1.7, 8
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# What zipfile and the decoders raise if bytes of an archive are wrong.
+DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    RuntimeError,
+    ValueError,
+)
 
 
 class Problem(Exception):
@@ -63,6 +79,7 @@ class Host:
             self.index = f"{index.rstrip('/')}/{variant}"
         self.name = f"{system}-{machine}-{kind}".lower()
         self.suffix = "so" if self.linux else "dylib"
+        self.gb = GB_WITH_GPU if self.gpu else GB_ON_CPU
 
     @classmethod
     def this(cls, environment):
@@ -184,10 +201,14 @@ def pip_download(requirement, host, folder):
         + ["--only-binary", ":all:", *python, *platforms, *indexes(requirement, host)]
         + ["--dest", str(partial), requirement],
         stdout=sys.stderr,
-        env={**os.environ, "TMPDIR": str(partial)},
+        # pip only downloads here, so it may do so outside a virtual environment.
+        env={**os.environ, "TMPDIR": str(partial), "PIP_REQUIRE_VIRTUALENV": "0"},
         check=False,
     )
     if done.returncode != 0:
+        # pip does not say in its exit code that the disk is full.
+        if shutil.disk_usage(folder).free < host.gb * 1e9:
+            raise no_room(folder, host)
         place, more = "", ""
         if host.index is not None:
             place = " from " + re.sub(r"//[^/]*@", "//", host.index)  # without a password
@@ -200,6 +221,9 @@ def pip_download(requirement, host, folder):
             f"`python3 -m pip install --upgrade pip`, {more}or {WAY_OUT}"
         )
     for wheel in partial.glob("*.whl"):
+        # A wheel that has its name is whole, also after a power cut.
+        with open(wheel, "rb") as file:
+            os.fsync(file.fileno())
         wheel.replace(folder / wheel.name)
 
 
@@ -227,12 +251,26 @@ def fetch(cache, host, download=pip_download, load=load):
     """The libtorch in the cache. A folder with its final name is complete, because it gets that
     name last."""
     ready = cache / f"libtorch-{VERSION}-{host.name}"
-    if not ready.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with only_one(cache / "lock"):
-            if not ready.exists():
-                unpack_everything(cache, host, ready, download, load)
+    try:
+        if not ready.exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            with only_one(cache / "lock"):
+                if not ready.exists():
+                    unpack_everything(cache, host, ready, download, load)
+    except OSError as problem:
+        if problem.errno in NO_ROOM:
+            raise no_room(cache, host) from problem
+        raise
     return (ready / "torch").resolve()
+
+
+def no_room(folder, host):
+    """The problem of a full disk."""
+    remedy = ", set XDG_CACHE_HOME to a folder on another disk," if host.linux else ""
+    return Problem(
+        f"too little room in {folder}: fetching and unpacking libtorch takes about {host.gb} GB "
+        f"there; delete files{remedy} or {WAY_OUT}"
+    )
 
 
 def unpack_everything(cache, host, ready, download, load):
@@ -307,7 +345,7 @@ def library_in(wheel):
 def pins(wheel):
     """For each `Requires-Dist: name[word,word]==version; .. extra == 'extra'` of a wheel: (name,
     words, version, extra)."""
-    with open_wheel(wheel) as archive:
+    with reading(wheel) as archive:
         metadata = next(
             (name for name in archive.namelist() if name.endswith(".dist-info/METADATA")), None
         )
@@ -323,22 +361,21 @@ def pins(wheel):
 def unpack(wheel, folder, kept=("",)):
     """Unpacks what of `wheel` has a name that starts with one of `kept`."""
     say(f"unpacking {wheel.name} ({wheel.stat().st_size / 1e6:.0f} MB)")
-    with open_wheel(wheel) as archive:
-        try:
-            archive.extractall(
-                folder, [name for name in archive.namelist() if name.startswith(kept)]
-            )
-        except (zipfile.BadZipFile, EOFError) as problem:
-            wheel.unlink()
-            raise Problem(
-                f"{wheel.name} is damaged ({problem}) and was deleted: run again"
-            ) from problem
+    with reading(wheel) as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(kept)])
 
 
-def open_wheel(wheel):
+@contextlib.contextmanager
+def reading(wheel):
+    """A wheel as an archive. Deletes it if it is damaged, so that the next run fetches it anew."""
     try:
-        return zipfile.ZipFile(wheel)
-    except zipfile.BadZipFile as problem:
+        with zipfile.ZipFile(wheel) as archive:
+            yield archive
+    except (*DAMAGED, OSError) as problem:
+        # A place outside the file is EINVAL, and a broken bzip2 stream has no number. Others, such
+        # as a full disk, say nothing of the wheel.
+        if isinstance(problem, OSError) and problem.errno not in (errno.EINVAL, None):
+            raise
         wheel.unlink()
         raise Problem(
             f"{wheel.name} is damaged ({problem}) and was deleted: run again"

@@ -25,10 +25,10 @@ class LinkLibtorch(unittest.TestCase):
         self.script = self.root / "dist/link_libtorch.sh"
         self.script.write_bytes(SCRIPT.read_bytes())
 
-    def torch(self, name, **files):
+    def torch(self, name, library="libtorch_cpu.so", **files):
         folder = self.root / name
         (folder / "lib").mkdir(parents=True)
-        (folder / "lib/libtorch_cpu.so").touch()
+        (folder / "lib" / library).touch()
         for file, text in files.items():
             (folder / file.replace("__", ".").replace("_", "-")).write_text(text)
         return folder
@@ -42,7 +42,8 @@ class LinkLibtorch(unittest.TestCase):
     def test_links_an_archive_and_a_wheel(self):
         archive = self.torch("archive", build_version="2.11.0+cpu\n")
         wheel = self.torch("wheel", version__py="from x import y\n__version__ = '2.11.1+cu130'\n")
-        for torch in (archive, wheel, archive):
+        mac = self.torch("mac", "libtorch_cpu.dylib", build_version="2.11.0\n")
+        for torch in (archive, wheel, mac, archive):
             done = self.run_script(torch)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertEqual(done.stdout, "bossman started\nworker started\n")
@@ -50,7 +51,7 @@ class LinkLibtorch(unittest.TestCase):
 
     def test_refuses_with_a_remedy(self):
         cases = [
-            (self.root / "none", "holds no lib/libtorch_cpu.so: name the folder that holds lib/"),
+            (self.root / "none", "holds no lib/libtorch_cpu: name the folder that holds lib/"),
             (
                 self.torch("old", build_version="2.10.0\n"),
                 "is version 2.10.0; the programs need 2.11",
@@ -73,6 +74,12 @@ class LinkLibtorch(unittest.TestCase):
         program = self.root / "program"
         program.write_bytes(b"\0GLIBC_2.4\0GLIBC_2.34\0GLIBC_2.17\0")
         self.assertEqual(make_dist.newest_glibc(program), (2, 34))
+
+    def test_only_linux_is_told_of_glibc(self):
+        linux, mac = make_dist.readme("Linux"), make_dist.readme("Darwin")
+        glibc = "The programs need glibc 2.34 or newer. "
+        self.assertEqual(linux.count(glibc), 1)
+        self.assertEqual(mac, linux.replace(glibc, ""))
 
     def test_a_large_archive_is_refused(self):
         archive = self.root / "bossman.tar.gz"

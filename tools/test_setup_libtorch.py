@@ -1,6 +1,9 @@
 """Tests of setup_libtorch.py and elf.py with made-up wheels: no network, no libtorch."""
 
+import contextlib
+import errno
 import glob
+import os
 import random
 import struct
 import sysconfig
@@ -8,7 +11,10 @@ import tempfile
 import threading
 import unittest
 import zipfile
+import zlib
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import setup_libtorch as setup
 from elf import NotElf, needed_libraries
@@ -52,7 +58,7 @@ class PyPI:
 
     def __init__(self):
         self.asked = []
-        self.damaged = set()
+        self.damaged = {}
 
     def __call__(self, requirement, host, folder):
         self.asked.append(requirement)
@@ -74,8 +80,17 @@ class PyPI:
             for path, content in files.items():
                 archive.writestr(path, content)
         if name in self.damaged:
-            whole = wheel.read_bytes()
-            wheel.write_bytes(whole.replace(b"libc10.so", b"libc11.so"))
+            wheel.write_bytes(self.damaged[name](wheel.read_bytes()))
+
+
+def damage(content, with_other):
+    """What makes of an archive one with other bytes."""
+
+    def damaged(whole):
+        assert content in whole
+        return whole.replace(content, with_other, 1)
+
+    return damaged
 
 
 class Fetching(unittest.TestCase):
@@ -140,10 +155,40 @@ class Fetching(unittest.TestCase):
         self.assertFalse(killed.exists())
 
     def test_a_damaged_wheel_is_named_deleted_and_fetched_anew(self):
-        self.pypi.damaged = {"torch"}
-        with self.assertRaisesRegex(setup.Problem, "torch-2.11.0.*is damaged.*run again"):
+        other_library = damage(b"libc10.so", b"libc11.so")
+        other_pins = damage(b"nvidia-cublas", b"nvidia-cuBLAS")
+        for name, how in (
+            ("torch", other_library),
+            ("torch", lambda whole: whole[: len(whole) // 2]),
+            ("torch", lambda whole: b""),
+            ("cuda_toolkit", other_pins),
+        ):
+            self.pypi.damaged = {name: how}
+            with self.assertRaisesRegex(setup.Problem, f"^{name}-.*is damaged.*run again$"):
+                self.fetch()
+            wheels = [wheel.name.split("-")[0] for wheel in self.cache.rglob("*.whl")]
+            self.assertNotIn(name, wheels)
+        self.pypi.damaged = {}
+        self.assertTrue(self.fetch().is_dir())
+
+    def test_a_full_disk_is_one_problem_with_a_remedy(self):
+        def full(number):
+            def fail(*_, **__):
+                raise OSError(number, os.strerror(number), "some.file")
+
+            return fail
+
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            for place in ("tempfile.mkdtemp", "zipfile.ZipFile.extractall"):
+                with mock.patch(place, full(number)), self.assertRaises(setup.Problem) as raised:
+                    self.fetch()
+                self.assertRegex(
+                    str(raised.exception),
+                    f"^too little room in {self.cache}: .* takes about 1.7 GB there; "
+                    ".* XDG_CACHE_HOME .*",
+                )
+        with mock.patch("tempfile.mkdtemp", full(errno.EACCES)), self.assertRaises(OSError):
             self.fetch()
-        self.pypi.damaged = set()
         self.assertTrue(self.fetch().is_dir())
 
     def test_two_runs_at_once_download_once(self):
@@ -160,6 +205,91 @@ class Fetching(unittest.TestCase):
         self.assertTrue(self.fetch().is_dir())
         first.join()
         self.assertEqual(len(self.pypi.asked), 3)
+
+
+class Pip(unittest.TestCase):
+    """What pip is asked for, and what becomes of its answer."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def download(self, status, free):
+        """Runs pip_download with a program in pip's place. Returns its environment."""
+
+        def pip(command, env, **_):
+            (Path(env["TMPDIR"]) / "torch-2.11.0-any.whl").write_text("wheel")
+            environments.append(env)
+            return SimpleNamespace(returncode=status)
+
+        environments, usage = [], SimpleNamespace(free=free)
+        host = setup.Host("Linux", "x86_64", gpu=False)
+        insisting = {"PIP_REQUIRE_VIRTUALENV": "true"}
+        with contextlib.ExitStack() as patches:
+            patches.enter_context(mock.patch.object(setup.subprocess, "run", pip))
+            patches.enter_context(mock.patch.dict(os.environ, insisting))
+            patches.enter_context(mock.patch.object(setup.shutil, "disk_usage", lambda _: usage))
+            setup.pip_download("torch==2.11.0", host, self.folder)
+        return environments[0]
+
+    def test_a_pip_that_insists_on_virtual_environments_downloads_outside_one(self):
+        self.assertEqual(self.download(0, 1e12)["PIP_REQUIRE_VIRTUALENV"], "0")
+
+    def test_a_wheel_is_on_the_disk_before_it_has_its_name(self):
+        wheel, there = self.folder / "torch-2.11.0-any.whl", []
+        with mock.patch.object(setup.os, "fsync", lambda file: there.append(wheel.exists())):
+            self.download(0, 1e12)
+        self.assertEqual((there, wheel.read_text()), ([False], "wheel"))
+
+    def test_if_pip_fails_without_room_the_disk_is_named(self):
+        with self.assertRaisesRegex(setup.Problem, f"^too little room in {self.folder}: "):
+            self.download(1, 1e9)
+        with self.assertRaisesRegex(setup.Problem, "^pip could not download torch==2.11.0, "):
+            self.download(1, 1e12)
+
+
+class Damage(unittest.TestCase):
+    """The bytes of a wheel are wrong, as after a power cut or from a bad disk."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.wheel = Path(folder.name) / "torch-2.11.0-any.whl"
+        self.to = Path(folder.name) / "unpacked"
+        quiet, setup.say = setup.say, lambda line: None
+        self.addCleanup(setattr, setup, "say", quiet)
+        with zipfile.ZipFile(self.wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("torch/lib/libtorch_cpu.so", bytes(range(256)) * 4)
+            archive.writestr("torch-2.11.0.dist-info/METADATA", TORCH_PINS)
+        self.whole = self.wheel.read_bytes()
+
+    def use(self, content):
+        self.wheel.write_bytes(content)
+        list(setup.pins(self.wheel))
+        setup.unpack(self.wheel, self.to)
+
+    def test_a_stream_that_cannot_be_inflated_is_damage(self):
+        for name in (b"libtorch_cpu.so", b"METADATA"):
+            with self.subTest(name):
+                at = self.whole.index(name) + len(name)
+                # A block of the type that deflate does not have.
+                content = self.whole[:at] + b"\x07" + self.whole[at + 1 :]
+                with self.assertRaisesRegex(setup.Problem, "is damaged") as raised:
+                    self.use(content)
+                self.assertIsInstance(raised.exception.__cause__, zlib.error)
+                self.assertFalse(self.wheel.exists())
+
+    def test_flipped_bytes_never_raise_anything_else(self):
+        chance = random.Random(1)
+        for _ in range(1000):
+            content = bytearray(self.whole)
+            for _ in range(chance.randint(1, 4)):
+                content[chance.randrange(len(content))] = chance.randrange(256)
+            with contextlib.suppress(setup.Problem):
+                self.use(content)
+                self.wheel.unlink()
+            self.assertFalse(self.wheel.exists())
 
 
 class Choosing(unittest.TestCase):

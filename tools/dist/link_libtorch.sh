@@ -1,6 +1,7 @@
 #!/bin/sh
 # Points `libtorch` beside the programs to a libtorch 2.11, which they load when they start.
-# usage: link_libtorch.sh [FOLDER]    FOLDER holds lib/libtorch_cpu.so; without it, Python's torch is taken
+# usage: link_libtorch.sh [FOLDER]
+# FOLDER holds lib/libtorch_cpu.so (on a Mac .dylib). Without FOLDER, Python's torch is taken.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 wanted=2.11
@@ -13,8 +14,8 @@ else
         exit 1
     }
 fi
-if [ ! -e "$folder/lib/libtorch_cpu.so" ]; then
-    echo "$folder holds no lib/libtorch_cpu.so: name the folder that holds lib/" >&2
+if [ ! -e "$folder/lib/libtorch_cpu.so" ] && [ ! -e "$folder/lib/libtorch_cpu.dylib" ]; then
+    echo "$folder holds no lib/libtorch_cpu: name the folder that holds lib/" >&2
     exit 1
 fi
 # libtorch's archive has `build-version`, Python's torch has `version.py`.
