@@ -375,7 +375,7 @@ impl Attempts {
         let left = MeansLeft { recompute: left.recompute && failed_at.is_some(), ..left };
         let saving = self.saving.next(left);
         let with_advice = |error| policy::with_memory_advice(error, left.recompute);
-        // An open pool changes its members without a new session. One that starts has fixed members.
+        // An open pool changes its members without a new session. Until then they are fixed.
         let is_starting_pool = prepared.options.pool && !self.pool_is_open;
         if prepared.options.pool && !(is_starting_pool && error.cause() == Cause::Lost) {
             let error = policy::with_pool_advice(error, prepared.checkpoints.is_some());
