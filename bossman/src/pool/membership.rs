@@ -119,7 +119,7 @@ impl Pool {
                         threads: info.threads,
                         missing: None,
                     });
-                    let seen = Seen::new(info);
+                    let seen = Seen::new(*info);
                     self.membership.on_joined(worker, seen.process());
                     self.workers.insert(worker, seen);
                 }

@@ -54,7 +54,7 @@ pub async fn join_raw(
         reason: e.to_string(),
     };
     let (mut send, mut recv) = quic.open_bi().await.map_err(lost)?;
-    handshake::write(&mut send, &Handshake::Join(info)).await?;
+    handshake::write(&mut send, &Handshake::Join(info.into())).await?;
     match handshake::read(&mut recv).await? {
         HandshakeReply::Welcome { worker, run, .. } => Ok((worker, run, (send, recv))),
         other => Err(LinkError::Refused { reason: format!("{other:?}"), retry: false }),

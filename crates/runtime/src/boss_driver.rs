@@ -160,7 +160,7 @@ impl Driver {
         let info = match &caller.handshake {
             Handshake::Status => return caller.send_status(&self.status),
             Handshake::Peer { .. } => return caller.refuse("this is a boss, not a worker".into()),
-            Handshake::Join(info) => info.clone(),
+            Handshake::Join(info) => (**info).clone(),
         };
         let places = self.connections.len();
         match &self.pool {
@@ -185,7 +185,7 @@ impl Driver {
                 info!(worker = worker.0, %address, device = info.device, "worker joined the pool");
                 self.connections.push(Some(member.connection));
                 self.session.on_joined(info.direct.then_some(address));
-                pool.send(MembershipEvent::Joined { worker, info, address }).ok();
+                pool.send(MembershipEvent::Joined { worker, info: info.into(), address }).ok();
             }
         }
     }

@@ -12,7 +12,7 @@ pub enum MembershipEvent {
         /// Its number.
         worker: WorkerId,
         /// The description that it sent.
-        info: WorkerInfo,
+        info: Box<WorkerInfo>,
         /// Its address.
         address: SocketAddr,
     },

@@ -27,7 +27,7 @@ const MAX_BYTES: usize = 64 << 10;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Handshake {
     /// From a worker to the boss: it wants a place in the run.
-    Join(WorkerInfo),
+    Join(Box<WorkerInfo>),
     /// From a worker to another worker of the same run.
     Peer {
         /// The caller's number.

@@ -61,7 +61,8 @@ pub async fn join(
     info: WorkerInfo,
 ) -> Result<JoinedRun, LinkError> {
     let (quic, address) = dial_boss(endpoint, ticket, addresses).await?;
-    let (established, reply) = exchange_handshake(quic, address, &Handshake::Join(info)).await?;
+    let (established, reply) =
+        exchange_handshake(quic, address, &Handshake::Join(info.into())).await?;
     match reply {
         HandshakeReply::Welcome { worker, run, transport } => {
             let span = info_span!("run", worker = worker.0);

@@ -61,7 +61,7 @@ pub enum ListenerEvent {
         /// Its number.
         worker: WorkerId,
         /// The description that it sent.
-        info: WorkerInfo,
+        info: Box<WorkerInfo>,
         /// Its address.
         address: SocketAddr,
     },
@@ -222,7 +222,7 @@ impl Listener {
 
     fn admit(&mut self, caller: Caller) -> Option<ListenerEvent> {
         let info = match caller.handshake.clone() {
-            Handshake::Join(info) => info,
+            Handshake::Join(info) => *info,
             Handshake::Status => {
                 caller.send_status(&self.status);
                 return None;
@@ -254,7 +254,7 @@ impl Listener {
         };
         let address = member.address;
         self.places[place] = Some(member);
-        Some(ListenerEvent::Joined { worker, info, address })
+        Some(ListenerEvent::Joined { worker, info: info.into(), address })
     }
 
     fn admission(&self) -> Admission {

@@ -9,7 +9,7 @@
 
 pub mod acceptor;
 pub mod addresses;
-mod dial;
+pub(crate) mod dial;
 pub mod handshake;
 pub mod join;
 pub mod listener;

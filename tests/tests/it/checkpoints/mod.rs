@@ -145,7 +145,7 @@ async fn a_run_goes_on_among_other_workers() {
         (40, "2", ""),
     ];
     let found = in_parts(&parts).await;
-    assert!(found == quiet, "{:#?}\n{:#?}", found.0, quiet.0);
+    assert!(found == *quiet, "{:#?}\n{:#?}", found.0, quiet.0);
 }
 
 #[tokio::test]
@@ -254,7 +254,7 @@ async fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
         "{:?}",
         ended.output
     );
-    assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
+    assert!(run.outputs() == *quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
 }
 
 /// A failed read is no damage: nothing falls back, nothing is deleted, and the run resumes from the
@@ -309,7 +309,7 @@ async fn a_checkpoint_that_cannot_be_read_is_neither_skipped_nor_deleted() {
     std::fs::rename(&aside, &manifest).unwrap();
     let verified = command(&["verify"]).await.expect_success().output;
     assert_eq!(verified, ["step-00000014  whole", "step-00000035  whole", "step-00000040  whole"]);
-    assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
+    assert!(run.outputs() == *quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ async fn a_run_goes_on_from_an_object_store() {
         run.write(steps, &every);
         run.train(workers, flags).await.expect_success();
     }
-    assert!(run.outputs() == quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
+    assert!(run.outputs() == *quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
     let listed = run
         .bossman(&["checkpoint", "ls", "s3://bucket/runs/one"])
         .end()
