@@ -166,12 +166,17 @@ async fn workers_get_the_places_that_the_desk_gives() {
 async fn a_run_does_not_begin_on_a_closed_connection() {
     let mut boss = Boss::with_places(1);
     let addresses = [boss.ipv4()];
-    let (joined, _) = boss.joined_by(&addresses).await;
+    let ticket = boss.identity.ticket().clone();
+    // Without it, no packet says that the connection is closed.
+    let endpoint = worker_endpoint(&ticket, &addresses).unwrap();
+    let joining = join(&endpoint, &addresses, &ticket, WorkerInfo::default());
+    let (joined, _) = soon(async { tokio::join!(joining, boss.listener.next()) }).await;
     assert_eq!(boss.listener.poll(), NextStep::Begin(1));
-    joined.boss.close(DONE, "it ends");
+    joined.unwrap().boss.close(DONE, "it ends");
+    let mut looks = tokio::time::interval(Duration::from_millis(10));
     soon(async {
         while boss.listener.poll() == NextStep::Begin(1) {
-            tokio::task::yield_now().await;
+            looks.tick().await;
         }
     })
     .await;
