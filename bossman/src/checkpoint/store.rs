@@ -109,10 +109,10 @@ impl Checkpoints {
     ///
     /// # Errors
     /// Another process trains in the folder, or the lock cannot be written.
-    pub(crate) fn locked(mut self) -> Result<Self, BossManError> {
+    pub(crate) fn lock(&mut self) -> Result<(), BossManError> {
         let lock = self.folder.local().map(FolderLock::take).transpose()?;
         self.lock = lock.map(Arc::new);
-        Ok(self)
+        Ok(())
     }
 
     /// All checkpoints, by ascending steps. Each states whether its manifest can be used.

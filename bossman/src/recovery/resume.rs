@@ -260,9 +260,13 @@ pub(crate) async fn open_checkpoints(
             "`checkpoint` needs `dir`, because the run has no folder".into(),
         ));
     };
-    let checkpoints = Checkpoints::open(dir, if_any || settings.resume.is_none())?
-        .events(settings.events.clone())
-        .locked()?;
+    let mut checkpoints = Checkpoints::open(dir, if_any || settings.resume.is_none())?
+        .events(settings.events.clone());
+    match checkpoints.lock() {
+        // It may hang, or its machine may. Workers obey only one boss, so only one of them writes.
+        Err(held) if settings.resume.is_some() => settings.events.warn(held.to_string()),
+        locked => locked?,
+    }
     let listed = checkpoints.list().await?;
     let begins = if_any && listed.iter().all(CheckpointEntry::is_unfinished);
     let Some(name) = settings.resume.as_ref().filter(|_| !begins) else {

@@ -1,6 +1,6 @@
 //! Tests a pool whose boss is killed, and one that loses a worker while it starts. The first
-//! resumes from its last checkpoint, with the workers that wait for it. Losses and weights are those
-//! of a quiet run, to the bit.
+//! resumes from its last checkpoint, with the workers that wait for it. Losses and weights are
+//! those of a quiet run, to the bit.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -51,9 +51,13 @@ async fn a_pool_that_loses_a_worker_while_it_starts_begins_again() {
     let stays = place.worker(port, &[]);
     vanishes.peer_addresses().await;
     drop(vanishes);
-    boss.line("resuming with 1 of 2 workers").await;
+    boss.line("recovery: 1 of 2 workers remain, which is too few; waiting for more").await;
+    let comes = place.worker(port, &[]);
+    boss.line("recovery: resuming with 2 of 2 workers from the beginning").await;
     boss.end_within(LIMIT).await.expect_success();
-    stays.end().await.expect_success();
+    for worker in [stays, comes] {
+        worker.end().await.expect_success();
+    }
     assert!(outputs(&place) == quiet_outputs().await);
 }
 

@@ -387,17 +387,17 @@ async fn what_is_missing_is_named() {
 /// Two runs would each take the other's checkpoints for its own old ones, and delete them.
 #[tokio::test]
 async fn a_folder_has_one_run_at_a_time() {
-    let (folder, checkpoints) = two().await;
+    let (folder, mut run) = two().await;
     let path = folder.path().join("c");
     let open = || Checkpoints::open(path.to_str().unwrap(), false).unwrap();
-    let run = checkpoints.locked().unwrap();
-    let refused = open().locked().unwrap_err().to_string();
+    run.lock().unwrap();
+    let refused = open().lock().unwrap_err().to_string();
     assert!(refused.contains("trains in this folder; wait until it has ended"), "{refused}");
     // Only reading needs no lock, and the lock is no checkpoint.
     assert_eq!(open().list().await.unwrap().len(), 2);
     let clone = run.clone();
     drop(run);
-    open().locked().unwrap_err();
+    open().lock().unwrap_err();
     drop(clone);
-    open().locked().unwrap();
+    open().lock().unwrap();
 }
