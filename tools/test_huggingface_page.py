@@ -15,7 +15,7 @@ llama-tied       1 workers: outputs 6.1e-7
 llama            1 workers: losses 1.9e-7, weights 2.2e-7, biases of keys 1.5e-5
 llama-tied       1 workers: losses 1.8e-7, weights 3.7e-7, biases of keys 0.0e0
 pythia           1 workers: losses 1.0e-7, weights 0.0e0, biases of keys 0.0e0
-test huggingface::proof::logits_and_training_are_those_of_transformers_however_the_model_is_cut ... ok
+test huggingface::proof::logits_and_training_are_those_of_transformers ... ok
 """
 
 

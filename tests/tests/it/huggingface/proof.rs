@@ -138,7 +138,7 @@ fn expect_recorded(case: &Case, what: &str, losses: &[f32], trained: &StateDict)
 }
 
 #[test]
-fn logits_and_training_are_those_of_transformers_however_the_model_is_cut() {
+fn logits_and_training_are_those_of_transformers() {
     within_limit(async {
         let mut in_every_way = 0;
         for case in Case::all() {
