@@ -66,6 +66,39 @@ class FromTorch(unittest.TestCase):
         self.assertIn('name: "0.layers.1"', text)
         self.assertIn(b'"0.layers.1.self_attn.in_proj_weight"', weights)
 
+    def test_a_layer_that_runs_twice_is_there_twice(self):
+        nn = torch.nn
+        act, linear = nn.ReLU(), nn.Linear(8, 8)
+        net = nn.Sequential(nn.Linear(8, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 2))
+        self.assertTrue(from_torch.is_plain(net))
+        text, _ = self.written(net, "x: [batch, 8]")
+        self.assertIn('ReLU:\n    name: "1"', text)
+        self.assertIn('ReLU:\n    name: "3"', text)
+        shared = nn.Sequential(linear, act, linear)
+        self.assertFalse(from_torch.is_plain(shared))
+        text, _ = self.written(shared, "x: [batch, 8]")
+        self.assertIn('share: "0"', text)
+        # It has running statistics, though nothing is learned.
+        norm = nn.BatchNorm1d(8, affine=False)
+        self.assertFalse(from_torch.is_plain(nn.Sequential(norm, linear, norm)))
+
+    def test_a_container_with_hooks_is_traced(self):
+        nn = torch.nn
+        layers = [nn.Linear(8, 8), nn.Identity()]
+        self.assertTrue(from_torch.is_plain(nn.Sequential(*layers)))
+        hooked = nn.Sequential(*layers)
+        hooked.register_forward_hook(lambda module, given, made: made * 2)
+        self.assertFalse(from_torch.is_plain(hooked))
+        self.assertFalse(from_torch.is_plain(nn.Sequential(hooked, nn.ReLU())))
+        text, _ = self.written(hooked, "x: [batch, 8]")
+        self.assertIn("Scale: {factor: 2}", text)
+        replaced = nn.Sequential(*layers)
+        replaced.forward = lambda x: x
+        self.assertFalse(from_torch.is_plain(replaced))
+        encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        encoder.linear1.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
+        self.assertFalse(from_torch.is_plain(nn.Sequential(encoder)))
+
     def test_a_forward_of_ones_own_is_refused(self):
         class Mine(torch.nn.Module):
             pass

@@ -47,7 +47,7 @@ def is_native(module):
     kind = type(module)
     if not kind.__module__.startswith("torch.nn.") or kind.__name__ not in NATIVE:
         return False
-    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+    if any(map(is_altered, module.modules())):
         return False
     if kind.__name__ == "TransformerEncoderLayer" and not known_activation(module):
         return False
@@ -61,6 +61,11 @@ def is_native(module):
     return all(
         getattr(module, name) == value for name, value in REFUSED.get(kind.__name__, {}).items()
     )
+
+
+def is_altered(module):
+    """Whether a call of a module runs more than the forward() of its class."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def listed(value):

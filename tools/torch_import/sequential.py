@@ -15,7 +15,8 @@ def layers(module, name=""):
     if kind == "Sequential":
         return [
             found
-            for child, layer in module.named_children()
+            # named_children() leaves out a module that it has seen.
+            for child, layer in module._modules.items()
             for found in layers(layer, below(name, child))
         ]
     if kind == "TransformerEncoder":
@@ -43,7 +44,9 @@ def is_plain(module):
     except Unknown:
         return False
     known = all(modules.is_native(layer) or type(layer).__name__ in MORE for _, layer in found)
-    tensors = [id(tensor) for _, layer in found for tensor in layer.parameters()]
+    known &= not any(map(modules.is_altered, module.modules()))
+    own = [[*layer.parameters(), *layer.buffers()] for _, layer in found]
+    tensors = [id(tensor) for layer in own for tensor in layer]
     frozen = any(not tensor.requires_grad for tensor in module.parameters())
     return known and not frozen and len(tensors) == len(set(tensors))
 
