@@ -99,6 +99,33 @@ class FromTorch(unittest.TestCase):
         encoder.linear1.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
         self.assertFalse(from_torch.is_plain(nn.Sequential(encoder)))
 
+    def test_a_class_of_ones_own_with_a_name_of_pytorch_is_traced(self):
+        nn = torch.nn
+
+        class TransformerEncoder(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+                self.norm = nn.LayerNorm(8)
+
+            def forward(self, x):
+                for layer in self.layers:
+                    x = x + nn.functional.gelu(layer(x))
+                return self.norm(x)
+
+        class Sequential(nn.Sequential):
+            def forward(self, x):
+                for layer in self:
+                    x = x + nn.functional.gelu(layer(x))
+                return x
+
+        for net in (TransformerEncoder(), Sequential(nn.Linear(8, 8), nn.Linear(8, 8))):
+            self.assertFalse(from_torch.is_plain(net))
+            self.assertFalse(from_torch.is_plain(nn.Sequential(net)))
+            text, _ = self.written(net, "x: [batch, 6, 8]")
+            self.assertIn("- Add:", text)
+            self.assertIn("- GELU", text)
+
     def test_a_forward_of_ones_own_is_refused(self):
         class Mine(torch.nn.Module):
             pass

@@ -12,6 +12,12 @@ MORE = {"Identity", "TransformerDecoderLayer"}
 def layers(module, name=""):
     """[(name, module)] of all layers, in the order they run."""
     kind = type(module).__name__
+    # A class of other code has a forward() of its own, though it has the name of one of PyTorch.
+    if not type(module).__module__.startswith("torch.nn."):
+        raise Unknown(
+            f"{name or 'the model'} is a {kind}, whose forward() only Python knows; use "
+            "nn.Sequential"
+        )
     if kind == "Sequential":
         return [
             found
@@ -25,11 +31,6 @@ def layers(module, name=""):
             for number, layer in enumerate(module.layers)
         ]
         return found + ([(below(name, "norm"), module.norm)] if module.norm is not None else [])
-    if not type(module).__module__.startswith("torch.nn."):
-        raise Unknown(
-            f"{name or 'the model'} is a {kind}, whose forward() only Python knows; use "
-            "nn.Sequential"
-        )
     return [(name or "0", module)]
 
 
