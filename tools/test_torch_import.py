@@ -750,6 +750,61 @@ class Traced(unittest.TestCase):
 
         self.refused("no_grad", without_gradient)
 
+    def test_what_has_a_backward_of_its_own_is_refused_with_its_place(self):
+        class Straight(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.sign()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient
+
+        class Reversal(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.view_as(x)
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return -gradient
+
+        nn = torch.nn
+        place = r" at .*test_torch_import.py, line \d+ has a backward of its own"
+        linear = nn.Linear(8, 8)
+        apply, register_hook = torch.autograd.Function.apply, torch.Tensor.register_hook
+        self.refused("Straight" + place, lambda m, x: Straight.apply(m.fc(x)), fc=linear)
+        self.refused("Reversal" + place, lambda m, x: m.fc(Reversal.apply(x)), fc=linear)
+
+        def hooked(m, x):
+            y = m.fc(x)
+            if y.requires_grad:
+                y.register_hook(lambda gradient: -gradient)
+            return y
+
+        self.refused(r"register_hook\(\)" + place, hooked, fc=linear)
+        self.assertEqual(torch.autograd.Function.apply, apply)
+        self.assertIs(torch.Tensor.register_hook, register_hook)
+        double = lambda module, given, made: (given[0] * 2,)  # noqa: E731
+        module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        module[1].register_full_backward_hook(double)
+        with self.assertRaisesRegex(Unknown, "has a backward of its own"):
+            from_torch.write(module, ["x: [batch, 8]"], "none")
+        module = nn.Sequential(nn.Linear(8, 8))
+        module[0].weight.register_hook(lambda gradient: gradient * 2)
+        with self.assertRaisesRegex(Unknown, "0.weight, which has hooks, has a backward"):
+            from_torch.write(module, ["x: [batch, 8]"], "none")
+
+    def test_layers_of_pytorch_have_no_backward_of_their_own(self):
+        nn = torch.nn
+        self.same(
+            lambda m, x: m.lstm(m.encoder(m.norm(m.conv(x))))[0],
+            conv=nn.Conv1d(3, 3, 3, padding=1),
+            norm=nn.BatchNorm1d(3),
+            encoder=nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+            lstm=nn.LSTM(8, 4, batch_first=True),
+        )
+
     def back(self, module, *lines):
         """Changes all that BossMan learns of a module, and reads that back into a copy."""
         fresh = copy.deepcopy(module)

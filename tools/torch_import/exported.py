@@ -63,6 +63,8 @@ class Exported:
 # The errors of torch.export for code that needs a value of a tensor.
 DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "DataDependentOutputException")
 
+OWN_BACKWARD = "has a backward of its own, which a model file cannot say"
+
 
 def is_input(spec):
     return spec.kind.name == "USER_INPUT"
@@ -82,6 +84,7 @@ def export(module, inputs, training=True):
     ]
     examples = [example(given, words, 0) for given in inputs]
     by_name = set(inspect.signature(module.forward).parameters)
+    refuse_hooked_parameters(module)
     modes = {part: part.training for part in module.modules()}
     module.train(training)
     try:
@@ -90,6 +93,8 @@ def export(module, inputs, training=True):
             program = quiet(module, (), named, dict(zip(named, shapes)))
         else:
             program = quiet(module, tuple(examples), {}, tuple(shapes))
+    except Unknown:
+        raise
     except Exception as problem:
         if type(problem).__name__ in DATA_DEPENDENT:
             raise Unknown(
@@ -119,7 +124,36 @@ def quiet(module, positional, named, shapes):
         stack.callback(log.setLevel, level)
         if isinstance(shapes, tuple) and accepts_any(module):
             shapes = (shapes,)
+        stack.enter_context(without_own_backward())
         return torch.export.export(module, positional, named, dynamic_shapes=shapes, strict=False)
+
+
+@contextlib.contextmanager
+def without_own_backward():
+    """Refuses what changes gradients, while it lasts: torch.export keeps what forward() computes
+    alone."""
+    function, tensor = torch.autograd.Function, torch.Tensor
+    apply, register_hook = vars(function)["apply"], tensor.register_hook
+
+    def refuse_function(cls, *_, **__):
+        raise Unknown(f"{cls.__name__}{line(traceback.extract_stack())} {OWN_BACKWARD}")
+
+    def refuse_hook(*_, **__):
+        raise Unknown(
+            f"a tensor with register_hook(){line(traceback.extract_stack())} {OWN_BACKWARD}"
+        )
+
+    function.apply, tensor.register_hook = classmethod(refuse_function), refuse_hook
+    try:
+        yield
+    finally:
+        function.apply, tensor.register_hook = apply, register_hook
+
+
+def refuse_hooked_parameters(module):
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks:
+            raise Unknown(f"the parameter {name}, which has hooks, {OWN_BACKWARD}")
 
 
 def accepts_any(module):
@@ -142,10 +176,15 @@ def example(given, words, trial):
 
 
 def where(problem):
-    """The line outside PyTorch that was running."""
+    """The line outside PyTorch that was running at an error."""
+    return line(traceback.extract_tb(problem.__traceback__))
+
+
+def line(frames):
+    """The last line outside PyTorch and these tools."""
     frames = [
         frame
-        for frame in traceback.extract_tb(problem.__traceback__)
+        for frame in frames
         if "/torch/" not in frame.filename and Path(frame.filename).parent.name != "torch_import"
     ]
     return f" at {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""

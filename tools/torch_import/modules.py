@@ -64,8 +64,14 @@ def is_native(module):
 
 
 def is_altered(module):
-    """Whether a call of a module runs more than the forward() of its class."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    """Whether a call of a module runs more than the forward() and backward of its class."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return any(hooks) or "forward" in vars(module)
 
 
 def listed(value):

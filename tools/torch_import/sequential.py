@@ -48,8 +48,10 @@ def is_plain(module):
     known &= not any(map(modules.is_altered, module.modules()))
     own = [[*layer.parameters(), *layer.buffers()] for _, layer in found]
     tensors = [id(tensor) for layer in own for tensor in layer]
-    frozen = any(not tensor.requires_grad for tensor in module.parameters())
-    return known and not frozen and len(tensors) == len(set(tensors))
+    special = any(
+        not tensor.requires_grad or tensor._backward_hooks for tensor in module.parameters()
+    )
+    return known and not special and len(tensors) == len(set(tensors))
 
 
 def text(module, inputs, name="from-torch"):
