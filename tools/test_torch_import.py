@@ -720,6 +720,49 @@ class Traced(unittest.TestCase):
         text = self.same(lambda m, x: m.fc(x), fc=torch.nn.Linear(8, 8).requires_grad_(False))
         self.assertIn("freeze: true", text)
 
+    def test_a_buffer_in_the_place_of_a_parameter_is_not_trained(self):
+        nn, functions = torch.nn, torch.nn.functional
+        cases = (
+            (lambda m, x: functions.linear(x, m.weight), (4, 8), "Linear", "x: [batch, 3, 8]"),
+            (
+                lambda m, x: functions.conv2d(x, m.weight, groups=3, padding=1),
+                (3, 1, 3, 3),
+                "Conv2d",
+                "x: [batch, 3, 5, 5]",
+            ),
+            (
+                lambda m, ids: functions.embedding(ids, m.weight),
+                (5, 8),
+                "Embedding",
+                "ids: {shape: [batch, 6], dtype: int64}",
+            ),
+        )
+        for forward, sizes, kind, line in cases:
+            text = self.same(forward, line, weight=nn.Buffer(torch.rand(sizes)))
+            self.assertRegex(text, rf"- {kind}: .*\n(    .*\n)*    freeze: true\n")
+            learned = self.same(forward, line, weight=nn.Parameter(torch.rand(sizes)))
+            self.assertNotIn("freeze", learned)
+        norm = nn.LayerNorm(8)
+        for name in ("weight", "bias"):
+            kept = nn.Buffer(torch.rand(8))
+            delattr(norm, name)
+            setattr(norm, name, kept)
+        text = self.same(lambda m, x: m.norm(x), norm=norm)
+        self.assertIn("freeze: true", text)
+        self.assertFalse(from_torch.is_plain(nn.Sequential(norm)))
+        mixed = nn.LayerNorm(8)
+        del mixed.weight
+        mixed.weight = nn.Buffer(torch.rand(8))
+        self.refused("are trained and others are not", lambda m, x: m.norm(x), norm=mixed)
+        # A state_dict has neither of these, so they are constants.
+        for weight in (torch.rand(8), nn.Buffer(torch.rand(8), persistent=False)):
+            norm = nn.LayerNorm(8)
+            del norm.weight
+            norm.weight = weight
+            text = self.same(lambda m, x: m.norm(x), norm=norm)
+            self.assertIn("- Constant:", text)
+            self.assertFalse(from_torch.is_plain(nn.Sequential(norm)))
+
     def test_dropout_is_a_layer_and_not_in_evaluation(self):
         text = self.same(
             lambda m, x: torch.nn.functional.dropout(m.drop(x), 0.3, m.training),

@@ -47,7 +47,7 @@ def is_native(module):
     kind = type(module)
     if not kind.__module__.startswith("torch.nn.") or kind.__name__ not in NATIVE:
         return False
-    if any(map(is_altered, module.modules())):
+    if any(is_altered(part) or not is_whole(part) for part in module.modules()):
         return False
     if kind.__name__ == "TransformerEncoderLayer" and not known_activation(module):
         return False
@@ -72,6 +72,23 @@ def is_altered(module):
         module._backward_pre_hooks,
     )
     return any(hooks) or "forward" in vars(module)
+
+
+def is_whole(module):
+    """Whether the state_dict of a module has all its tensors."""
+    tensors = [value for value in vars(module).values() if hasattr(value, "requires_grad")]
+    return not tensors and not module._non_persistent_buffers_set
+
+
+def is_statistic(name):
+    """Whether a tensor of a norm is computed from what passes through it, by its name."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
+
+
+def is_trained(tensor):
+    import torch
+
+    return isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
 
 
 def listed(value):

@@ -48,10 +48,13 @@ def is_plain(module):
     known &= not any(map(modules.is_altered, module.modules()))
     own = [[*layer.parameters(), *layer.buffers()] for _, layer in found]
     tensors = [id(tensor) for layer in own for tensor in layer]
-    special = any(
-        not tensor.requires_grad or tensor._backward_hooks for tensor in module.parameters()
-    )
-    return known and not special and len(tensors) == len(set(tensors))
+    learned = [
+        tensor
+        for name, tensor in module.state_dict(keep_vars=True).items()
+        if not modules.is_statistic(name)
+    ]
+    trained = all(modules.is_trained(tensor) and not tensor._backward_hooks for tensor in learned)
+    return known and trained and len(tensors) == len(set(tensors))
 
 
 def text(module, inputs, name="from-torch"):

@@ -4,7 +4,7 @@ import operator
 
 import torch
 
-from . import functions, regions
+from . import functions, modules, regions
 from .entries import Entry, Value, formal_inputs, used
 from .exported import SIZES, location
 from .problem import NoLayer, Unknown
@@ -281,10 +281,11 @@ class Translation:
                 entry.tensors[local] = path
         if owned:
             self.share(node, entry, owned)
+        # A buffer in the place of a parameter is never trained.
         trained = {
-            self.state[path].requires_grad
-            for path in tensors.values()
-            if isinstance(self.state[path], torch.nn.Parameter)
+            modules.is_trained(self.state[path])
+            for local, path in tensors.items()
+            if not modules.is_statistic(local)
         }
         if trained == {True, False}:
             raise self.unknown(node, "some of its parameters are trained and others are not")
