@@ -294,6 +294,8 @@ class Traced(unittest.TestCase):
         self.same(lambda m, x: torch.stack(x.unbind(1), 2)[:, -1].unsqueeze(1).expand(-1, 5, -1))
         self.same(lambda m, x: torch.cat([x[..., :0], x, x[..., 8:]], -1).tanh())
         self.same(lambda m, x: x.roll((1, 2), (1, 2))[:, [2, 0]].squeeze().view(-1, 4))
+        self.same(lambda m, x: x + x.narrow(1, -1, 1))
+        self.same(lambda m, x: x.narrow(1, -3, 3) * x.narrow(2, -3, 2).sum(-1, keepdim=True))
 
     def test_constants_are_computed_and_their_numbers_are_arguments(self):
         text = self.same(lambda m, x: x * torch.arange(8).float() + torch.full((1,), 3.0))

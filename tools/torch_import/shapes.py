@@ -4,7 +4,17 @@ import torch
 
 from .exported import SIZES
 from .operators import call, converted
-from .table import fake, function, is_constant, number, place, refuse_batch, same, same_shape
+from .table import (
+    fake,
+    function,
+    is_constant,
+    is_tensor,
+    number,
+    place,
+    refuse_batch,
+    same,
+    same_shape,
+)
 
 WHOLE = 2**62
 
@@ -161,7 +171,12 @@ def is_symbol(value):
 
 @function("narrow")
 def narrow(t, node, x, dim, start, length):
-    return cut(t, node, x, dim, start, start + length)
+    if is_tensor(start):
+        raise t.no_layer(node, "it cuts at a computed place")
+    end = start + length
+    # Counted from the end, a part that ends there ends at 0.
+    to_end = not is_symbol(start) and not is_symbol(end) and start < 0 and end == 0
+    return cut(t, node, x, dim, start, None if to_end else end)
 
 
 @function("select")
