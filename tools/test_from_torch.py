@@ -126,6 +126,20 @@ class FromTorch(unittest.TestCase):
             self.assertIn("- Add:", text)
             self.assertIn("- GELU", text)
 
+    def test_layers_that_compute_across_samples_are_refused(self):
+        nn = torch.nn
+        encoder = nn.TransformerEncoderLayer(8, 2, 16)
+        for last in (nn.Softmax(dim=0), nn.Softmin(dim=-2), nn.LogSoftmax(dim=0), encoder):
+            net = nn.Sequential(nn.Linear(8, 8), last)
+            line = "x: [batch, 6, 8]" if last is encoder else "x: [batch, 8]"
+            self.assertFalse(from_torch.is_plain(net))
+            with self.assertRaisesRegex(from_torch.Unknown, "across the samples"):
+                self.written(net, line)
+        for last in (nn.GLU(dim=0), nn.LSTM(8, 8), nn.Softmax()):
+            self.assertFalse(from_torch.is_plain(nn.Sequential(last)))
+        for last in (nn.Softmax(dim=-1), nn.Softmax(dim=1), nn.GLU()):
+            self.assertTrue(from_torch.is_plain(nn.Sequential(last)))
+
     def test_a_forward_of_ones_own_is_refused(self):
         class Mine(torch.nn.Module):
             pass

@@ -703,6 +703,25 @@ class Traced(unittest.TestCase):
         self.refused(across, lambda m, x: x.flip(0))
         self.refused(across, lambda m, x: x.transpose(0, 1).softmax(1))
         self.refused("with each other", lambda m, x: x @ x.t(), "x: [batch, 8]")
+        attention = torch.nn.functional.scaled_dot_product_attention
+
+        def turned(forward):
+            return lambda m, x: forward(m, x.transpose(0, 1)).transpose(0, 1)
+
+        nn = torch.nn
+        self.refused(across, turned(lambda m, x: attention(x, x, x)))
+        softmax = turned(lambda m, x: m.softmax(x))
+        self.refused(across, softmax, softmax=nn.Softmax(dim=1))
+        self.refused(across, softmax, softmax=nn.LogSoftmax(dim=-2))
+        encoder = nn.TransformerEncoderLayer(8, 2, 16)
+        self.refused(across, lambda m, x: m.encoder(x), encoder=encoder)
+        mixing = nn.MultiheadAttention(8, 2)
+        result = lambda m, x: m.attention(x, x, x, need_weights=False)[0]  # noqa: E731
+        self.refused(across, result, attention=mixing)
+        weights = lambda m, x: m.attention(x, x, x)[0]  # noqa: E731
+        self.refused("with each other|across", weights, attention=mixing)
+        # Samples that lie along the second dimension stay apart.
+        self.assertIn("encoder", self.same(turned(lambda m, x: m.encoder(x)), encoder=encoder))
         evaluation = "in evaluation, too"
         self.refused(evaluation, lambda m, x: torch.nn.functional.dropout(x, 0.5))
         two = torch.nn.Module()

@@ -213,6 +213,8 @@ def attention(
     scale=None,
     enable_gqa=False,
 ):
+    for one in (query, key):
+        refuse_batch(t, node, one, [-2])
     arguments = {}
     if dropout_p and not t.training:
         raise t.unknown(node, "it drops elements in evaluation, too; give 0 there")

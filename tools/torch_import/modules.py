@@ -29,6 +29,9 @@ NATIVE = set(
     """.split()
 )
 
+# Layers that compute along one dimension.
+ALONG = {"Softmax", "Softmin", "LogSoftmax", "GLU"}
+
 # Arguments that BossMan does not have, with the values that change nothing.
 REFUSED = {
     "Embedding": {"max_norm": None, "scale_grad_by_freq": False, "sparse": False},
@@ -61,6 +64,15 @@ def is_native(module):
     return all(
         getattr(module, name) == value for name, value in REFUSED.get(kind.__name__, {}).items()
     )
+
+
+def may_mix_samples(module):
+    """Whether a layer could compute across the samples of a batch, which its shapes would tell."""
+    kind = type(module).__name__
+    if kind in ALONG:
+        # A dimension counted from the last may be the first.
+        return module.dim == 0 or module.dim < -1
+    return not getattr(getattr(module, "self_attn", module), "batch_first", True)
 
 
 def is_altered(module):

@@ -107,6 +107,7 @@ def clamp_max(t, node, x, max):
 
 @function("glu")
 def glu(t, node, x, dim=-1):
+    refuse_batch(t, node, x, [dim])
     return t.emit(node, "GLU", given(dim=(dim, -1)), [x])
 
 

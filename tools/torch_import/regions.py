@@ -156,6 +156,9 @@ def fits(translation, layer, module, inside, outside, value, arguments):
     if layer == "TransformerEncoderLayer" or layer == "MultiheadAttention":
         if len(value.fake.shape) != 3 or len(outside) != 1:
             return False
+        # Across the samples of a batch: the function inside says why not.
+        if translation.has_batch(value.fake.shape[1 if batch_first(module) else 0]):
+            return False
         if layer == "MultiheadAttention" and not from_projection(translation, module, outside[0]):
             return False
         for node in inside:
@@ -166,18 +169,20 @@ def fits(translation, layer, module, inside, outside, value, arguments):
         return True
     if layer in FOUR and len(value.fake.shape) != 4:
         return False
-    # Across the samples of a batch: the function says why not.
-    if layer in ("Softmax", "Softmin", "LogSoftmax", "GLU") and (
-        arguments.get("dim", -1) in (0, -len(value.fake.shape))
-    ):
+    if layer in modules.ALONG and translation.has_batch(value.fake.shape[module.dim]):
         return False
     if layer in LAST:
         return (
             LAST[layer] in " ".join(targets)
             and all(len(node.args) == 2 and isinstance(node.args[1], int) for node in outside)
             and len(value.fake.shape) == 3
+            and not translation.has_batch(value.fake.shape[1 if module.batch_first else 0])
         )
     return True
+
+
+def batch_first(module):
+    return getattr(module, "self_attn", module).batch_first
 
 
 def from_projection(translation, module, node):

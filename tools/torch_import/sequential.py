@@ -46,6 +46,7 @@ def is_plain(module):
         return False
     known = all(modules.is_native(layer) or type(layer).__name__ in MORE for _, layer in found)
     known &= not any(map(modules.is_altered, module.modules()))
+    known = known and not any(modules.may_mix_samples(layer) for _, layer in found)
     own = [[*layer.parameters(), *layer.buffers()] for _, layer in found]
     tensors = [id(tensor) for layer in own for tensor in layer]
     learned = [
