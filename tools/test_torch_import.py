@@ -938,6 +938,24 @@ class Traced(unittest.TestCase):
             "draws random numbers outside", lambda m, x: x * torch.tensor([random.random()] * 8)
         )
 
+        # Few exports would show that a layer may be left out.
+        def drops_layers(m, x):
+            return m.fc(x) if random.random() > 1e-9 else x
+
+        linear = torch.nn.Linear(8, 8)
+        random.seed(0)
+        self.refused("draws random numbers outside", drops_layers, fc=linear)
+        try:
+            import numpy
+        except ImportError:
+            return
+        numpy.random.seed(0)
+        self.refused(
+            "draws random numbers outside",
+            lambda m, x: m.fc(x) if numpy.random.rand() > 1e-9 else x,
+            fc=linear,
+        )
+
 
 if __name__ == "__main__":
     sys.exit(unittest.main())

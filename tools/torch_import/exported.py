@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import sys
 import traceback
 from pathlib import Path
 
@@ -63,6 +64,7 @@ class Exported:
 # The errors of torch.export for code that needs a value of a tensor.
 DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "DataDependentOutputException")
 
+DRAWN = "draws random numbers outside PyTorch, which would be frozen; use torch.nn.Dropout"
 OWN_BACKWARD = "has a backward of its own, which a model file cannot say"
 
 
@@ -125,7 +127,22 @@ def quiet(module, positional, named, shapes):
         if isinstance(shapes, tuple) and accepts_any(module):
             shapes = (shapes,)
         stack.enter_context(without_own_backward())
-        return torch.export.export(module, positional, named, dynamic_shapes=shapes, strict=False)
+        numbers = drawn_numbers()
+        program = torch.export.export(
+            module, positional, named, dynamic_shapes=shapes, strict=False
+        )
+        if drawn_numbers() != numbers:
+            raise Unknown(f"forward() {DRAWN}")
+        return program
+
+
+def drawn_numbers():
+    """The states of Python's random numbers and NumPy's."""
+    import random
+
+    numpy = sys.modules.get("numpy")
+    state = numpy.random.get_state(legacy=True) if numpy else ()
+    return random.getstate(), [part.tolist() if hasattr(part, "tolist") else part for part in state]
 
 
 @contextlib.contextmanager
@@ -225,10 +242,7 @@ def refuse_drawn_constants(module, inputs, exported):
     )
     codes = [str(part.program.graph_module.code) for part in (exported, again)]
     if not same or codes[0] != codes[1]:
-        raise Unknown(
-            "two exports of the module differ, so its forward() draws random numbers outside "
-            "PyTorch, which would be frozen; use torch.nn.Dropout"
-        )
+        raise Unknown(f"two exports of the module differ, so its forward() {DRAWN}")
 
 
 def seed_numpy():
