@@ -275,6 +275,11 @@ class Traced(unittest.TestCase):
         self.same(lambda m, x: torch.add(x, x.tanh(), alpha=3).sub(x, alpha=0.5).neg())
         self.same(lambda m, x: x.sigmoid() @ x.transpose(1, 2) - x.mean((1, 2), keepdim=True))
         self.same(lambda m, x: torch.rsqrt(x * x + 1).sum(-1))
+        whole = "k: {shape: [batch, 6], dtype: int64}"
+        for exponent in (2, 2.0, 3.0, 1.0, 1, -0.5):
+            self.same(lambda m, k, exponent=exponent: (k + 1) ** exponent, whole)
+        self.same(lambda m, k: m.fc(k**2.0), whole, fc=torch.nn.Linear(6, 2))
+        self.same(lambda m, x: (x > 0) ** 2 + (x > 1).square())
 
     def test_elementary_functions(self):
         self.same(lambda m, x: 1 / (x.abs() + x.exp()).sqrt() + x / (x.square() + 2))

@@ -126,17 +126,18 @@ def neg(t, node, x):
 
 @function("square")
 def square(t, node, x):
-    return t.emit(node, "Mul", {}, [x, x])
+    return power(t, node, x, 2)
 
 
 @function("pow")
 def power(t, node, x, exponent):
+    # A power of whole numbers with a fraction as exponent, also 2.0, is a fraction.
     if exponent in (2, 3):
-        return t.emit(node, "Mul", {}, [x] * int(exponent))
+        return t.emit(node, "Mul", {}, [cast(t, node, x)] * int(exponent))
     if exponent == 1:
-        return x.copy() if hasattr(x, "copy") else x
+        return same(t, node, x)
     if exponent == -0.5:
-        return t.emit(node, "Rsqrt", {}, [x])
+        return t.emit(node, "Rsqrt", {}, [cast(t, node, x)])
     raise t.no_layer(node, "BossMan has the powers 1, 2, 3 and -0.5")
 
 
