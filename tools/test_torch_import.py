@@ -526,6 +526,18 @@ class Traced(unittest.TestCase):
         self.same(lambda m, x: torch.where(x > 0, x, -float("inf")).softmax(-1))
         self.same(lambda m, x: x.masked_fill((x > 0) & (x < 0.5) | ~(x < 1), 3.0))
         self.same(lambda m, x: (x > 0).long().masked_fill(x > 1, 7))
+        zeros = torch.zeros(6, 8)
+        for filling in (
+            lambda m, x: torch.where(x[:, :1, :1] > 0, zeros, x[:, :1, :1]),
+            lambda m, x: torch.where(x[:, :1, :1] > 0, x[:, :1, :1], zeros),
+            lambda m, x: torch.where(x[:, :1, :1] > 0, torch.ones(x.shape[0], 6, 1), x[:, :1, :1]),
+        ):
+            self.assertIn("where", self.same(filling))
+        one = torch.ones(1, 1, 1)
+        self.refused("with the batch", lambda m, x: torch.where(x[:, 0, 0] > 0, one, x[:, 0, 0]))
+        # Either the mask or the other tensor has the result's sizes.
+        narrow = lambda m, x: torch.where((x > 0).cumsum(1) > 1, 0.5, x[:, :1])  # noqa: E731
+        self.assertIn("MaskedFill", self.same(narrow))
         self.refused("fills with NaN", lambda m, x: x.masked_fill(x > 0, float("nan")))
         weight = torch.nn.Parameter(torch.rand(8))
         self.refused("is a mask", lambda m, x: x[:, :, m.w > 0], w=weight)

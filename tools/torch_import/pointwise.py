@@ -5,7 +5,7 @@ import math
 import torch
 
 from .operators import converted
-from .table import fake, function, is_constant, is_tensor, refuse_batch
+from .table import fake, function, is_constant, is_tensor, refuse_batch, same
 
 PLAIN = {
     "relu": "ReLU",
@@ -176,11 +176,28 @@ def as_number(value):
     return value.number() if is_constant(value) else None
 
 
+def covered(t, shape, *parts):
+    """Whether each size of a result is that of one of these. If not, a third tensor, which repeats
+    one number, is larger."""
+
+    def has(part, place):
+        if place > fake(part).dim():
+            return False
+        if not is_constant(part):
+            return same(fake(part).shape[-place], shape[-place])
+        sizes = [t.exported.size(shape[-place], trial) for trial in range(2)]
+        return sizes == [trial.shape[-place] for trial in part.trials]
+
+    return all(any(has(part, place) for part in parts) for place in range(1, len(shape) + 1))
+
+
 def filled(t, node, x, mask, value):
     found = as_number(value)
     if found is None:
         raise t.no_layer(node, "it fills with a tensor, and BossMan with one number")
     if math.isnan(found):
         raise t.no_layer(node, "it fills with NaN")
+    if not covered(t, node.meta["val"].shape, x, mask):
+        raise t.no_layer(node, "what it fills with is larger than both")
     # The result has the larger shape of both, and the layer's first input has it.
     return t.emit(node, "MaskedFill", {"value": float(found)}, [x, mask])
