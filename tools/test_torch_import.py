@@ -275,6 +275,8 @@ class Traced(unittest.TestCase):
         self.same(lambda m, x: torch.add(x, x.tanh(), alpha=3).sub(x, alpha=0.5).neg())
         self.same(lambda m, x: x.sigmoid() @ x.transpose(1, 2) - x.mean((1, 2), keepdim=True))
         self.same(lambda m, x: torch.rsqrt(x * x + 1).sum(-1))
+        self.same(lambda m, x: torch.add(x, 2, alpha=3) + torch.add(x, 0.5, alpha=-2))
+        self.same(lambda m, x: x / 0 + x / torch.zeros(8))
         whole = "k: {shape: [batch, 6], dtype: int64}"
         for exponent in (2, 2.0, 3.0, 1.0, 1, -0.5):
             self.same(lambda m, k, exponent=exponent: (k + 1) ** exponent, whole)

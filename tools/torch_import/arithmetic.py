@@ -33,7 +33,7 @@ def add(t, node, x, y, alpha=1):
         # The number comes second, and the tensor keeps its factor.
         x, y = times(t, node, y, alpha), x
     elif alpha != 1:
-        y = times(t, node, y, alpha)
+        y = times(t, node, y, alpha) if is_tensor(y) else y * alpha
     found = scalar(t, node, y, x)
     if found is not None:
         return plus(t, node, x, found)
@@ -104,8 +104,11 @@ def div(t, node, x, y, rounding_mode=None):
     if rounding_mode is not None:
         raise t.no_layer(node, "it rounds")
     found = scalar(t, node, y, x) if is_tensor(x) else None
-    if found is not None:
+    if found:
         return times(t, node, cast(t, node, x), 1 / found)
+    if found is not None:
+        # 1 / 0 is an error in Python, and infinite in PyTorch.
+        y = t.stand_in([torch.full((1,), found, dtype=node.meta["val"].dtype) for _ in range(2)])
     if is_constant(y):
         inverse = type(y)([1 / trial for trial in y.trials])
         return t.emit(node, "Mul", {}, [cast(t, node, x), cast(t, node, inverse)])
