@@ -360,6 +360,21 @@ class Traced(unittest.TestCase):
         )
         self.assertEqual(text.count("\n  - "), 2)
 
+    def test_states_that_forward_gives_are_refused_by_their_name(self):
+        why = "states that forward\\(\\) gives it.*call it without states"
+
+        def states(m, x):
+            zeros = torch.zeros(1, x.shape[0], 4)
+            return m.lstm(x, (zeros, zeros))[0]
+
+        self.refused(why, states, lstm=torch.nn.LSTM(8, 4, batch_first=True))
+        start = lambda m, x: m.gru(x, m.fc(x[:, :1]).transpose(0, 1))[0]  # noqa: E731
+        gru = torch.nn.GRU(8, 4, batch_first=True)
+        self.refused(why, start, gru=gru, fc=torch.nn.Linear(8, 4))
+        hooked = torch.nn.RNN(8, 4, batch_first=True)
+        hooked.register_forward_hook(lambda module, given, made: made[0])
+        self.refused("as a module that is called", lambda m, x: m.rnn(x), rnn=hooked)
+
     def test_repetitions_share_constants_from_above(self):
         mask = torch.ones(3, 3).tril().bool()
         attention = torch.nn.functional.scaled_dot_product_attention

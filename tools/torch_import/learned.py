@@ -286,6 +286,28 @@ def weight_norm(t, node, direction, magnitude, dim=0):
     return t.emit(node, "Mul", {}, [direction, factor])
 
 
+@function("lstm", "gru", "rnn_tanh", "rnn_relu")
+def recurrent(t, node, *_):
+    """What no call of a module has become."""
+
+    def caller(one):
+        return list(one.meta.get("nn_module_stack") or {})[-1:]
+
+    states = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
+    # Without states, the module itself makes zeros.
+    if any(caller(state) != caller(node) for state in states):
+        raise t.unknown(
+            node,
+            "it takes states that forward() gives it, and BossMan's layer begins with zeros; call "
+            "it without states",
+        )
+    raise t.unknown(
+        node,
+        "BossMan has it as a module that is called with one tensor [batch, sequence, features] and "
+        "has no hooks",
+    )
+
+
 @function("embedding")
 def embedding(t, node, weight, x, padding_idx=-1, by_frequency=False, sparse=False):
     if by_frequency or sparse:
