@@ -754,6 +754,19 @@ class Traced(unittest.TestCase):
         self.refused(across, result, attention=mixing)
         weights = lambda m, x: m.attention(x, x, x)[0]  # noqa: E731
         self.refused("with each other|across", weights, attention=mixing)
+
+        def last(forward):
+            return lambda m, x: forward(m, x.permute(1, 2, 0)).permute(2, 0, 1)
+
+        for layer in (
+            nn.Conv1d(8, 8, 3, padding=1),
+            nn.AvgPool1d(3, 1, 1),
+            nn.GroupNorm(2, 8),
+        ):
+            self.refused(across, last(lambda m, x: m.layer(x)), layer=layer)
+        pool = nn.functional.avg_pool1d
+        self.refused(across, last(lambda m, x: pool(x, 3, 1, 1)))
+        self.refused(across, lambda m, x: nn.functional.pad(x, (1, 1, 0, 0, 1, 1)))
         # Samples that lie along the second dimension stay apart.
         self.assertIn("encoder", self.same(turned(lambda m, x: m.encoder(x)), encoder=encoder))
         evaluation = "in evaluation, too"

@@ -1,8 +1,12 @@
 """The table of aten functions that are layers, and what those that fill it share."""
 
+import re
+
 import torch
 
 HANDLERS = {}
+# Layers that compute along the last dimensions, as many as the name says.
+WINDOWS = re.compile(r"(?:Conv|ConvTranspose|MaxPool|AvgPool|AdaptiveAvgPool|AdaptiveMaxPool)(\d)d")
 
 
 def function(*names):
@@ -51,6 +55,19 @@ def same_shape(first, second):
 def place(dim, rank):
     """A dimension counted from the first."""
     return dim + rank if dim < 0 else dim
+
+
+def neighbours(kind, arguments, rank):
+    """The dimensions along which a layer computes an element of several ones, or moves it."""
+    windows = WINDOWS.fullmatch(kind)
+    if windows:
+        return range(-int(windows[1]), 0)
+    if kind in ("Upsample", "GroupNorm", "InstanceNorm2d"):
+        return range(2, rank)
+    if kind == "Pad":
+        pairs = zip(arguments["pad"][::2], arguments["pad"][1::2])
+        return [-1 - place for place, pair in enumerate(pairs) if any(pair)]
+    return []
 
 
 def refuse_batch(translation, node, value, dims):

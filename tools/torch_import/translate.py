@@ -9,6 +9,7 @@ from .entries import Entry, Value, formal_inputs, used
 from .exported import SIZES, location
 from .problem import NoLayer, Unknown
 from .repeats import hoisted
+from .table import neighbours, refuse_batch
 from .views import roots
 from .yaml_text import NAME
 
@@ -251,6 +252,9 @@ class Translation:
             dtype = getattr(entry.inputs[0].fake, "dtype", torch.float32)
             if not dtype.is_floating_point:
                 raise self.no_layer(node, f"{kind} takes floating-point tensors, not {dtype}")
+        for one in entry.inputs[:1]:
+            dims = neighbours(kind, arguments, len(getattr(one.fake, "shape", ())))
+            refuse_batch(self, node, one, dims)
         if name:
             self.taken.add(name)
         fake = node.meta.get("val")
