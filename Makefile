@@ -69,7 +69,7 @@ oracle: setup ## Compare with PyTorch and transformers, which are fetched once, 
 	cargo build --workspace --bins
 	"$$(python3 tools/pytorch.py)" tools/oracle.py
 	"$$(python3 tools/pytorch.py)" tools/layer_oracle.py
-	"$$(python3 tools/pytorch.py)" -m unittest discover --start-directory tools --pattern "test_*_torch*.py"
+	"$$(python3 tools/pytorch.py)" -m unittest discover --start-directory tools --pattern "test_*torch*.py"
 	"$$(python3 tools/pytorch.py --transformers)" tools/huggingface_oracle.py
 	"$$(python3 tools/pytorch.py --transformers)" tools/smollm2_oracle.py
 
