@@ -262,13 +262,15 @@ pub(crate) async fn open_checkpoints(
     };
     let mut checkpoints = Checkpoints::open(dir, if_any || settings.resume.is_none())?
         .events(settings.events.clone());
-    match checkpoints.lock() {
-        // It may hang, or its machine may. Workers obey only one boss, so only one of them writes.
-        Err(held) if settings.resume.is_some() => settings.events.warn(held.to_string()),
-        locked => locked?,
-    }
+    let locked = checkpoints.lock();
     let listed = checkpoints.list().await?;
     let begins = if_any && listed.iter().all(CheckpointEntry::is_unfinished);
+    match locked {
+        // It may hang, or its machine may. The workers of a run obey only one boss, so only one of
+        // them writes.
+        Err(held) if settings.resume.is_some() && !begins => settings.events.warn(held.to_string()),
+        locked => locked?,
+    }
     let Some(name) = settings.resume.as_ref().filter(|_| !begins) else {
         // Two runs in one folder could not be told apart later.
         return match listed.into_iter().rfind(|listed| !listed.is_unfinished()) {

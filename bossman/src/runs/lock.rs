@@ -42,7 +42,7 @@ impl FolderLock {
         let mut attempts = 1;
         while let Err(problem) = lock.try_lock() {
             match problem {
-                TryLockError::Error(e) if e.kind() == ErrorKind::Unsupported => break,
+                TryLockError::Error(e) if has_no_locks(&e) => break,
                 TryLockError::Error(e) => return Err(fault(e)),
                 TryLockError::WouldBlock if attempts < ATTEMPTS => {
                     attempts += 1;
@@ -60,6 +60,12 @@ impl FolderLock {
         write!(lock, "{}", std::process::id()).map_err(fault)?;
         Ok(FolderLock { _lock: lock })
     }
+}
+
+/// Whether a disk has no locks, as NFS has none without its service.
+fn has_no_locks(e: &std::io::Error) -> bool {
+    const ENOLCK: i32 = if cfg!(target_os = "linux") { 37 } else { 77 };
+    e.kind() == ErrorKind::Unsupported || e.raw_os_error() == Some(ENOLCK)
 }
 
 /// Checks that the lock, if it is there, is neither a link nor a pipe, which somebody else may have
@@ -108,7 +114,7 @@ pub(super) fn holder(folder: &Path) -> Result<Holder, BossManError> {
     match lock.try_lock_shared() {
         Ok(()) => Ok(Holder::Nobody),
         Err(TryLockError::WouldBlock) => Ok(Holder::Process(pid(&lock))),
-        Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => Ok(Holder::Nobody),
+        Err(TryLockError::Error(e)) if has_no_locks(&e) => Ok(Holder::Nobody),
         Err(TryLockError::Error(e)) => Err(fault(e)),
     }
 }
@@ -143,6 +149,14 @@ fn pid(mut lock: &File) -> Option<u32> {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_disk_without_locks_is_told_from_a_fault() {
+        let of = std::io::Error::from_raw_os_error;
+        let [no_such_call, no_locks, denied] = [38, 37, 13].map(|code| has_no_locks(&of(code)));
+        assert!(no_such_call && no_locks && !denied);
+    }
 
     /// EVENT-8.
     #[test]

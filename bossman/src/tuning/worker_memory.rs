@@ -56,11 +56,18 @@ mod tests {
             slice("MIG-1"),
             slice("MIG-2"),
             namesake,
+            // Two containers, and two processes that see other GPUs.
+            WorkerInfo { host: "d1".into(), ..info("d", "cpu", Some(80)) },
+            WorkerInfo { host: "d2".into(), ..info("d", "cpu", Some(80)) },
+            info("e", "cuda:0", Some(60)),
+            WorkerInfo { device: "cuda:1".into(), ..info("e", "cuda:0", Some(60)) },
         ];
         let workers: Vec<_> = workers.iter().collect();
-        let all = vec![Some(800), Some(800), Some(1600), None, Some(100), Some(100), Some(70)];
+        let all = [800, 800, 1600, 0, 100, 100, 70, 40, 40, 30, 30];
+        let all = all.map(|bytes| (bytes > 0).then_some(bytes)).to_vec();
         assert_eq!(for_cuts(&workers, 0), CutMemory { all: all.clone(), spared: Vec::new() });
-        let spared = vec![Some(600), Some(600), Some(1200), None, Some(75), Some(75), Some(51)];
+        let spared =
+            all.iter().map(|bytes: &Option<u64>| bytes.map(|bytes| bytes / 4 * 3)).collect();
         assert_eq!(for_cuts(&workers, 1), CutMemory { all, spared });
     }
 }

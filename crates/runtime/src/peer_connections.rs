@@ -30,6 +30,8 @@ pub(crate) struct PeerConnections {
     boss: Connection<ToWorker>,
     boss_address: SocketAddr,
     workers: BTreeMap<WorkerId, Connection<ToWorker>>,
+    /// The number of the last connection to each worker that broke the protocol.
+    hung_up: BTreeMap<WorkerId, usize>,
     endpoint: Endpoint,
     ticket: Ticket,
     events: mpsc::Sender<ConnectionEvent<ToWorker>>,
@@ -89,6 +91,7 @@ impl PeerConnections {
             boss,
             boss_address,
             workers: BTreeMap::new(),
+            hung_up: BTreeMap::new(),
             endpoint: endpoint.clone(),
             ticket: ticket.clone(),
             events: sender,
@@ -230,17 +233,18 @@ impl PeerConnections {
         is_current
     }
 
-    /// Whether a newer connection to the same worker took the place of the one with this number.
-    pub(crate) fn is_replaced(&self, peer: Peer, connection: usize) -> bool {
-        let Peer::Worker(worker) = peer else { return false };
-        self.workers.get(&worker).is_some_and(|current| current.id() != connection)
-    }
-
     /// Closes the connection to a worker that broke the protocol.
-    pub(crate) fn hang_up(&self, worker: WorkerId, reason: &str) {
+    pub(crate) fn hang_up(&mut self, worker: WorkerId, reason: &str) {
         if let Some(connection) = self.workers.get(&worker) {
             connection.close(PROTOCOL_VIOLATION, reason);
+            self.hung_up.insert(worker, connection.id());
         }
+    }
+
+    /// Whether this is the connection that was last closed because its worker broke the protocol.
+    /// Frames that had arrived by then may be reported when the next one has begun.
+    pub(crate) fn is_hung_up(&self, peer: Peer, connection: usize) -> bool {
+        matches!(peer, Peer::Worker(worker) if self.hung_up.get(&worker) == Some(&connection))
     }
 
     /// Closes all connections.

@@ -312,9 +312,9 @@ impl Driver {
         match event {
             // Only the boss's connection brings messages.
             ConnectionEvent::Message { message, .. } => self.on_message(message),
-            // Those of a connection that was replaced count as lost, or could close the new one.
+            // They would close the next connection to this worker.
             ConnectionEvent::Frame { from, connection, .. }
-                if self.connections.is_replaced(from, connection) => {}
+                if self.connections.is_hung_up(from, connection) => {}
             ConnectionEvent::Frame { from, envelope, payloads, .. } => {
                 self.on_frame(from, envelope, payloads)
             }

@@ -106,7 +106,7 @@ fn over_sockets(case: &Case) {
         (Connectivity::Relayed, "QUIC, relayed"),
     ] {
         let mut runs = BTreeMap::new();
-        for (plan, kind, of) in sampled(ways.iter().copied(), 8) {
+        for (plan, kind, of) in sampled(ways.iter().copied(), 7) {
             let way = Configuration { case, plan, kind, microbatches: MICROBATCHES[of], over };
             way.check(&expected[of], SocketCluster::new(plan.clone(), case.seed, way_of));
             *runs.entry(kind).or_insert(0) += 1;

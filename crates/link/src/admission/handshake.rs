@@ -87,13 +87,14 @@ impl WorkerInfo {
         self.instance == other.instance && self.process == other.process && self.host == other.host
     }
 
-    /// Whether both compute on one device, and so share its memory. Containers with names of their
-    /// own have memory of their own.
+    /// Whether both compute on one device, as far as known, and so share its memory. Processes and
+    /// containers may call it by several names.
     pub fn is_on_same_device(&self, other: &WorkerInfo) -> bool {
-        self.machine == other.machine
-            && self.host == other.host
-            && self.device == other.device
-            && self.device_id == other.device_id
+        let is_same = match self.device_id.is_empty() {
+            true => self.device == other.device,
+            false => self.device_id == other.device_id,
+        };
+        is_same && self.machine() == other.machine()
     }
 
     /// What identifies its machine as far as known.

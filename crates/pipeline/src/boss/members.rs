@@ -189,13 +189,18 @@ impl BossSession {
                 }
                 self.answered_by(from, *id);
             }
-            ToBoss::Failed { failure, .. } => match self.preparing.remove(&from) {
-                Some(Preparing { request, .. }) => {
-                    let result = Err(failure.clone().on(from));
-                    self.outbox.push(BossEffect::Reply { request, result });
+            ToBoss::Failed { failure, .. } => {
+                let failure = failure.clone().bounded();
+                match self.preparing.remove(&from) {
+                    Some(Preparing { request, .. }) => {
+                        let result = Err(failure.on(from));
+                        self.outbox.push(BossEffect::Reply { request, result });
+                    }
+                    None => {
+                        self.dismiss(from, &format!("it could not follow: {}", failure.message));
+                    }
                 }
-                None => self.dismiss(from, &format!("it could not follow: {}", failure.message)),
-            },
+            }
             ToBoss::Aborted { id, .. } => self.answered_by(from, *id),
             ToBoss::Measured { .. } | ToBoss::Health { .. } => {}
             _ => return false,

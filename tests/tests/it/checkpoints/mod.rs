@@ -312,6 +312,27 @@ async fn a_checkpoint_that_cannot_be_read_is_neither_skipped_nor_deleted() {
     assert!(run.outputs() == *quiet, "{:#?}\n{:#?}", run.outputs().0, quiet.0);
 }
 
+/// The story: two runs name one folder. The second would take the first one's checkpoints for old
+/// ones of its own. But a boss that hangs keeps nobody from going on in its place.
+#[tokio::test]
+async fn a_folder_in_which_another_run_trains_is_refused_or_warned_of() {
+    let run = Run::new();
+    run.write(7, EVERY);
+    std::fs::create_dir(run.place.file("c")).unwrap();
+    let held = std::fs::File::create(run.place.file("c/lock")).unwrap();
+    held.lock().unwrap();
+    for flags in [&[][..], &["--resume=if-any"]] {
+        let error = run.train("1", flags).await.error_line();
+        assert!(error.contains("trains in this folder"), "{error}");
+    }
+    held.unlock().unwrap();
+    run.train("1", &[]).await.expect_success();
+    held.lock().unwrap();
+    run.write(14, EVERY);
+    let ended = run.train("1", &["--resume"]).await.expect_success();
+    assert!(ended.errors.join("").contains("trains in this folder"), "{:?}", ended.errors);
+}
+
 #[tokio::test]
 async fn what_would_not_go_on_as_it_was_is_refused() {
     let run = Run::new();
