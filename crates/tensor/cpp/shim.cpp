@@ -149,7 +149,10 @@ char* bm_use_device(int32_t kind, int32_t index) {
 char* bm_synchronize(int32_t kind, int32_t index) {
   return guarded([&] {
     auto device = device_of(kind, index);
-    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+    c10::impl::VirtualGuardImpl guard(device.type());
+    // libtorch then selects the device before again, which for a thread without one is the first.
+    guard.setDevice(device);
+    guard.synchronizeDevice(device.index());
   });
 }
 

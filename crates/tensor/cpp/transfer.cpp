@@ -46,6 +46,7 @@ char* bm_event_record(int32_t index, c10::Event** out) {
   return guarded([&] {
     c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
     auto event = std::make_unique<c10::Event>(device.type());
+    settle_on(device);
     event->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     *out = event.release();
   });

@@ -69,11 +69,14 @@ impl TensorError {
                 TensorError::Libtorch { message, .. } if message.contains(words)
             )
         };
-        const TEXTS: [&str; 6] = [
+        const TEXTS: [&str; 8] = [
             // CUDA, MPS, and NCCL's last error.
             "out of memory",
             "CUBLAS_STATUS_ALLOC_FAILED",
             "CUDNN_STATUS_ALLOC_FAILED",
+            // cuDNN 9.
+            "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+            "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
             "CUSOLVER_STATUS_ALLOC_FAILED",
             // CPUs, and CPUs under Windows.
             "can't allocate memory",
@@ -85,7 +88,9 @@ impl TensorError {
     /// Whether a GPU fails every later call in this process, too. CUDA's documentation of
     /// `cudaError_t` says so of these errors: "the process must be terminated and relaunched".
     pub fn is_device_broken(&self) -> bool {
-        const TEXTS: [&str; 13] = [
+        const PREFIXES: [&str; 4] =
+            ["CUDA error", "CUDA driver error", "cuDNN error", "cuDNN Frontend error"];
+        const TEXTS: [&str; 15] = [
             "an illegal memory access was encountered",
             "an illegal instruction was encountered",
             "device-side assert triggered",
@@ -97,12 +102,14 @@ impl TensorError {
             "the launch timed out and was terminated",
             "uncorrectable ECC error encountered",
             "uncorrectable NVLink error detected during the execution",
+            "Invalid access of peer GPU memory over nvlink",
+            "tensor memory not completely freed",
             "unknown error",
             "CUDNN_STATUS_EXECUTION_FAILED",
         ];
         match self {
             TensorError::Libtorch { message, .. } => {
-                let is_cuda = message.contains("CUDA error") || message.contains("cuDNN error");
+                let is_cuda = PREFIXES.iter().any(|prefix| message.contains(prefix));
                 is_cuda && TEXTS.iter().any(|text| message.contains(text))
             }
             _ => false,
@@ -176,6 +183,9 @@ mod tests {
             "CUDA error: device-side assert triggered",
             "CUDA error: unspecified launch failure",
             "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+            "cuDNN Frontend error: CUDNN_STATUS_EXECUTION_FAILED",
+            "CUDA driver error: unspecified launch failure",
+            "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
         ] {
             assert!(error(&format!("{broken}{asynchronous}")).is_device_broken(), "{broken}");
         }

@@ -159,6 +159,8 @@ pub struct Counts {
     pub to_host_async: u64,
     /// Copies on a device and between devices.
     pub on_devices: u64,
+    /// Devices on which a process made a context.
+    pub context: u64,
 }
 
 /// Reads the file that `FAKECUDA_COUNTS` named, while its programs run or after they have ended.
@@ -188,6 +190,7 @@ pub fn counts(file: &Path) -> Result<Counts, String> {
         to_host_blocking: next()?,
         to_host_async: next()?,
         on_devices: next()?,
+        context: next()?,
     })
 }
 

@@ -1,4 +1,5 @@
-//! Counts what a training step costs the host beside its GPU: waits, and copies for which it waits.
+//! Counts what a training step costs the host beside its GPU: waits, copies for which it waits, and
+//! contexts.
 //! The fake CUDA device counts them. A machine that cannot have the fake passes;
 //! `tools/run_tests.py` tells that it skipped tests.
 
@@ -86,4 +87,12 @@ async fn a_step_of_stages_on_one_gpu_waits_for_events_alone() {
 #[tokio::test]
 async fn a_step_of_two_replicas_waits_for_events_alone() {
     expect_no_waits("microbatches: 4\nschedule: 1f1b\nreplicas: 2", &["--local", "2"]).await;
+}
+
+/// A context takes half a gigabyte, and on the first GPU it would take that from another worker.
+#[tokio::test]
+async fn a_worker_on_the_second_gpu_makes_no_context_on_the_first() {
+    let flags = ["--local", "1", "--device", "cuda:1"];
+    let Some(counts) = run(STEPS, "microbatches: 4", &flags).await else { return };
+    assert_eq!(counts.context, 1);
 }

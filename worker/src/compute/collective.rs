@@ -106,7 +106,12 @@ fn wait_for_interrupt<T>(
     result: Result<T, NcclError>,
 ) -> Result<T, NcclError> {
     let begun = Instant::now();
-    while matches!(result, Err(NcclError::Remote { .. } | NcclError::Call { .. }))
+    let may_be_remote = |error: &NcclError| match error {
+        NcclError::Remote { .. } => true,
+        NcclError::Call { .. } => !error.is_out_of_memory(),
+        _ => false,
+    };
+    while result.as_ref().is_err_and(may_be_remote)
         && !interrupt.is_raised()
         && begun.elapsed() < INTERRUPT_WAIT
     {

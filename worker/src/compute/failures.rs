@@ -36,6 +36,9 @@ fn failure_kind(e: &TensorError) -> FailureKind {
 pub(crate) fn nccl_failure(error: &NcclError) -> Failure {
     match error {
         NcclError::Device(error) => tensor_failure(error.clone()),
+        full if full.is_out_of_memory() => {
+            Failure { kind: FailureKind::OutOfMemory, ..Failure::new(full.to_string()) }
+        }
         other => Failure::new(other.to_string()),
     }
 }
@@ -74,5 +77,16 @@ mod tests {
              results may then differ in their last bits from run to run"
         );
         assert_eq!(tensor_failure(TensorError::invalid("forward", "no")).message, "forward: no");
+    }
+
+    #[test]
+    fn nccl_without_memory_is_told_from_a_lost_replica() {
+        let kind = |reason: &str| {
+            let attempted = "the sum of gradients";
+            nccl_failure(&NcclError::Call { attempted, reason: reason.into() }).kind
+        };
+        assert_eq!(kind("Failed to CUDA malloc 4194304 bytes"), FailureKind::OutOfMemory);
+        assert_eq!(kind("Cuda failure 2 'out of memory'"), FailureKind::OutOfMemory);
+        assert_eq!(kind("unhandled system error"), FailureKind::Other);
     }
 }

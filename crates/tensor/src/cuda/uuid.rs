@@ -33,15 +33,25 @@ fn slice_of(visible: &str, gpu: usize) -> Option<String> {
     name.starts_with("MIG-").then(|| name.to_string())
 }
 
-/// The UUIDs of the MIG slices of this machine, and of its GPUs that have none. Empty if no GPU has
-/// slices, if `CUDA_VISIBLE_DEVICES` already chooses, or without `nvidia-smi`.
+/// The UUIDs of the MIG slices of this machine, and of its GPUs that have none. Those that
+/// `CUDA_VISIBLE_DEVICES` names, if it is set. Empty if there are no slices, if one is chosen, or
+/// without `nvidia-smi`.
 pub fn slices() -> Vec<String> {
-    if std::env::var_os(VISIBLE).is_some() {
-        return Vec::new();
+    if let Some(visible) = std::env::var_os(VISIBLE) {
+        return visible_slices(&visible.to_string_lossy());
     }
     let listed = Command::new("nvidia-smi").arg("-L").stderr(Stdio::null()).output();
     let text = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
     slices_of(&text.unwrap_or_default())
+}
+
+/// Reads a list of several slices. CUDA would show the first one alone.
+fn visible_slices(visible: &str) -> Vec<String> {
+    let named: Vec<&str> = visible.split(',').map(str::trim).filter(|one| is_uuid(one)).collect();
+    match named.len() > 1 && named.iter().any(|one| one.starts_with("MIG-")) {
+        true => named.into_iter().map(Into::into).collect(),
+        false => Vec::new(),
+    }
 }
 
 /// Reads the list of `nvidia-smi -L`: a line for each GPU, and below it one for each slice.
@@ -73,6 +83,15 @@ mod tests {
         }
         for other in ["cuda:0", "GPU-", "MIG", "GPU-a,GPU-b", "GPU-\n"] {
             assert!(!is_uuid(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn several_slices_may_be_visible() {
+        assert_eq!(visible_slices("MIG-a, MIG-b"), ["MIG-a", "MIG-b"]);
+        assert_eq!(visible_slices("GPU-a,MIG-b"), ["GPU-a", "MIG-b"]);
+        for other in ["", "0,1", "MIG-a", "GPU-a,GPU-b"] {
+            assert!(visible_slices(other).is_empty(), "{other}");
         }
     }
 

@@ -79,3 +79,13 @@ pub enum NcclError {
     #[error(transparent)]
     Device(#[from] TensorError),
 }
+
+impl NcclError {
+    /// Whether NCCL had too little memory on the GPU.
+    pub fn is_out_of_memory(&self) -> bool {
+        const TEXTS: [&str; 3] =
+            ["out of memory", "Failed to CUDA malloc", "Failed to CUDA calloc"];
+        matches!(self, NcclError::Call { reason, .. }
+            if TEXTS.iter().any(|text| reason.contains(text)))
+    }
+}

@@ -42,6 +42,8 @@ impl Environment {
             ("NCCL_COMM_ID", None),
             // NCCL's service for RAS listens on a port, which no ticket protects.
             (RAS, Some("0")),
+            // Otherwise the first sum takes the memory of connections, when libtorch has taken all.
+            ("NCCL_RUNTIME_CONNECT", Some("0")),
         ];
         let reaches_other_machines =
             interfaces.is_some_and(|named| !named.is_empty() && named != LOOPBACK);
@@ -83,6 +85,7 @@ mod tests {
             assert!(variables.contains(&("NCCL_RAS_ENABLE", Some("0"))), "{named:?}");
             assert!(variables.contains(&("NCCL_COMM_BLOCKING", Some("0"))), "{named:?}");
             assert!(variables.contains(&("NCCL_COMM_ID", None)), "{named:?}");
+            assert!(variables.contains(&("NCCL_RUNTIME_CONNECT", Some("0"))), "{named:?}");
             for variable in [("NCCL_SOCKET_IFNAME", Some("=lo")), ("NCCL_NET", Some("Socket"))] {
                 assert_eq!(variables.contains(&variable), !expected, "{named:?}");
             }

@@ -23,6 +23,8 @@ enum {
   FC_TO_HOST_BLOCKING,
   FC_TO_HOST_ASYNC,
   FC_ON_DEVICES,
+  // Devices on which a process made a context. On a GPU each takes half a gigabyte.
+  FC_CONTEXT,
   FC_COUNTERS
 };
 uint64_t fakecuda_count(int what);

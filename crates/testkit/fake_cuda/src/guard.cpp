@@ -26,14 +26,21 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
   c10::Device exchangeDevice(c10::Device d) const override {
     auto old = getDevice();
-    if (d.index() >= 0) set_current_device(d.index());
+    setDevice(d);
     return old;
   }
   c10::Device getDevice() const override {
     return {kType, static_cast<c10::DeviceIndex>(current_device())};
   }
   void setDevice(c10::Device d) const override {
-    if (d.index() >= 0) set_current_device(d.index());
+    if (d.index() < 0) return;
+    set_current_device(d.index());
+    make_context(d.index());
+  }
+  // As libtorch selects a device for a call, and then the one before.
+  static void visit(int d) {
+    make_context(d);
+    make_context(current_device());
   }
   void uncheckedSetDevice(c10::Device d) const noexcept override {
     if (d.index() >= 0 && d.index() < device_count()) set_current_device(d.index());
@@ -74,11 +81,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeDevice(const c10::DeviceIndex d) const override {
     count(FC_DEVICE_SYNC);
+    visit(d);
     synchronize_device(d);
   }
   void record(void** event, const c10::Stream& s, const c10::DeviceIndex d,
               const c10::EventFlag) const override {
     check(s.device_index());
+    visit(s.device_index());
     TORCH_CHECK(d == -1 || d == s.device_index(), "event and stream are on different devices");
     if (!*event) *event = new Event{s.device_index(), nullptr, 0, nullptr};
     auto* e = static_cast<Event*>(*event);
@@ -92,6 +101,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void block(void* event, const c10::Stream& s) const override {
     auto* e = static_cast<Event*>(event);
     if (!e || !e->stream) return;
+    visit(s.device_index());
     enqueue(
         state(s), [on = e->stream, sequence = e->sequence] { wait(on, sequence); },
         "wait for an event");

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 
 namespace fakecuda {
@@ -52,6 +53,12 @@ int current_device() { return this_device; }
 void set_current_device(int d) {
   TORCH_CHECK_WITH(Error, d >= 0 && d < machine().count, "CUDA error: invalid device ordinal ", d);
   this_device = d;
+}
+
+void make_context(int d) {
+  static std::atomic<uint32_t> made{0};
+  uint32_t bit = 1u << d;
+  if (!(made.fetch_or(bit) & bit)) count(FC_CONTEXT);
 }
 
 size_t space_of_device() {

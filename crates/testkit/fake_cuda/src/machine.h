@@ -16,6 +16,8 @@ int current_device();
 
 // Makes a device the current one of this thread. Throws if there is no such device.
 void set_current_device(int device);
+// A call that makes a context on the device if this process has none there.
+void make_context(int device);
 
 // The addresses of a device. The host cannot use them.
 char* space_of(int device);

@@ -96,6 +96,9 @@ fn reduced(
             reduction,
             classes.ignore_index,
         )?,
+        LossSpec::BCELoss if matches!(output.device(), Device::Cuda(_)) => {
+            bce_without_assertion(output, target, reduction)?
+        }
         LossSpec::BCELoss => output.f_binary_cross_entropy(target, none, reduction)?,
         LossSpec::BCEWithLogitsLoss { pos_weight } => output.f_binary_cross_entropy_with_logits(
             target,
@@ -111,6 +114,26 @@ fn reduced(
             output.f_kl_div(target, Reduction::Sum, *log_target)?.f_div_scalar(samples)?
         }
     })
+}
+
+/// `BCELoss` on a GPU, whose kernel asserts that all numbers are between 0 and 1. After a failed
+/// assertion the process could not use the GPU any more, so the loss is NaN instead.
+fn bce_without_assertion(
+    output: &Tensor,
+    target: &Tensor,
+    reduction: Reduction,
+) -> Result<Tensor, TensorError> {
+    let within = |tensor: &Tensor| tensor.f_ge(0.0)?.f_logical_and(&tensor.f_le(1.0)?);
+    let (of_output, of_target) = (within(output)?, within(target)?);
+    let is_wrong = of_output.f_logical_and(&of_target)?.f_all()?.f_logical_not()?;
+    let zero = Tensor::f_zeros([0i64; 0], (output.f_kind()?, output.device()))?;
+    let none: Option<Tensor> = None;
+    let loss = output.f_where_scalarother(&of_output, 0.5)?.f_binary_cross_entropy(
+        &target.f_where_scalarother(&of_target, 0.5)?,
+        none,
+        reduction,
+    )?;
+    Ok(loss.f_add(&zero.f_masked_fill(&is_wrong, f64::NAN)?)?)
 }
 
 /// Weights as a tensor of the output's kind; `None` for an empty list.
