@@ -4,6 +4,7 @@ use crate::BossManError;
 use ::data::FileHash;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -47,6 +48,8 @@ pub(crate) struct MetricsRead {
     pub(crate) up_to: Vec<Hashed>,
     /// The loss of each step, with the step. `None` if it was no number.
     pub(crate) losses: Vec<(u64, Option<f32>)>,
+    /// The results of validations, by their steps.
+    pub(crate) validations: BTreeMap<u64, serde_json::Value>,
 }
 
 #[derive(Deserialize)]
@@ -56,7 +59,7 @@ struct Line {
     loss: Option<f32>,
     /// Only lines of validations have it.
     #[serde(default)]
-    epoch: Option<u64>,
+    validation: Option<serde_json::Value>,
 }
 
 impl MetricsRead {
@@ -90,8 +93,12 @@ impl MetricsRead {
             }
             hash.update(&line);
             bytes += length as u64;
-            if let Some(Line { step, loss, epoch: None }) = parsed {
-                read.losses.push((step, loss));
+            match parsed {
+                Some(Line { step, loss, validation: None }) => read.losses.push((step, loss)),
+                Some(Line { step, validation: Some(result), .. }) => {
+                    read.validations.insert(step, result);
+                }
+                None => {}
             }
         }
     }

@@ -14,6 +14,8 @@ pub(crate) struct History {
     pub(crate) changes: Vec<Change>,
     /// The digest of the state after each of these steps.
     pub(crate) digests: BTreeMap<u64, String>,
+    /// The results of validations, by their steps.
+    pub(crate) validations: BTreeMap<u64, serde_json::Value>,
     /// The last step that is done.
     pub(crate) step: u64,
     pub(crate) end: End,
@@ -154,6 +156,9 @@ impl History {
                 }
             }
             Event::Step { report, .. } => self.step = report.step,
+            Event::Validated { step, validation, .. } => {
+                self.validations.insert(step, validation.to_json());
+            }
             Event::Digest { step, digest } => drop(self.digests.insert(step, digest)),
             Event::Inputs(Inputs { data, initial_weights }) => {
                 let known = self.inputs.take().and_then(|inputs| inputs.initial_weights);
@@ -173,6 +178,7 @@ impl History {
     fn begin(&mut self, from: u64, microbatches: u32, pool: bool) {
         self.step = from;
         self.digests.retain(|step, _| *step <= from);
+        self.validations.retain(|step, _| *step <= from);
         let workers = std::mem::take(&mut self.joined);
         self.sessions.push(Session { from, microbatches, pool, workers, plans: Vec::new() });
     }

@@ -25,5 +25,5 @@ pub(crate) use input_hashes::parts_with_files;
 pub use inputs::Inputs;
 #[cfg(test)]
 pub(crate) use receipt_file::example;
+pub(crate) use receipt_file::{made_weights, FILES, METRICS, WEIGHTS};
 pub use receipt_file::{Receipt, StepDigest, RECEIPT};
-pub(crate) use receipt_file::{FILES, METRICS, WEIGHTS};

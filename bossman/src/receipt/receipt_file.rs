@@ -74,6 +74,16 @@ pub struct StepDigest {
     pub metrics: Option<Hashed>,
 }
 
+/// The steps that made the weights in these files, by the events of the run.
+pub(crate) fn made_weights(
+    history: &History,
+    files: &BTreeMap<String, Hashed>,
+) -> BTreeMap<String, u64> {
+    let made = [(LAST_WEIGHTS, history.last_weights), (BEST_WEIGHTS, history.best_weights)];
+    let made = made.into_iter().filter(|(name, _)| files.contains_key(*name));
+    made.filter_map(|(name, step)| Some((name.to_string(), step?))).collect()
+}
+
 /// The only part of a receipt that every version has.
 #[derive(Deserialize)]
 struct Versioned {
@@ -94,9 +104,7 @@ impl Receipt {
         for name in FILES {
             files.extend(Hashed::of_file(&folder.join(name))?.map(|hash| (name.to_string(), hash)));
         }
-        let made = [(LAST_WEIGHTS, history.last_weights), (BEST_WEIGHTS, history.best_weights)];
-        let made = made.into_iter().filter(|(name, _)| files.contains_key(*name));
-        let weights = made.filter_map(|(name, step)| Some((name.to_string(), step?))).collect();
+        let weights = made_weights(&history, &files);
         let History { sessions, changes, digests, step, end, inputs, .. } = history;
         let steps: Vec<u64> = digests.keys().copied().collect();
         let metrics = MetricsRead::of(&folder.join(METRICS), &steps)?.unwrap_or_default();

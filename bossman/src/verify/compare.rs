@@ -3,7 +3,8 @@
 use super::{Difference, Verification};
 use crate::checkpoint::ReadError;
 use crate::receipt::{
-    parts_with_files, Hashed, History, MetricsRead, Receipt, FILES, METRICS, RECEIPT, WEIGHTS,
+    made_weights, parts_with_files, Hashed, History, MetricsRead, Receipt, FILES, METRICS, RECEIPT,
+    WEIGHTS,
 };
 use crate::run_file::Validation;
 use crate::{BossManError, Model};
@@ -49,7 +50,12 @@ impl Verification {
                 };
             found.push(Difference::new(name, problem));
         }
-        let Receipt { files, weights, .. } = &self.receipt;
+        let Receipt { files, weights, steps, .. } = &self.receipt;
+        for (name, step) in weights.iter().filter(|(_, step)| !(1..=*steps).contains(*step)) {
+            let problem =
+                format!("{RECEIPT} says that step {step} made it, which is none of 1 to {steps}");
+            found.push(Difference::new(name, problem));
+        }
         let unknown = |name: &&str| files.contains_key(*name) && !weights.contains_key(*name);
         for name in WEIGHTS.into_iter().filter(unknown) {
             let problem = format!("{RECEIPT} has no step that made it, so nothing repeats it");
@@ -83,10 +89,17 @@ impl Verification {
             ("sessions", history.sessions == receipt.sessions),
             ("changes of workers", history.changes == receipt.changes),
             ("hashes of data and initial weights", history.inputs == receipt.inputs),
+            ("steps of the weights", made_weights(&history, &receipt.files) == receipt.weights),
         ];
-        let other = same.into_iter().find(|(_, same)| !same);
-        Ok(other.map_or(Vec::new(), |(what, _)| {
-            differs(format!("its {what} is not as {RECEIPT} has it"))
+        if let Some((what, _)) = same.into_iter().find(|(_, same)| !same) {
+            return Ok(differs(format!("its {what} is not as {RECEIPT} has it")));
+        }
+        let metrics = MetricsRead::of(&self.folder.join(METRICS), &[])?.unwrap_or_default();
+        let in_metrics = |step: &u64| metrics.validations.get(step);
+        let mut validations = history.validations.iter();
+        let other = validations.find(|(step, result)| in_metrics(step) != Some(*result));
+        Ok(other.map_or(Vec::new(), |(step, _)| {
+            differs(format!("the validation of step {step} is not that of {METRICS}"))
         }))
     }
 
@@ -94,6 +107,11 @@ impl Verification {
         let digests = &self.receipt.digests;
         let steps: Vec<u64> = digests.iter().map(|digest| digest.step).collect();
         let read = MetricsRead::of(&self.folder.join(METRICS), &steps)?.unwrap_or_default();
+        // The repetition compares one loss for each step.
+        if let Some(pair) = read.losses.windows(2).find(|pair| pair[0].0 >= pair[1].0) {
+            let problem = format!("step {} comes after step {}", pair[1].0, pair[0].0);
+            return Ok(Some(Difference::new(METRICS, problem)));
+        }
         let mut there = read.up_to.iter();
         let mut last_equal = 0;
         for digest in digests {
@@ -126,6 +144,11 @@ impl Verification {
                     format!("is not in {RECEIPT}"),
                 )),
             }
+        }
+        if self.file.weights.is_some() && expected.initial_weights.is_none() {
+            // The process that read them ended before it had hashed them. So the window that
+            // begins with them is not repeated.
+            return Ok(found);
         }
         let weights = self.file.initial_weights(None, model)?;
         let there = weights.map(|of| of.digest()).transpose()?;

@@ -102,7 +102,15 @@ impl Verification {
     /// [`Verification::compare`], which proves the checkpoints.
     pub fn windows(&self) -> Vec<Window> {
         let digests: Vec<u64> = self.receipt.digests.iter().map(|digest| digest.step).collect();
-        windows::windows(&digests, &self.proven, self.unknown_start())
+        let weights: Vec<u64> = self.receipt.weights.values().copied().collect();
+        windows::windows(&digests, &weights, &self.proven, self.unknown_start())
+    }
+
+    /// Whether the run left metrics, with a line for each step.
+    fn has_metrics(&self) -> bool {
+        let has_some = |of: &crate::receipt::Hashed| of.bytes > 0;
+        let mut digests = self.receipt.digests.iter();
+        !self.losses.is_empty() || digests.any(|of| of.metrics.as_ref().is_some_and(has_some))
     }
 
     /// Why the run cannot be repeated from its beginning.
@@ -111,7 +119,9 @@ impl Verification {
         if first.from > 0 {
             return Some(format!("the run's events begin after step {}", first.from));
         }
-        let is_known = self.receipt.inputs.is_some() || self.file.weights.is_none();
+        let inputs = self.receipt.inputs.as_ref();
+        let hash = inputs.and_then(|inputs| inputs.initial_weights.as_ref());
+        let is_known = hash.is_some() || self.file.weights.is_none();
         (!is_known).then(|| "the hash of the initial weights is not known".into())
     }
 }

@@ -154,8 +154,13 @@ impl Repetition<'_> {
         loss: f32,
     ) -> Result<Option<Difference>, BossManError> {
         let is_exact = self.seen.other_processor.is_none();
+        let expected = self.verification.losses.get(&step);
+        if expected.is_none() && self.verification.has_metrics() {
+            let problem = "metrics.jsonl has no loss of it";
+            return Ok(Some(Difference::new(format!("step {step}"), problem)));
+        }
         if is_exact {
-            if let Some(expected) = self.verification.losses.get(&step) {
+            if let Some(expected) = expected {
                 let there = Some(loss).filter(|loss| loss.is_finite());
                 if there != *expected {
                     let text =

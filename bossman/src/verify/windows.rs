@@ -6,12 +6,13 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::fmt;
 
-/// A part of a run: from a state that is there to the last digest before the next such state.
+/// A part of a run: from a state that is there to the last hash of results before the next such
+/// state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     /// The state that it begins with.
     pub from: Origin,
-    /// Its last step, which has a digest.
+    /// Its last step, which has a digest or made the weights of a file.
     pub to: u64,
     /// The steps in it that have digests.
     pub digests: Vec<u64>,
@@ -55,10 +56,12 @@ impl fmt::Display for Window {
     }
 }
 
-/// The windows of a run with these digests and checkpoints. Both ascend. `unknown_start` says why
-/// the run cannot be repeated from its beginning.
+/// The windows of a run with digests after these steps, and with files of the weights after these.
+/// Digests and checkpoints ascend. `unknown_start` says why the run cannot be repeated from its
+/// beginning.
 pub(super) fn windows(
     digests: &[u64],
+    weights: &[u64],
     checkpoints: &[u64],
     unknown_start: Option<String>,
 ) -> Vec<Window> {
@@ -68,9 +71,10 @@ pub(super) fn windows(
     let mut windows = Vec::new();
     for (place, from) in origins.iter().enumerate() {
         let end = origins.get(place + 1).map_or(u64::MAX, |next| next.step());
-        let inside = digests.iter().copied().filter(|step| *step > from.step() && *step <= end);
-        let inside: Vec<u64> = inside.collect();
-        let Some(to) = inside.last().copied() else { continue };
+        let is_inside = |step: &u64| *step > from.step() && *step <= end;
+        let inside: Vec<u64> = digests.iter().copied().filter(is_inside).collect();
+        let made = weights.iter().copied().filter(is_inside);
+        let Some(to) = made.chain(inside.last().copied()).max() else { continue };
         let problem = unknown_start.clone().filter(|_| *from == Origin::Beginning);
         windows.push(Window { from: *from, to, digests: inside, problem });
     }
@@ -105,21 +109,24 @@ mod tests {
 
     #[test]
     fn every_digest_is_in_one_window() {
-        let all = windows(&[10, 20, 30, 40, 50], &[20, 40, 50], None);
+        let all = windows(&[10, 20, 30, 40, 50], &[50], &[20, 40, 50], None);
         let seen: Vec<_> =
             all.iter().map(|of| (of.from.step(), of.to, of.digests.clone())).collect();
         assert_eq!(seen, [(0, 20, vec![10, 20]), (20, 40, vec![30, 40]), (40, 50, vec![50])]);
         assert_eq!(all[1].to_string(), "from the checkpoint of step 20 to step 40");
-        assert!(windows(&[], &[], None).is_empty());
-        let unknown = windows(&[10, 20], &[10], Some("no weights".into()));
+        assert!(windows(&[], &[], &[], None).is_empty());
+        let unknown = windows(&[10, 20], &[], &[10], Some("no weights".into()));
         assert_eq!(unknown[0].problem.as_deref(), Some("no weights"));
         assert_eq!(unknown[1].problem, None);
+        // The last steps made weights, but no update.
+        let last = windows(&[4, 8], &[11], &[4, 8], None);
+        assert_eq!(last.last().map(|of| (of.from.step(), of.to)), Some((8, 11)));
     }
 
     #[test]
     fn drawn_windows_can_be_repeated_and_are_in_order() {
         let digests: Vec<u64> = (1..=20).collect();
-        let all = windows(&digests, &digests, Some("no weights".into()));
+        let all = windows(&digests, &[], &digests, Some("no weights".into()));
         let drawn = draw(&all, Some(5), 7).unwrap();
         assert_eq!(drawn.len(), 5);
         assert!(drawn.windows(2).all(|pair| pair[0].to < pair[1].to));

@@ -121,7 +121,7 @@ impl TensorSource for Converted<'_> {
 
     fn elements(&self, name: &str, elements: Range<u64>) -> Result<Tensor, BossManError> {
         let found = self.tensors.elements(name, elements)?;
-        as_type(&found, written(tensor::dtype_of(&found)?, self.dtype))
+        as_type(name, &found, written(tensor::dtype_of(&found)?, self.dtype))
     }
 }
 

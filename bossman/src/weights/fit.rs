@@ -51,6 +51,11 @@ impl Fit {
         let expected = expected(graph);
         let mut fit = Fit::default();
         let mut used = BTreeSet::new();
+        for pattern in rename.fresh_of_none(expected.owned.keys()) {
+            fit.problems.push(format!(
+                "`{pattern}`: `fresh` in the run file, but the model has no such parameter"
+            ));
+        }
         for (name, wanted) in &expected.owned {
             let sources = rename.sources(name);
             let made = find(name, &sources, headers, &expected);

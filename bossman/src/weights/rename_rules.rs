@@ -95,6 +95,16 @@ impl RenameRules {
             .collect()
     }
 
+    /// The entries of `fresh` that name none of these parameters.
+    pub(crate) fn fresh_of_none<'a>(
+        &self,
+        parameters: impl Iterator<Item = &'a String> + Clone,
+    ) -> Vec<String> {
+        let names_one =
+            |pattern: &&Pattern| parameters.clone().any(|name| pattern.captures(name).is_some());
+        self.fresh.iter().filter(|one| !names_one(one)).map(ToString::to_string).collect()
+    }
+
     /// A file's tensors under the model's names. A tensor that the model does not use
     /// keeps its name, so that it is noticed.
     ///

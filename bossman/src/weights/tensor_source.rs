@@ -63,9 +63,10 @@ pub(super) fn narrowed(flat: &Tensor, elements: Range<u64>) -> Result<Tensor, Bo
     Ok(part.map_err(TensorError::from)?)
 }
 
-/// A tensor as this type.
-pub(super) fn as_type(tensor: &Tensor, dtype: DType) -> Result<Tensor, BossManError> {
-    Ok(tensor.f_to_kind(tensor::kind_of(dtype)).map_err(TensorError::from)?)
+/// A tensor with this name as this type.
+pub(super) fn as_type(name: &str, tensor: &Tensor, dtype: DType) -> Result<Tensor, BossManError> {
+    let wrong = |e| BossManError::StateDict(vec![format!("`{}`: {e}", shown(name))]);
+    tensor::converted(tensor, dtype).map_err(wrong)
 }
 
 /// Elements in this shape.

@@ -133,8 +133,7 @@ impl WeightSource {
             [one] => one.shallow_clone(),
             many => Tensor::f_cat(many, 0).map_err(TensorError::from)?,
         };
-        let kind = tensor::kind_of(self.meta.dtype);
-        Ok(whole.f_to_kind(kind).map_err(TensorError::from)?)
+        Ok(tensor::converted(&whole, self.meta.dtype)?)
     }
 
     /// Whether its elements can be read some at a time: no part is transposed.
@@ -199,8 +198,7 @@ fn convert(elements: Bytes, from: DType, to: DType) -> Result<Bytes, DataError> 
     }
     let count = (elements.len() as u64 / from.size_bytes()).cast_signed();
     let tensor = tensor::payload::from_bytes(from, &[count], elements)?;
-    let tensor = tensor.f_to_kind(tensor::kind_of(to)).map_err(TensorError::from)?;
-    Ok(tensor::payload::to_bytes(&tensor)?)
+    Ok(tensor::payload::to_bytes(&tensor::converted(&tensor, to)?)?)
 }
 
 /// The bytes of a part that are left to read.

@@ -33,3 +33,52 @@ pub fn dtype_of(tensor: &Tensor) -> Result<DType, TensorError> {
         other => Err(TensorError::UnsupportedKind(format!("{other:?}"))),
     }
 }
+
+/// Converts a tensor to another type. It is shared if it has that type.
+///
+/// # Errors
+/// The type has no room for a finite number, which would become infinite.
+pub fn converted(tensor: &Tensor, to: DType) -> Result<Tensor, TensorError> {
+    let turned = tensor.f_to_kind(kind_of(to))?;
+    let from = dtype_of(tensor)?;
+    let has_room = from == to
+        || !from.is_floating()
+        || !to.is_floating()
+        || to == DType::Float64
+        || from == DType::Float16;
+    let overflows = || -> Result<bool, TensorError> {
+        let infinite = turned.f_isinf()?.f_logical_and(&tensor.f_isfinite()?)?;
+        Ok(infinite.f_any()?.f_int64_value(&[])? != 0)
+    };
+    match !has_room && overflows()? {
+        false => Ok(turned),
+        true => {
+            let problem = format!("it has a number that is larger than any {to}");
+            Err(TensorError::invalid(format!("from {from} to {to}"), problem))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_a_type_cannot_hold_is_an_error() {
+        let large = Tensor::from_slice(&[1e300, f64::INFINITY, f64::NAN, 1.0]);
+        let error = converted(&large, DType::Float32).unwrap_err().to_string();
+        let expected = "from float64 to float32: it has a number that is larger than any float32";
+        assert_eq!(error, expected);
+        converted(&large, DType::BFloat16).unwrap_err();
+        let medium = Tensor::from_slice(&[-70_000f32, 1e-30]);
+        converted(&medium, DType::Float16).unwrap_err();
+        for (tensor, to) in [
+            (&medium, DType::BFloat16),
+            (&medium, DType::Float64),
+            (&Tensor::from_slice(&[f32::INFINITY, f32::NAN, 65504.0]), DType::Float16),
+            (&Tensor::from_slice(&[1i64 << 40]), DType::Float32),
+        ] {
+            assert_eq!(dtype_of(&converted(tensor, to).unwrap()), Ok(to));
+        }
+    }
+}

@@ -42,7 +42,7 @@ pub mod script;
 pub mod threads;
 pub mod transfer;
 
-pub use dtype::{dtype_of, kind_of};
+pub use dtype::{converted, dtype_of, kind_of};
 pub use error::{Attempt, TensorError};
 
 /// The version of libtorch, as `2.11.0`.

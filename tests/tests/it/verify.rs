@@ -216,6 +216,28 @@ async fn every_change_is_found_and_named() {
     forged.write(&run.folder).unwrap();
     let parts = ["step 6: the digest of the repeated state is not that of receipt.json"];
     run.with(&file("events.jsonl"), replaced("events.jsonl"), &parts).await;
+    // Lines that are missing, or there twice.
+    let lines: Vec<&str> = metrics.split_inclusive('\n').collect();
+    for (lines, part) in [
+        ([&lines[..2], &lines[3..]].concat(), "step 3: metrics.jsonl has no loss of it"),
+        ([&lines[..3], &lines[2..]].concat(), "metrics.jsonl: step 3 comes after step 3"),
+    ] {
+        let lines = lines.concat().into_bytes();
+        let mut forged = receipt.clone();
+        forged.digests[0].metrics = Some(run.hashed(&lines));
+        forged.write(&run.folder).unwrap();
+        run.with(&file("metrics.jsonl"), lines, &[part]).await;
+    }
+    // Weights of a step that is not repeated.
+    for step in [0, 5, 7] {
+        let mut forged = receipt.clone();
+        forged.weights.insert("weights.safetensors".into(), step);
+        forged.write(&run.folder).unwrap();
+        let difference = run.difference().await;
+        let is_found = difference.contains(&format!("says that step {step} made it"))
+            || difference.contains("events.jsonl: its steps of the weights");
+        assert!(is_found, "{difference}");
+    }
     std::fs::write(file("receipt.json"), original).unwrap();
     run.verify(&["--all"]).await.expect_success();
 }

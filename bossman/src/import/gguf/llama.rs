@@ -65,6 +65,12 @@ impl Keys<'_> {
 /// # Errors
 /// It is of another architecture, or a key is missing, or asks for what Llama does not have here.
 pub(super) fn config(gguf: &Gguf) -> Result<Json, BossManError> {
+    if let Some(Value::Integer(parts @ 2..)) = gguf.metadata.get("split.count") {
+        let problem = format!(
+            "is one of {parts} files of a model; join them with `llama-gguf-split --merge`"
+        );
+        return Err(gguf.problem(problem));
+    }
     match gguf.metadata.get("general.architecture") {
         Some(Value::Text(name)) if name == ARCHITECTURE => {}
         Some(Value::Text(name)) => {

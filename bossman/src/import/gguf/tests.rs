@@ -220,13 +220,17 @@ fn what_cannot_be_converted_is_one_error_and_leaves_nothing() {
         maker.bytes()
     };
     let whole = llama().bytes();
-    let golden: [(Vec<u8>, &str); 8] = [
+    let golden: [(Vec<u8>, &str); 9] = [
         (b"GGML".to_vec(), "is no GGUF file"),
         (whole[..whole.len() - 8].to_vec(), "is truncated: tensor `output_norm.weight` ends at"),
         (whole[..100].to_vec(), "its header goes on behind the end"),
         (
             [&b"GGUF"[..], &3u32.to_le_bytes(), &u64::MAX.to_le_bytes(), &[0; 8]].concat(),
             "it has more than 4000000 values",
+        ),
+        (
+            changed(|maker| maker.value("split.count", 2, &2u16.to_le_bytes())),
+            "is one of 2 files of a model; join them with `llama-gguf-split --merge`",
         ),
         (
             changed(|maker| maker.value("general.architecture", TEXT, &text("mamba"))),

@@ -91,7 +91,7 @@ impl TensorSource for Assembled<'_> {
         match planned.made_of {
             MadeOf::Part(part) => part.elements(self.weights, elements, self.dtype),
             MadeOf::Parameter => {
-                as_type(&self.weights.elements(name, elements)?, planned.meta.dtype)
+                as_type(name, &self.weights.elements(name, elements)?, planned.meta.dtype)
             }
             MadeOf::Copy => self.source.elements(name, elements),
         }

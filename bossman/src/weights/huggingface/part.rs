@@ -95,7 +95,7 @@ impl Part {
         let of_parameter = |elements: Range<u64>| {
             let place = |element: u64| self.first.saturating_add(element);
             let place = place(elements.start)..place(elements.end);
-            as_type(&weights.elements(&self.parameter, place)?, dtype)
+            as_type(&self.parameter, &weights.elements(&self.parameter, place)?, dtype)
         };
         if !self.source.is_transposed {
             return of_parameter(elements);
