@@ -107,7 +107,8 @@ async fn a_quiet_run_verifies_and_nothing_is_written() {
     assert!(content(&run.folder) == before, "verify has written something");
 
     // One checkpoint is kept beside the last one, and two windows do not begin at the beginning.
-    let kept = std::fs::read_dir(run.folder.join("checkpoints")).unwrap().count();
+    let kept = std::fs::read_dir(run.folder.join("checkpoints")).unwrap();
+    let kept = kept.filter(|entry| entry.as_ref().unwrap().path().is_dir()).count();
     assert!(kept == 1 || kept == 2, "{kept}");
     let receipt = Receipt::read(&run.folder).unwrap();
     let steps: Vec<u64> = receipt.digests.iter().map(|digest| digest.step).collect();
