@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "counters.h"
+
 namespace fakecuda {
 namespace {
 
