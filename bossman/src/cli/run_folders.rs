@@ -4,6 +4,7 @@ use anyhow::Result;
 use bossman::events::{Console, Event};
 use bossman::output;
 use bossman::runs::{resolve_newest, EventReader, RunFolder, RunState, RunSummary};
+use bossman::train::describe_steps;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -165,11 +166,13 @@ struct Shown {
     console: Console,
     /// Now, and the time of the first event.
     begin: Option<(Instant, f64)>,
+    /// The steps before those of the process whose events are shown, once it has begun.
+    before: Option<u64>,
 }
 
 impl Shown {
     fn new() -> Self {
-        Shown { console: Console::without_bar(), begin: None }
+        Shown { console: Console::without_bar(), begin: None, before: None }
     }
 
     /// Prints the lines of an event. Returns whether they still have a reader.
@@ -180,9 +183,14 @@ impl Shown {
         let (begin, first) = *self.begin.get_or_insert((Instant::now(), logged.time));
         let after = Duration::try_from_secs_f64(logged.time - first).unwrap_or_default();
         let now = begin.checked_add(after).unwrap_or(begin);
+        match logged.event {
+            Event::Folder { .. } => self.before = None,
+            Event::Started { done, .. } => drop(self.before.get_or_insert(done)),
+            _ => {}
+        }
         let lines = self.console.lines(&logged.event, now);
         let mut lines: Vec<String> = lines.iter().map(|line| line.text().into()).collect();
-        lines.extend(end_of(&logged.event));
+        lines.extend(end_of(&logged.event, self.before.unwrap_or(0)));
         for line in lines {
             if !output::print_line(&output::safe(&format!(
                 "{:9.1} s  {line}",
@@ -195,16 +203,15 @@ impl Shown {
     }
 }
 
-/// A line for the events that a terminal shows in another way.
-fn end_of(event: &Event) -> Option<String> {
+/// A line for the events that a terminal shows in another way. `before` is the number of steps of
+/// earlier processes.
+fn end_of(event: &Event, before: u64) -> Option<String> {
     match event {
         Event::Planned { schedule, stages, why } => {
             Some(format!("schedule {schedule}, {} stages: {why}", stages.len()))
         }
         Event::WeightsSaved { path, .. } => Some(format!("weights written to {}", path.display())),
-        Event::Ended { steps, time, error: None } => {
-            Some(format!("{steps} steps in {:.1} s", time.as_secs_f64()))
-        }
+        Event::Ended { steps, time, error: None } => Some(describe_steps(*steps, before, *time)),
         Event::Ended { error: Some(error), .. } => Some(format!("failed: {error}")),
         Event::Interrupted { step: Some(step), .. } => {
             Some(format!("interrupted after step {step}"))

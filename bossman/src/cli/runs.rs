@@ -8,7 +8,7 @@ use bossman::events::{Console, Events, Stream};
 use bossman::output;
 use bossman::run_file::RunFile;
 use bossman::runs::{RunFolderSettings, RunName};
-use bossman::train::{self, Interruption, StopSignal, TrainOptions};
+use bossman::train::{self, describe_steps, Interruption, StopSignal, TrainOptions};
 use bossman::{validate, Meaning, Model, Predicted, Predictions, ValidationResult};
 use serde_json::json;
 use std::path::PathBuf;
@@ -190,16 +190,19 @@ impl Train {
             let test = outcome.test.as_ref().map(ValidationResult::to_json);
             let seconds = outcome.time.as_secs_f64();
             output::print_line(
-                &json!({"steps": outcome.steps, "seconds": seconds, "best": best, "test": test})
-                    .to_string(),
+                &json!({
+                    "steps": outcome.steps,
+                    "resumed_after": outcome.resumed_after,
+                    "seconds": seconds,
+                    "best": best,
+                    "test": test
+                })
+                .to_string(),
             )?;
             return Ok(());
         }
-        output::print_line(&format!(
-            "{} steps in {:.1} s",
-            outcome.steps,
-            outcome.time.as_secs_f64()
-        ))?;
+        let (steps, before) = (outcome.steps, outcome.resumed_after);
+        output::print_line(&describe_steps(steps, before, outcome.time))?;
         if let Some(test) = &outcome.test {
             output::print_line(&format!("test {}", describe(test)))?;
         }

@@ -173,7 +173,10 @@ impl Console {
     fn print(&self, line: &Line) {
         let bar = self.steps.as_ref().and_then(|steps| steps.bar.as_ref());
         match (line, bar, self.stream) {
-            (Line::Progress(text), Some(bar), _) => bar.println(text),
+            (Line::Progress(text), Some(bar), Stream::Stdout) => {
+                bar.suspend(|| output::print_progress(text))
+            }
+            (Line::Progress(text), Some(bar), Stream::Stderr) => bar.suspend(|| output::warn(text)),
             (Line::Progress(text), None, Stream::Stdout) => output::print_progress(text),
             (Line::Progress(text), None, Stream::Stderr) => output::warn(text),
             (Line::Warning(text), Some(bar), _) => bar.suspend(|| output::warn(text)),
@@ -194,9 +197,8 @@ impl Observer for Console {
 impl Steps {
     fn start(steps: u64, done: u64, has_bar: bool, now: Instant) -> Self {
         let bar = has_bar.then(|| {
-            let bar = ProgressBar::new(steps);
-            let style =
-                ProgressStyle::with_template("{bar:30} step {pos}/{len}  {msg}  {eta} left");
+            let bar = ProgressBar::new(steps).with_position(done);
+            let style = ProgressStyle::with_template("{bar:30} step {pos}/{len}  {msg}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });
@@ -218,7 +220,8 @@ impl Steps {
         let rate = self.items as f64 / elapsed.as_secs_f64();
         let items = if report.tokens.is_some() { "tokens" } else { "samples" };
         let lr = report.lr.map(|lr| format!("  lr {lr:.2e}")).unwrap_or_default();
-        let text = format!("loss {loss:.4} (running mean){lr}  {rate:.0} {items}/s");
+        let left = self.time_left(report.step, elapsed);
+        let text = format!("loss {loss:.4} (running mean){lr}  {rate:.0} {items}/s  {left} left");
         if let Some(bar) = &self.bar {
             bar.set_position(report.step);
             bar.set_message(text);
@@ -231,11 +234,16 @@ impl Steps {
             return None;
         }
         self.last_line = now;
-        let left = self.steps.saturating_sub(report.step) as f64;
-        let here = report.step.saturating_sub(self.done).max(1) as f64;
+        Some(format!("step {}/{}  {text}", report.step, self.steps))
+    }
+
+    /// The time for the steps after this one, at the pace of the session. A bar of `indicatif` would
+    /// count the steps before the session, too.
+    fn time_left(&self, step: u64, elapsed: Duration) -> HumanDuration {
+        let left = self.steps.saturating_sub(step) as f64;
+        let here = step.saturating_sub(self.done).max(1) as f64;
         let left = Duration::try_from_secs_f64(elapsed.as_secs_f64() * (left / here));
-        let left = HumanDuration(left.unwrap_or(Duration::MAX));
-        Some(format!("step {}/{}  {text}  {left} left", report.step, self.steps))
+        HumanDuration(left.unwrap_or(Duration::MAX))
     }
 }
 

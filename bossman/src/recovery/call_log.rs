@@ -175,7 +175,8 @@ impl CallLog {
     /// Restores the stored state in a new session. Stages are placed before they load it.
     pub(crate) async fn restore(&self, trainer: &mut Trainer) -> Result<(), BossManError> {
         if let Some(shape) = &self.shape {
-            trainer.choose_schedule(shape).await?;
+            let plan = trainer.choose_schedule(shape).await?;
+            trainer.report(plan);
         }
         let (tensors, counters) = {
             let state = self.state.lock();

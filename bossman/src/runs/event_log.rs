@@ -19,6 +19,8 @@ pub(crate) struct EventLog {
     path: PathBuf,
     file: File,
     bytes: u64,
+    /// The last step, if it is not written.
+    skipped: Option<Event>,
     /// Sees the one warning if the disk is full.
     warnings: Events,
     has_failed: bool,
@@ -40,10 +42,17 @@ impl EventLog {
     /// It cannot be written.
     pub(crate) fn open(path: PathBuf, warnings: Events) -> Result<Self, BossManError> {
         let (file, bytes) = open(&path).map_err(|e| BossManError::io(&path, &e))?;
-        Ok(EventLog { path, file, bytes, warnings, has_failed: false })
+        Ok(EventLog { path, file, bytes, skipped: None, warnings, has_failed: false })
     }
 
+    /// Writes an event, after the step that it follows.
     fn write(&mut self, event: &Event) -> std::io::Result<()> {
+        let skipped = self.skipped.take().filter(|_| !matches!(event, Event::Step { .. }));
+        skipped.map_or(Ok(()), |step| self.write_line(&step))?;
+        self.write_line(event)
+    }
+
+    fn write_line(&mut self, event: &Event) -> std::io::Result<()> {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = (time.as_secs_f64() * 1e3).round() / 1e3;
         let mut text = serde_json::to_vec(&Line { time, version: VERSION, event })?;
@@ -78,6 +87,7 @@ impl Observer for EventLog {
     fn on_event(&mut self, event: &Event) -> Result<(), BossManError> {
         if let Event::Step { report, .. } = event {
             if self.bytes >= MAX_BYTES && !report.step.is_multiple_of(THINNED) {
+                self.skipped = Some(event.clone());
                 return Ok(());
             }
         }
@@ -137,7 +147,17 @@ mod tests {
         log.bytes = MAX_BYTES;
         (1..=250).for_each(|number| log.on_event(&step(number)).unwrap());
         log.on_event(&Event::warning("w")).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 3);
+        log.on_event(&Event::warning("v")).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line));
+        let lines = lines.map(|line| line.unwrap());
+        // What is said about a step follows it.
+        let told: Vec<_> =
+            lines.map(|line| [&line["step"], &line["message"]].map(ToString::to_string)).collect();
+        let null = || "null".to_string();
+        let step = |step: u64| [step.to_string(), null()];
+        let warning = |text: &str| [null(), format!("\"{text}\"")];
+        assert_eq!(told, [step(100), step(200), step(250), warning("w"), warning("v")]);
     }
 
     /// EVENT-4.
@@ -156,7 +176,8 @@ mod tests {
         let warnings = Events::unobserved().with(seen.clone());
         let full = PathBuf::from("/dev/full");
         let file = File::options().append(true).open(&full).unwrap();
-        let mut log = EventLog { path: full, file, bytes: 0, warnings, has_failed: false };
+        let mut log =
+            EventLog { path: full, file, bytes: 0, skipped: None, warnings, has_failed: false };
         (1..=3).for_each(|number| log.on_event(&step(number)).unwrap());
         assert_eq!(seen.lock().0.len(), 1);
     }

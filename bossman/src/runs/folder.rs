@@ -5,7 +5,7 @@ use super::live_boss::remove_port;
 use super::lock::{is_held, FolderLock};
 use super::name::RunName;
 use super::owner::check_may_write;
-use super::paths::{lead_to, mend_latest, replace_link, resolve_latest};
+use super::paths::{has_run, lead_to, mend_latest, replace_link, resolve_latest};
 use crate::data::atomic_file::remove_drafts;
 use crate::data::bounded_file;
 use crate::BossManError;
@@ -106,8 +106,12 @@ impl RunFolder {
     /// whether it was deleted. `latest` then leads to the newest run that is left.
     ///
     /// # Errors
-    /// It cannot be locked or deleted.
+    /// It is not the folder of a run, or it cannot be locked or deleted.
     pub fn delete(path: &Path) -> Result<bool, BossManError> {
+        if !has_run(path) {
+            let problem = "is no run's folder, because it has no events.jsonl; it was not deleted";
+            return Err(BossManError::file(path, problem));
+        }
         if is_held(path)? {
             return Ok(false);
         }
@@ -274,6 +278,7 @@ mod tests {
         again.discard();
         assert!(place.path().join("digits").is_dir());
         // While a run lasts, nobody deletes it.
+        std::fs::write(again.file("events.jsonl"), "").unwrap();
         assert!(!RunFolder::delete(again.path()).unwrap());
         let path = again.path().to_path_buf();
         drop(again);

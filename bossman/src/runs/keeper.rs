@@ -5,7 +5,7 @@ use super::files::write;
 use super::live_boss::{remove_port, write_port};
 use super::owner::mark_as_own;
 use super::RunFolder;
-use crate::events::{Event, Events, Observer, PlannedStage};
+use crate::events::{Event, Events, Observer, PlannedStage, WaitReason};
 use crate::receipt::RECEIPT;
 use crate::run_file::{RunFile, TABLE};
 use crate::BossManError;
@@ -98,7 +98,12 @@ impl Observer for FolderKeeper {
     fn on_event(&mut self, event: &Event) -> Result<(), BossManError> {
         match event {
             Event::Listening { port } => write_port(self.folder.path(), *port)?,
+            // Those that remain join no second time.
+            Event::Waiting { reason: WaitReason::TooFewRemain, .. } => {}
             Event::Waiting { .. } => self.workers.clear(),
+            Event::Left { worker, while_waiting: true, .. } => {
+                self.workers.retain(|(number, _)| *number != worker.0);
+            }
             Event::Joined { worker, threads, missing: Some(_), .. } => {
                 self.workers.push((worker.0, *threads));
             }

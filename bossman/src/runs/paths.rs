@@ -6,10 +6,18 @@ use std::path::{Path, PathBuf};
 
 /// The run as carried out.
 const RUN: &str = "run.yaml";
+/// The events of the run. The process that makes the folder makes this file at once.
+const LOG: &str = "events.jsonl";
 
 /// Whether a path is the folder of a run.
 pub fn is_run_folder(path: &Path) -> bool {
     path.join(RUN).is_file()
+}
+
+/// Whether a path is a folder that `bossman train` made for a run. A run that did not begin has no
+/// `run.yaml` there, and a project of the user has one, too.
+pub(super) fn has_run(path: &Path) -> bool {
+    path.join(LOG).is_file()
 }
 
 /// The folder to which `latest` leads now. A run that begins later changes the link, and one
@@ -45,7 +53,7 @@ pub(super) fn mend_latest(runs: &Path) -> Result<(), BossManError> {
         let path = entry.map_err(fault)?.path();
         // Written when training begins.
         let began = path.join("model.yaml").metadata().and_then(|of| of.modified()).ok();
-        if is_run_folder(&path) && !path.is_symlink() {
+        if is_run_folder(&path) && has_run(&path) && !path.is_symlink() {
             newest = newest.max(Some((began, path)));
         }
     }
@@ -98,6 +106,7 @@ mod tests {
             let folder = place.path().join(name);
             std::fs::create_dir(&folder).unwrap();
             std::fs::write(folder.join("run.yaml"), "").unwrap();
+            std::fs::write(folder.join("events.jsonl"), "").unwrap();
             let model = std::fs::File::create(folder.join("model.yaml")).unwrap();
             let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(second);
             model.set_modified(time).unwrap();

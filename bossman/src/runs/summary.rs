@@ -1,9 +1,9 @@
 //! A run in a line: what its folder tells about it.
 
 use super::lock::{holder, taken_at, Holder};
-use super::paths::is_run_folder;
+use super::paths::has_run;
 use super::EventReader;
-use crate::events::Event;
+use crate::events::{Event, WaitReason};
 use crate::output::{printable, warn};
 use crate::run_file::RunFile;
 use crate::{BossManError, ValidationResult};
@@ -146,8 +146,7 @@ impl RunSummary {
         for entry in std::fs::read_dir(runs).map_err(fault)? {
             let path = entry.map_err(fault)?.path();
             // `latest` is a link to one of the others.
-            let is_run = is_run_folder(&path) || path.join("events.jsonl").is_file();
-            if is_run && !path.is_symlink() {
+            if has_run(&path) && !path.is_symlink() {
                 match RunSummary::read(&path) {
                     Ok(run) => found.push(run),
                     Err(error) => warn(&printable(&format!("warning: {error}"), MAX_WARNING)),
@@ -165,6 +164,8 @@ impl RunSummary {
             Event::Started { steps, done, .. } => {
                 (self.steps, self.step) = (Some(steps), done);
             }
+            // Those that remain join no second time.
+            Event::Waiting { reason: WaitReason::TooFewRemain, .. } => {}
             Event::Waiting { .. } => self.workers = 0,
             Event::Joined { .. } => self.workers += 1,
             Event::Left { .. } => self.workers = self.workers.saturating_sub(1),
@@ -224,6 +225,7 @@ fn bytes_of(folder: &Path) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::super::lock::FolderLock;
+    use super::super::RunFolder;
     use super::*;
     use std::fs::File;
     use std::time::Duration;
@@ -272,6 +274,34 @@ mod tests {
         std::fs::create_dir(runs.path().join("b/lock")).unwrap();
         let found = RunSummary::list(runs.path()).unwrap();
         assert_eq!(found.iter().map(|run| &*run.name).collect::<Vec<_>>(), ["a"]);
+    }
+
+    /// A run file is often called `run.yaml`, and lies in the folder of its project.
+    #[test]
+    fn the_folder_of_a_project_is_no_run() {
+        let place = tempfile::tempdir().unwrap();
+        let project = place.path().join("project");
+        std::fs::create_dir(&project).unwrap();
+        std::fs::write(project.join("run.yaml"), "model: m.yaml").unwrap();
+        assert!(RunSummary::list(place.path()).unwrap().is_empty());
+        let refused = RunFolder::delete(&project).unwrap_err().to_string();
+        assert!(refused.contains("is no run's folder"), "{refused}");
+        assert!(project.join("run.yaml").is_file());
+    }
+
+    #[test]
+    fn workers_that_remain_still_count() {
+        let waiting = |reason: &str| {
+            format!(
+                "\"event\":\"waiting\",\"missing\":1,\"workers\":2,\"reason\":\"{reason}\",\
+                 \"waited_s\":0"
+            )
+        };
+        let joined = "\"event\":\"joined\",\"worker\":0,\"address\":\"10.0.0.7\",\"host\":\"h\",\
+                      \"device\":\"cpu\",\"processor\":\"p\",\"threads\":2,\"missing\":0";
+        let (rejoin, few) = (waiting("rejoin"), waiting("too_few_remain"));
+        assert_eq!(summary(&[joined, &few, joined]).workers, 2);
+        assert_eq!(summary(&[joined, &rejoin, joined, &few, joined]).workers, 2);
     }
 
     #[test]

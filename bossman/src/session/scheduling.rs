@@ -60,18 +60,20 @@ impl Trainer {
     }
 
     /// Chooses the schedule at the first step, unless the user chose it. In a pool, times are only
-    /// observed.
-    pub(crate) async fn choose_schedule(&mut self, shape: &BatchShape) -> Result<(), BossManError> {
+    /// observed. Returns the new plan for [`Trainer::report`]: a run reports it after its beginning.
+    pub(crate) async fn choose_schedule(
+        &mut self,
+        shape: &BatchShape,
+    ) -> Result<Option<Event>, BossManError> {
         if self.strategy.is_pool {
-            return Ok(());
+            return Ok(None);
         }
         match self.schedules.required_measurement(&self.schedule_context()) {
-            Measurement::Nothing => return Ok(()),
+            Measurement::Nothing => return Ok(None),
             Measurement::Links => {
                 self.call(Measure(Vec::new())).await?;
                 self.store_measurements(Vec::new(), &shape.microbatch).await?;
-                self.report_plan("it was asked for".into());
-                return Ok(());
+                return Ok(Some(self.planned("it was asked for".into())));
             }
             Measurement::Layers => self.find_or_measure_layers(&shape.microbatch).await?,
         }
@@ -84,19 +86,23 @@ impl Trainer {
             self.move_stages(plan).await?;
         }
         self.schedules.chosen = Some(decision.kind);
-        self.report_plan(decision.why);
-        Ok(())
+        Ok(Some(self.planned(decision.why)))
     }
 
-    /// Reports the schedule and the stages.
-    fn report_plan(&self, why: String) {
+    /// Reports a plan, if there is a new one.
+    pub(crate) fn report(&self, plan: Option<Event>) {
+        plan.into_iter().for_each(|plan| self.events.report(&plan));
+    }
+
+    /// The schedule and the stages.
+    fn planned(&self, why: String) -> Event {
         let kind = self.strategy.schedule.or(self.schedules.chosen).unwrap_or_default();
         let stage = |spec: &StageSpec| PlannedStage {
             first_layer: spec.layers.first().map(|layer| layer.name.clone()).unwrap_or_default(),
             workers: self.plan.stage_placement.of(spec.stage).to_vec(),
         };
         let stages = self.plan.stages.iter().map(stage).collect();
-        self.events.report(&Event::Planned { schedule: kind.to_string(), stages, why });
+        Event::Planned { schedule: kind.to_string(), stages, why }
     }
 
     /// Places the stages anew. Trained parameters are lost.

@@ -41,7 +41,8 @@ impl TrainingCall for TrainStep {
     async fn run(&self, trainer: &mut Trainer) -> Result<TrainedStep, BossManError> {
         trainer.discard_unclaimed_batch().await?;
         trainer.discard_implicit_batch().await?;
-        trainer.choose_schedule(&self.batch.shape()).await?;
+        let plan = trainer.choose_schedule(&self.batch.shape()).await?;
+        trainer.report(plan);
         trainer.data.open(&trainer.handle).await?;
         trainer.run_step(&self.batch, self.preparing).await
     }

@@ -105,9 +105,10 @@ impl<'a> Attempt<'a> {
             record,
             prepared,
         };
-        if let Some(found) = &resumed {
-            attempt.restore(found).await?;
-        }
+        let plan = match &resumed {
+            Some(found) => attempt.restore(found).await?,
+            None => None,
+        };
         attempt.observers.events.emit(&Event::Started {
             steps: prepared.steps,
             done,
@@ -116,21 +117,25 @@ impl<'a> Attempt<'a> {
             metrics_bytes: metrics_bytes.unwrap_or(0),
             pool: options.pool,
         })?;
+        attempt.boss.trainer.report(plan);
         if options.pool {
             attempt.boss.open_pool().await?;
         }
         Ok(attempt)
     }
 
-    async fn restore(&mut self, found: &ResumeState) -> Result<(), BossManError> {
+    /// Restores a state. Returns the plan, if one was made for it.
+    async fn restore(&mut self, found: &ResumeState) -> Result<Option<Event>, BossManError> {
+        let mut plan = None;
         if self.done < self.prepared.steps && !self.prepared.options.pool {
             // Stages are placed before they load the state.
             let first = self.batches.next_batch().await?;
             let shape = self.boss.trainer.batch_shape(&first)?;
-            self.boss.trainer.choose_schedule(&shape).await?;
+            plan = self.boss.trainer.choose_schedule(&shape).await?;
             self.next = Some(first);
         }
-        found.restore(&mut self.boss).await
+        found.restore(&mut self.boss).await?;
+        Ok(plan)
     }
 
     /// Trains one step.

@@ -65,6 +65,8 @@ pub(super) struct Attempts {
     growth_warnings: GrowthWarnings,
     /// The step of the state that sessions resume from, while one of them loads it.
     resumes_after: u64,
+    /// The step after which this process goes on with the run.
+    resumed_after: u64,
     /// The step of the weights that the run saved last.
     saved: Option<u64>,
     /// Counts towards the next checkpoint over all sessions, if the run has checkpoints.
@@ -90,11 +92,13 @@ impl Attempts {
     pub(super) fn new(prepared: &Prepared<'_>, start: Start) -> Result<Self, BossManError> {
         let status = StatusBoard::default();
         let Observers { events, metrics } = observers(prepared.options, start.state.as_ref())?;
+        let resumed_after = start.state.as_ref().map_or(0, |state| state.counters().step);
         Ok(Attempts {
             observers: Observers { events: status.before(events), metrics },
             status,
             record: start.record,
-            resumes_after: start.state.as_ref().map_or(0, |state| state.counters().step),
+            resumes_after: resumed_after,
+            resumed_after,
             state: start.state,
             recovery: Recovery::default(),
             growth: RunGrowth::new(prepared.workers),
@@ -116,9 +120,9 @@ impl Attempts {
         &self.observers.events
     }
 
-    /// The last step that any attempt has done.
+    /// The last step that is done, by this process or by those before it.
     pub(super) fn furthest_step(&self) -> u64 {
-        self.recovery.furthest()
+        self.recovery.furthest().max(self.resumes_after)
     }
 
     /// Trains to the end, to the first failure or until workers are taken in, from the beginning or
@@ -129,7 +133,7 @@ impl Attempts {
         on_step: &mut impl FnMut(&StepReport),
     ) -> Result<AttemptEnd, BossManError> {
         let Some(mut attempt) = self.start_unless_stopped(prepared).await? else {
-            let done = self.recovery.furthest().max(self.resumes_after);
+            let done = self.furthest_step();
             let outcome = self.interrupted(prepared, done, None).await;
             return Ok(AttemptEnd::Done(Box::new(outcome)));
         };
@@ -188,6 +192,7 @@ impl Attempts {
         let best_weights = best_weights.filter(|_| attempt.epochs.best.is_some());
         Ok(AttemptEnd::Done(Box::new(Outcome {
             steps: prepared.steps,
+            resumed_after: self.resumed_after,
             time: self.time,
             best: attempt.epochs.best,
             test,
@@ -218,6 +223,7 @@ impl Attempts {
         events.report(&event);
         Outcome {
             steps: step.min(prepared.steps),
+            resumed_after: self.resumed_after,
             time: self.time,
             best: None,
             test: None,
@@ -381,9 +387,11 @@ impl Attempts {
             let error = policy::with_pool_advice(error, prepared.checkpoints.is_some());
             return Err(with_advice(error));
         }
-        let done = self.recovery.furthest();
-        // A run that has trained nothing loses nothing if it begins again.
-        let may_save_memory = saving.is_some() && error.cause() == Cause::OutOfMemory && done == 0;
+        let done = self.furthest_step();
+        // A process that has trained nothing loses nothing if it begins again.
+        let may_save_memory = saving.is_some()
+            && error.cause() == Cause::OutOfMemory
+            && self.recovery.furthest() == 0;
         let may_begin_again = is_starting_pool || may_save_memory;
         if prepared.file.redundancy == RecoverySource::None && !may_begin_again {
             let error = policy::with_resume_advice(error, prepared.checkpoints.is_some());

@@ -31,7 +31,7 @@ pub mod trace;
 pub(crate) mod validation;
 pub(crate) mod validation_result;
 
-pub use outcome::{Interruption, Outcome};
+pub use outcome::{describe_steps, Interruption, Outcome};
 pub use run::{run, run_with};
 pub use settings::TrainOptions;
 pub use stop::StopSignal;

@@ -7,9 +7,11 @@ use std::time::Duration;
 /// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Training steps done.
+    /// Training steps done, with those of earlier processes.
     pub steps: u64,
-    /// The time spent in steps and in validation.
+    /// Those of earlier processes, which a resumed run goes on from.
+    pub resumed_after: u64,
+    /// The time that this process spent in steps and in validation.
     pub time: Duration,
     /// The score of the epoch with the lowest validation loss, and the number of steps until then.
     pub best: Option<(u64, ValidationResult)>,
@@ -21,6 +23,16 @@ pub struct Outcome {
     pub best_weights: Option<PathBuf>,
     /// Set if the user ended the run before its last step.
     pub interrupted: Option<Interruption>,
+}
+
+/// The steps of a process and their time, for people. `before` is the number of steps of earlier
+/// processes.
+pub fn describe_steps(steps: u64, before: u64, time: Duration) -> String {
+    let (here, seconds) = (steps.saturating_sub(before), time.as_secs_f64());
+    match before {
+        0 => format!("{steps} steps in {seconds:.1} s"),
+        _ => format!("{here} steps in {seconds:.1} s, {steps} with those before"),
+    }
 }
 
 /// What an interrupted run has saved.

@@ -156,9 +156,15 @@ async fn a_run_goes_on_in_its_folder_and_a_new_one_never_enters_it() {
     std::fs::write(&log, &text).unwrap();
     let longer = std::fs::read_to_string(&run.file).unwrap().replace("steps: 6", "steps: 8");
     std::fs::write(&run.file, longer).unwrap();
-    run.trained(&["--resume"]).await;
+    let resumed = run.trained(&["--resume"]).await.output;
+    let told = "2 steps in";
+    let is_told = |line: &String| line.contains(told) && line.ends_with("8 with those before");
+    assert!(resumed.iter().any(is_told), "{resumed:?}");
     let folder = run.runs(&name);
-    let text = std::fs::read_to_string(&log).unwrap();
+    let log = ["log", folder.to_str().unwrap()];
+    let shown = run.command(&log).await.expect_success().output;
+    assert!(is_told(shown.last().unwrap()), "{shown:?}");
+    let text = std::fs::read_to_string(folder.join("events.jsonl")).unwrap();
     assert!(text.lines().count() > lines);
     let torn = text.lines().filter(|line| serde_json::from_str::<serde_json::Value>(line).is_err());
     assert_eq!(torn.count(), 1);

@@ -306,6 +306,14 @@ async fn a_run_with_two_kills_and_another_layout_verifies() {
     let receipt = Receipt::read(&run.folder).unwrap();
     let workers: Vec<_> = receipt.sessions.iter().map(|session| session.workers.len()).collect();
     assert_eq!(workers, [2, 1, 3]);
+    // Each has the plan that it carried out.
+    for session in &receipt.sessions {
+        let [plan] = &session.plans[..] else { panic!("{:?}", session.plans) };
+        assert_eq!(plan.from, session.from);
+        let workers = plan.stages.iter().flat_map(|stage| &stage.workers);
+        let known = |id| session.workers.iter().any(|worker| worker.worker == id);
+        assert!(workers.copied().all(known), "{session:?}");
+    }
     assert_eq!(receipt.changes.len(), 1);
     let said = run.verify(&["--all", "--local", "2"]).await.expect_success().output;
     let last = said.last().unwrap();
