@@ -50,6 +50,9 @@ pub enum BossManError {
     /// Called in the wrong order, or with something missing.
     #[error("{0}")]
     Usage(String),
+    /// By prediction no schedule fits the workers' memory.
+    #[error("{0}")]
+    NoSchedule(String),
     /// Gradients are no finite numbers. The text tells whether weights have changed by them.
     #[error("{0}")]
     NotFinite(String),

@@ -112,6 +112,11 @@ pub(crate) fn log_remedy(error: &BossManError, remedy: Remedy) {
 }
 
 impl BossManError {
+    /// Whether workers had too little memory, or would have.
+    pub(crate) fn is_of_memory(&self) -> bool {
+        self.cause() == Cause::OutOfMemory || matches!(self, BossManError::NoSchedule(_))
+    }
+
     /// The cause, as recovery distinguishes causes.
     pub(crate) fn cause(&self) -> Cause {
         match self {
@@ -161,7 +166,12 @@ impl Recovery {
         // The others worked before, so only a newcomer is at fault.
         let may_be_banned = |worker: &WorkerId| newcomers.is_none_or(|all| all.contains(worker));
         let worker = error.worker().filter(may_be_banned);
-        let remedy = self.policy.decide(error.cause(), worker, situation);
+        // Without other means the same is predicted again.
+        let cause = match error {
+            BossManError::NoSchedule(_) if can_save_memory => Cause::OutOfMemory,
+            _ => error.cause(),
+        };
+        let remedy = self.policy.decide(cause, worker, situation);
         log_remedy(error, remedy);
         if remedy.begins_again() {
             let since = self.outage.as_ref().map_or(at, |outage| outage.since);

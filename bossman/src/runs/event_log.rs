@@ -149,7 +149,7 @@ mod tests {
         log.on_event(&Event::warning("w")).unwrap();
         log.on_event(&Event::warning("v")).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
-        let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line));
+        let lines = text.lines().map(serde_json::from_str::<serde_json::Value>);
         let lines = lines.map(|line| line.unwrap());
         // What is said about a step follows it.
         let told: Vec<_> =

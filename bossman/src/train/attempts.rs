@@ -389,9 +389,8 @@ impl Attempts {
         }
         let done = self.furthest_step();
         // A process that has trained nothing loses nothing if it begins again.
-        let may_save_memory = saving.is_some()
-            && error.cause() == Cause::OutOfMemory
-            && self.recovery.furthest() == 0;
+        let may_save_memory =
+            saving.is_some() && error.is_of_memory() && self.recovery.furthest() == 0;
         let may_begin_again = is_starting_pool || may_save_memory;
         if prepared.file.redundancy == RecoverySource::None && !may_begin_again {
             let error = policy::with_resume_advice(error, prepared.checkpoints.is_some());

@@ -8,7 +8,7 @@ use crate::BossManError;
 use layerspec::human;
 use pipeline::auto::{choose, Choice, SearchSpace};
 use pipeline::ids::StageId;
-use pipeline::schedule::Ending;
+use pipeline::schedule::{Ending, ScheduleError};
 use pipeline::{Cuts, Plan, ScheduleKind};
 
 /// The measurement that the next step needs.
@@ -64,11 +64,14 @@ impl ScheduleState {
         let cuts = if is_settled { current_cuts(plan) } else { context.settings.cuts.clone() };
         let choice = self.predict(context, shape, ending, cuts)?;
         let Some(best) = choice.best(|c| !is_settled || c.plan == *plan) else {
-            let why = choice.candidates.into_iter().find_map(|c| c.refused);
-            let why = why.map(|e| e.to_string()).unwrap_or_default();
-            return Err(BossManError::Usage(format!(
-                "no schedule fits the workers' memory ({why}); use more workers, more \
-                 microbatches or `recompute`"
+            let mut refused = choice.candidates.into_iter().filter_map(|c| c.refused);
+            let why = match refused.next() {
+                Some(ScheduleError::Memory(shortage)) => format!(" ({shortage})"),
+                _ => String::new(),
+            };
+            return Err(BossManError::NoSchedule(format!(
+                "no schedule fits the workers' memory{why}; use more workers, more microbatches or \
+                 `recompute: full`; a `schedule` in the run file is tried as it is"
             )));
         };
         // A move that failed is repeated.

@@ -36,6 +36,7 @@ impl MeasuredFleet {
             per_action: PER_ACTION_NANOS,
             spared: worker_memory::spared(&memory, settings.shortages),
             memory,
+            devices: worker_memory::of_devices(workers),
             compress: settings.compress,
             sharding: settings.sharding,
             machines: machines(workers.len(), links),

@@ -168,8 +168,9 @@ impl ScheduleState {
         }
         let plan = context.plan;
         let (costs, room) = match &self.measured {
-            Some(MeasuredFleet { fleet, .. }) if !fleet.times.is_empty() => {
-                let bytes = fleet.bytes(plan, &context.optimizer);
+            Some(MeasuredFleet { fleet, microbatch }) if !fleet.times.is_empty() => {
+                let sizes = &microbatch.sizes;
+                let bytes = fleet.bytes(context.graph, plan, sizes, &context.optimizer);
                 (self.costs(context), fleet.room(plan, &bytes))
             }
             _ => (None, None),

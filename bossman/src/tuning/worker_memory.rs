@@ -1,7 +1,9 @@
 //! The memory of workers that plans may use.
 
 use link::WorkerInfo;
+use pipeline::ids::WorkerId;
 use pipeline::room::CutMemory;
+use pipeline::schedule::DeviceMemory;
 
 /// The share of the memory from which cuts rather come after some worker was out of it: three
 /// quarters.
@@ -13,6 +15,23 @@ pub(crate) fn shared(workers: &[&WorkerInfo]) -> Vec<Option<u64>> {
         workers.iter().filter(|other| other.is_on_same_device(worker)).count().max(1) as u64
     };
     workers.iter().map(|worker| Some(worker.memory_bytes? / sharing(worker))).collect()
+}
+
+/// The memory of each device, with its workers.
+pub(crate) fn of_devices(workers: &[WorkerInfo]) -> Vec<DeviceMemory> {
+    let mut devices: Vec<(&WorkerInfo, DeviceMemory)> = Vec::new();
+    for (number, worker) in workers.iter().enumerate() {
+        let Some(bytes) = worker.memory_bytes else { continue };
+        let number = WorkerId(number as u16);
+        match devices.iter_mut().find(|(first, _)| first.is_on_same_device(worker)) {
+            Some((_, device)) => {
+                device.workers.push(number);
+                device.bytes = device.bytes.min(bytes);
+            }
+            None => devices.push((worker, DeviceMemory { workers: vec![number], bytes })),
+        }
+    }
+    devices.into_iter().map(|(_, device)| device).collect()
 }
 
 /// The memory for automatic cuts, after workers of the run were out of it this many times.
@@ -62,6 +81,15 @@ mod tests {
             info("e", "cuda:0", Some(60)),
             WorkerInfo { device: "cuda:1".into(), ..info("e", "cuda:0", Some(60)) },
         ];
+        let devices = of_devices(&workers);
+        let devices: Vec<_> = devices
+            .iter()
+            .map(|of| (of.workers.iter().map(|worker| worker.0).collect(), of.bytes))
+            .collect();
+        let alone = [(2, 1600), (4, 100), (5, 100), (6, 70)].map(|(w, bytes)| (vec![w], bytes));
+        let together = [(vec![7, 8], 80), (vec![9, 10], 60)];
+        let expected = [vec![(vec![0, 1], 1600)], alone.to_vec(), together.to_vec()].concat();
+        assert_eq!(devices, expected);
         let workers: Vec<_> = workers.iter().collect();
         let all = [800, 800, 1600, 0, 100, 100, 70, 40, 40, 30, 30];
         let all = all.map(|bytes| (bytes > 0).then_some(bytes)).to_vec();

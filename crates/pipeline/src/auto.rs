@@ -170,7 +170,7 @@ fn candidate(
     };
     let plan = plan.sharded(fleet.sharding);
     let costs = fleet.costs(graph, &plan, &space.sizes, space.target_bytes);
-    let bytes = fleet.bytes(&plan, &space.optimizer);
+    let bytes = fleet.bytes(graph, &plan, &space.sizes, &space.optimizer);
     let (microbatches, ending) = (space.microbatches, space.ending);
     let room = fleet.room(&plan, &bytes);
     let microbatch_assignment = fleet.microbatch_assignment(&plan, microbatches);
@@ -192,7 +192,7 @@ fn candidate(
         step_time: played.step_time,
         bubble: played.bubble(),
         peak_bytes: played.peak_bytes(&schedule.layout, &bytes),
-        refused: check_memory(&played, &schedule.layout, &bytes, &fleet.memory).err(),
+        refused: check_memory(&played, &schedule.layout, &bytes, &fleet.device_memory()).err(),
         timeline: played,
         schedule,
         plan,

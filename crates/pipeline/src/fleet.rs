@@ -6,7 +6,8 @@ use crate::optimizer::OptimizerSpec;
 use crate::plan::{Plan, StageSpec};
 use crate::replicas::{buckets, Bucket, BucketBytes, Compress, MicrobatchAssignment, Sharding};
 use crate::room::rounded;
-use crate::schedule::{Costs, Link, Process, StageBytes, StageTimes};
+use crate::saved_memory::SavedMemory;
+use crate::schedule::{Costs, DeviceMemory, Link, Process, StageBytes, StageTimes};
 use crate::task::LayerTimes;
 use layerspec::{Bindings, Layer, LayerGraph, LayerId, ParamSpec, Role, ValueId};
 use std::collections::BTreeMap;
@@ -28,6 +29,8 @@ pub struct Fleet {
     pub per_action: u64,
     /// The memory limit of every worker in bytes, if known.
     pub memory: Vec<Option<u64>>,
+    /// The workers on each device, if some share one. `memory` has a part of it for each then.
+    pub devices: Vec<DeviceMemory>,
     /// Less than that, from which automatic cuts rather come. Empty if all may be used.
     pub spared: Vec<Option<u64>>,
     /// The form in which replicas exchange gradients, if not float32.
@@ -59,6 +62,7 @@ impl Fleet {
                 optim_step: (cost.params as f64 * 10.0 * 1e9 / flops_per_second.max(1.0)) as u64,
                 saved_bytes: cost.activation_bytes,
                 saved_bytes_between: if weight > 0 { cost.activation_bytes } else { 0 },
+                ..LayerTimes::default()
             }
         };
         let times: Vec<LayerTimes> = graph.layers().iter().map(time).collect();
@@ -168,20 +172,42 @@ impl Fleet {
     /// for Adam, or this replica's shard of them. A copied parameter has its value and a gradient
     /// for each use. A layer in mixed precision has its parameters in a 16-bit type, too. Memory of
     /// a microbatch: the bytes that the stage's layers keep from forward to backward, and between
-    /// the halves of backward, as measured. Not counted: libtorch itself, tensors in flight, the
-    /// working memory of one layer, and sums of replicas that wait for their neighbours.
-    pub fn bytes(&self, plan: &Plan, optimizer: &OptimizerSpec) -> Vec<StageBytes> {
+    /// the halves of backward, as measured; a value that several layers keep counts once. The stage
+    /// with the loss keeps the gradient of the prediction, and once the prediction. Not counted:
+    /// libtorch itself, tensors in flight, the working memory of one layer, and sums of replicas
+    /// that wait for their neighbours. `sizes` are those of a microbatch.
+    pub fn bytes(
+        &self,
+        graph: &LayerGraph,
+        plan: &Plan,
+        sizes: &Bindings,
+        optimizer: &OptimizerSpec,
+    ) -> Vec<StageBytes> {
+        let value = |value: ValueId| graph.value(value).ty.bytes(sizes).unwrap_or(0);
         let of_stage = |stage: &StageSpec| {
             let home = plan.home(stage.stage).unwrap_or(WorkerId(0));
-            let times = || stage.layers.iter().map(|layer| self.time(home, layer.id));
+            let saved = SavedMemory::of(stage, |layer| self.time(home, layer.id));
+            let judged = stage.outputs.iter().filter(|output| output.model_output == Some(0));
+            let prediction: u64 = judged.map(|output| value(output.value)).sum();
             StageBytes {
-                fixed: fixed(stage, optimizer, plan),
+                fixed: fixed(stage, optimizer, plan).saturating_add(prediction),
                 gathered: gathered(stage, plan),
-                held: times().map(|t| t.saved_bytes).sum(),
-                held_between: times().map(|t| t.saved_bytes_between).sum(),
+                held: saved.forward(value).saturating_add(prediction),
+                held_between: saved.between(value),
             }
         };
         plan.stages.iter().map(of_stage).collect()
+    }
+
+    /// The memory of every device, with its workers.
+    pub(crate) fn device_memory(&self) -> Vec<DeviceMemory> {
+        if !self.devices.is_empty() {
+            return self.devices.clone();
+        }
+        let of_worker = |(worker, bytes): (usize, &Option<u64>)| {
+            Some(DeviceMemory { workers: vec![WorkerId(worker as u16)], bytes: (*bytes)? })
+        };
+        self.memory.iter().enumerate().filter_map(of_worker).collect()
     }
 
     /// The number of microbatches that fit each stage's worker, if every limit is known.

@@ -49,6 +49,7 @@ pub mod recovery;
 pub mod replicas;
 pub mod room;
 pub mod samples;
+mod saved_memory;
 pub mod schedule;
 mod slot_ledger;
 pub mod stage;

@@ -1,5 +1,6 @@
 //! Devices: their names, the existing ones, and their memory.
 
+use crate::host_memory::{self, HostMemory};
 use crate::{cuda, ffi, TensorError};
 use tch::Device;
 
@@ -55,11 +56,15 @@ pub fn name(device: Device) -> String {
 }
 
 /// Identifies a device on this machine for all its processes, which may call it by another name: a
-/// GPU by its address on the PCI bus, a MIG slice by its UUID, others by their name. Call
-/// [`crate::cuda::load`] before.
+/// GPU by its address on the PCI bus, a MIG slice by its UUID, others by their name. The CPU of a
+/// container with a limit of memory counts as one of its own. Call [`crate::cuda::load`] before.
 pub fn hardware_id(device: Device) -> String {
     let of_gpu = match device {
         Device::Cuda(gpu) => cuda::uuid::slice(gpu).or_else(|| cuda::bus_id(gpu)),
+        Device::Cpu => {
+            let group = host_memory::read().and_then(|host| host.group);
+            group.map(|group| format!("{} in cgroup {group}", name(device)))
+        }
         _ => None,
     };
     of_gpu.unwrap_or_else(|| name(device))
@@ -110,7 +115,8 @@ fn host_processor(cpuinfo: &str) -> String {
 /// The memory of a device, if known.
 pub fn memory(device: Device) -> Option<DeviceMemory> {
     if device == Device::Cpu {
-        return host_memory(&std::fs::read_to_string("/proc/meminfo").ok()?);
+        let HostMemory { free, total, .. } = host_memory::read()?;
+        return Some(DeviceMemory { free, total });
     }
     if !all().contains(&device) {
         return None;
@@ -162,15 +168,6 @@ pub fn synchronize(device: Device) -> Result<(), TensorError> {
     ffi::check("waiting for the device", unsafe { ffi::bm_synchronize(kind, index) })
 }
 
-/// Reads the text of Linux's `/proc/meminfo`, which counts in KiB.
-fn host_memory(meminfo: &str) -> Option<DeviceMemory> {
-    let bytes_of = |field: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
-    };
-    Some(DeviceMemory { free: bytes_of("MemAvailable")?, total: bytes_of("MemTotal")? })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,13 +197,6 @@ mod tests {
     #[test]
     fn the_cpu_is_the_first_device() {
         assert_eq!(all().first(), Some(&Device::Cpu));
-    }
-
-    #[test]
-    fn host_memory_is_read_from_meminfo() {
-        let text = "MemTotal:  2048 kB\nMemFree:  10 kB\nMemAvailable:   1024 kB\n";
-        assert_eq!(host_memory(text), Some(DeviceMemory { free: 1 << 20, total: 2 << 20 }));
-        assert_eq!(host_memory("nonsense"), None);
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod error;
 mod ffi;
 pub mod foreach;
 pub mod grad;
+mod host_memory;
 pub mod kernels;
 pub mod memory;
 pub mod nccl;

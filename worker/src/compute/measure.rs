@@ -6,10 +6,10 @@ use crate::engine::{
 use layerspec::{DType, Layer};
 use pipeline::ids::MicrobatchKey;
 use pipeline::optimizer::OptimizerSpec;
-use pipeline::task::{LayerProbe, LayerTimes, Update};
+use pipeline::task::{LayerProbe, LayerTimes, Ports, SavedPorts, Update};
 use std::time::{Duration, Instant};
 use tch::{Device, Tensor};
-use tensor::{kind_of, TensorError};
+use tensor::{kind_of, memory, TensorError};
 
 /// The least number of repetitions, enough for a median.
 const MIN_REPETITIONS: usize = 3;
@@ -47,8 +47,10 @@ pub(crate) fn measure(
         backward_input: median(|times| times.backward_input),
         backward_weight: median(|times| times.backward_weight),
         optim_step: median(|times| times.optim_step),
+        // The same in every round.
         saved_bytes: median(|times| times.saved_bytes),
         saved_bytes_between: median(|times| times.saved_bytes_between),
+        saved_ports: rounds.first().map(|times| times.saved_ports).unwrap_or_default(),
     })
 }
 
@@ -106,10 +108,23 @@ impl LayerBench {
     fn time_split_backward(&mut self) -> Result<LayerTimes, EngineError> {
         let (forward, outputs) = self.forward()?;
         let grads = grads_like(&outputs)?;
-        let held = self.engine.saved_bytes().forward;
+        let first = self.inputs.first();
+        let is_view = |output: &Tensor| first.is_some_and(|x| memory::share_memory(x, output));
+        let views = outputs.iter().enumerate().filter(|(_, output)| is_view(output));
+        let mut saved_ports = SavedPorts {
+            inputs: self.engine.saved_of(&self.inputs),
+            outputs: self.engine.saved_of(&outputs),
+            views: views.map(|(port, _)| port).collect(),
+            ..SavedPorts::default()
+        };
+        let first_outputs = outputs.iter().take(Ports::MOST);
+        let others: Vec<_> = self.inputs.iter().take(Ports::MOST).chain(first_outputs).collect();
+        let held = self.engine.saved_bytes_besides(&others).forward;
         let (backward_input, done) = timed(self.device, || self.engine.backward_input(KEY, grads))?;
         drop((done, outputs));
-        let held_between = self.engine.saved_bytes().between;
+        saved_ports.inputs_between = self.engine.saved_between_of(&self.inputs);
+        let inputs: Vec<_> = self.inputs.iter().take(Ports::MOST).collect();
+        let held_between = self.engine.saved_bytes_besides(&inputs).between;
         let (backward_weight, _) = timed(self.device, || self.engine.backward_weight(KEY))?;
         let update = Update { lr: 0.0, scale: 1.0, clip: 1.0, skip: false };
         let (optim_step, _) =
@@ -121,6 +136,7 @@ impl LayerBench {
             optim_step,
             saved_bytes: held,
             saved_bytes_between: held_between,
+            saved_ports,
             ..LayerTimes::default()
         })
     }

@@ -19,9 +19,10 @@ use crate::engine::passes::saved_passes::{
 use crate::engine::update::optimizer::Optimizer;
 use pipeline::ids::MicrobatchKey;
 use pipeline::kv_cache_step::KvCacheStep;
-use pipeline::task::EarlyOutput;
+use pipeline::task::{EarlyOutput, Ports};
 use std::collections::HashMap;
 use tch::Tensor;
+use tensor::memory;
 use tensor::transfer::HostCopy;
 
 /// A stage that computes.
@@ -101,7 +102,22 @@ impl Engine {
 
     /// The bytes saved for backward passes.
     pub fn saved_bytes(&self) -> SavedBytes {
-        self.saved.bytes(self.params.params())
+        self.saved_bytes_besides(&[])
+    }
+
+    /// The bytes saved for backward passes, without the memory of these tensors.
+    pub fn saved_bytes_besides(&self, others: &[&Tensor]) -> SavedBytes {
+        self.saved.bytes(self.params.params(), others)
+    }
+
+    /// Those of these tensors whose memory is saved from forward to backward.
+    pub fn saved_of(&self, tensors: &[Tensor]) -> Ports {
+        in_memory_of(tensors, self.saved.forward_tensors())
+    }
+
+    /// Those of these tensors whose memory is saved between the halves of backward.
+    pub fn saved_between_of(&self, tensors: &[Tensor]) -> Ports {
+        in_memory_of(tensors, self.saved.tensors_between())
     }
 
     /// Sets the sequences that the next forward passes continue; `None` for passes that stand
@@ -326,4 +342,11 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// The places of those tensors in whose memory one of `saved` lies.
+fn in_memory_of<'a>(tensors: &[Tensor], saved: impl Iterator<Item = &'a Tensor>) -> Ports {
+    let saved: Vec<_> = saved.collect();
+    let is_saved = |tensor: &Tensor| saved.iter().any(|other| memory::share_memory(tensor, other));
+    tensors.iter().enumerate().filter(|(_, t)| is_saved(t)).map(|(port, _)| port).collect()
 }

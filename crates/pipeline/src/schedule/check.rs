@@ -8,6 +8,7 @@ use super::{
 use crate::ids::{StageId, WorkerId};
 use crate::replicas::Reduction;
 use std::collections::BTreeSet;
+use std::fmt;
 use thiserror::Error;
 
 /// Why a schedule is refused.
@@ -65,20 +66,46 @@ pub enum ScheduleError {
     /// The schedule cannot end.
     #[error("the schedule cannot end: {0}")]
     Deadlock(Deadlock),
-    /// A worker would need more memory than it has.
-    #[error(
-        "{worker} needs {} MiB of memory and has {} MiB; take more microbatches, a schedule that \
-         holds fewer of them, \
-         or more workers", mib(*.needed), .available >> 20
-    )]
-    Memory {
-        /// Which worker.
-        worker: WorkerId,
-        /// The most bytes that it would hold.
-        needed: u64,
-        /// The most bytes that it may hold.
-        available: u64,
-    },
+    /// A worker would need more memory than it has, or several on one device would.
+    #[error("{0}; take more microbatches, a schedule that holds fewer of them, or more workers")]
+    Memory(MemoryShortage),
+}
+
+/// The memory that workers on one device would need, and what there is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemoryShortage {
+    /// Which workers.
+    pub workers: Vec<WorkerId>,
+    /// The most bytes that they would hold.
+    pub needed: u64,
+    /// The most bytes that they may hold.
+    pub available: u64,
+}
+
+impl fmt::Display for MemoryShortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (needed, available) = (mib(self.needed), self.available >> 20);
+        match &self.workers[..] {
+            [worker] => write!(f, "{worker} needs {needed} MiB of memory and has {available} MiB"),
+            workers => {
+                let names: Vec<_> = workers.iter().map(WorkerId::to_string).collect();
+                write!(
+                    f,
+                    "{} together need {needed} MiB of memory, and their device has {available} MiB",
+                    names.join(", ")
+                )
+            }
+        }
+    }
+}
+
+/// Workers on one device, and the bytes that it has for them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceMemory {
+    /// The workers.
+    pub workers: Vec<WorkerId>,
+    /// The bytes.
+    pub bytes: u64,
 }
 
 fn microbatch(action: &Action) -> String {
@@ -172,22 +199,20 @@ fn whole(schedule: &Schedule, seen: &BTreeSet<(WorkerId, Action)>) -> Result<(),
     }
 }
 
-/// Checks that no worker exceeds its memory. `available` has the bytes of every worker, or `None`
-/// if unknown.
+/// Checks that no device has less memory than its workers need together.
 pub fn check_memory(
     timeline: &Timeline,
     layout: &Layout,
     stages: &[StageBytes],
-    available: &[Option<u64>],
+    devices: &[DeviceMemory],
 ) -> Result<(), ScheduleError> {
-    let needed = timeline.peak_bytes(layout, stages);
-    for ((worker, needed), available) in needed.into_iter().enumerate().zip(available) {
-        if let Some(available) = available.filter(|available| *available < needed) {
-            return Err(ScheduleError::Memory {
-                worker: WorkerId(worker as u16),
-                needed,
-                available,
-            });
+    let peaks = timeline.peak_bytes(layout, stages);
+    for DeviceMemory { workers, bytes } in devices {
+        let of = |worker: &WorkerId| peaks.get(usize::from(worker.0)).copied().unwrap_or(0);
+        let needed = workers.iter().map(of).fold(0, u64::saturating_add);
+        if needed > *bytes {
+            let (workers, available) = (workers.clone(), *bytes);
+            return Err(ScheduleError::Memory(MemoryShortage { workers, needed, available }));
         }
     }
     Ok(())

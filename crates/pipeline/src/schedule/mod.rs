@@ -45,7 +45,7 @@ use lanes::lanes;
 use work::Work;
 
 pub use action::{Action, Order};
-pub use check::{check, check_memory, ScheduleError};
+pub use check::{check, check_memory, DeviceMemory, MemoryShortage, ScheduleError};
 pub use costs::{Costs, Link, Process, StageBytes, StageTimes};
 pub use kind::ScheduleKind;
 pub use layout::{Ending, Layout};

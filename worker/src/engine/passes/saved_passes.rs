@@ -121,8 +121,16 @@ impl SavedPasses {
         self.forward.len() + self.weights.len()
     }
 
-    /// The bytes that are saved, without parameters.
-    pub(crate) fn bytes(&self, params: &Params) -> SavedBytes {
+    /// The bytes that are saved, without parameters and without the memory of `others`.
+    pub(crate) fn bytes(&self, params: &Params, others: &[&Tensor]) -> SavedBytes {
+        SavedBytes {
+            forward: bytes(params, others, self.forward_tensors()),
+            between: bytes(params, others, self.tensors_between()),
+        }
+    }
+
+    /// Everything that is kept from forward to backward.
+    pub(crate) fn forward_tensors(&self) -> impl Iterator<Item = &Tensor> {
         let loss_grads = self.forward.values().flat_map(|saved| saved.loss_grads.values());
         let layers = self.forward.values().flat_map(|saved| saved.layers.iter().flatten());
         let saved = layers.flat_map(|layer| -> Box<dyn Iterator<Item = &Tensor>> {
@@ -131,16 +139,23 @@ impl SavedPasses {
                 SavedLayer::Slots(slots) => Box::new(slots.iter().flatten()),
             }
         });
+        saved.chain(loss_grads)
+    }
+
+    /// Everything that is kept between the halves of backward.
+    pub(crate) fn tensors_between(&self) -> impl Iterator<Item = &Tensor> {
         let pending = self.weights.values().flat_map(|pending| &pending.op_weight_inputs);
-        SavedBytes {
-            forward: bytes(params, saved.chain(loss_grads)),
-            between: bytes(params, pending.flat_map(|inputs| &inputs.tensors)),
-        }
+        pending.flat_map(|inputs| &inputs.tensors)
     }
 }
 
-fn bytes<'a>(params: &Params, tensors: impl Iterator<Item = &'a Tensor>) -> u64 {
+fn bytes<'a>(
+    params: &Params,
+    others: &[&Tensor],
+    tensors: impl Iterator<Item = &'a Tensor>,
+) -> u64 {
     let mut counter = StorageCounter::default();
+    others.iter().for_each(|other| counter.ignore(other));
     for param in &params.all {
         counter.ignore(&param.tensor);
         param.rounded.get().into_iter().for_each(|rounded| counter.ignore(rounded));

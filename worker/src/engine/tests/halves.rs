@@ -226,6 +226,40 @@ fn what_backward_does_not_need_is_not_kept() {
     assert_eq!((all_but_last.forward, all_but_last.between), (row * 8, row * (8 + 1)));
 }
 
+/// The memory of a stage with all layers, from those of its layers measured one by one.
+fn predicted(yaml: &str) -> SavedBytes {
+    let graph = graph(yaml);
+    let sizes = layerspec::Bindings::new().with("batch", 3);
+    let times = graph.layers().iter().map(|layer| {
+        let meta = |value: &layerspec::ValueId| {
+            let ty = &graph.value(*value).ty;
+            let shape = ty.dims().iter().map(|dim| dim.eval(&sizes).unwrap()).collect();
+            pipeline::TensorMeta { dtype: ty.dtype, shape }
+        };
+        let probe = pipeline::task::LayerProbe {
+            layer: layer.clone(),
+            inputs: layer.inputs.iter().map(meta).collect(),
+            input_grads: layer.inputs.iter().any(|value| graph.requires_grad(*value)),
+        };
+        measure(&probe, Device::Cpu, &CustomLayers::default()).unwrap()
+    });
+    let fleet = pipeline::Fleet { times: vec![times.collect()], ..pipeline::Fleet::default() };
+    let placement = pipeline::schedule::Placement::Plain;
+    let plan = pipeline::Plan::new(&graph, &pipeline::Cuts::Auto, 1, placement).unwrap();
+    let bytes = fleet.bytes(&graph, &plan, &sizes, &OptimizerSpec::sgd(0.1))[0];
+    // The stage keeps the gradient of the prediction, too, once a loss has made it.
+    let prediction = graph.value(graph.outputs()[0]).ty.bytes(&sizes).unwrap();
+    SavedBytes { forward: bytes.held - prediction, between: bytes.held_between }
+}
+
+/// An activation's output that is the next layer's input is in memory once.
+#[test]
+fn measured_layers_tell_the_memory_of_a_stage() {
+    for yaml in [WIDE, CONV, ENCODER, RESIDUAL, BRANCHY, TWICE, TEXT, PARTS] {
+        assert_eq!(predicted(yaml), held(yaml, |_| ()), "{yaml}");
+    }
+}
+
 #[test]
 fn between_the_halves_only_what_weights_need_is_kept() {
     for yaml in [ENCODER, CONV] {

@@ -43,6 +43,7 @@ fn fleet(workers: usize) -> Fleet {
         optim_step: ms / 10,
         saved_bytes: 10 << 20,
         saved_bytes_between: 10 << 20,
+        ..LayerTimes::default()
     };
     Fleet { times: vec![vec![times; 8]; workers], memory: vec![None; workers], ..Fleet::default() }
 }
@@ -186,8 +187,9 @@ fn shared_parameters_have_a_gradient_for_each_use_and_frozen_ones_have_none() {
         );
         let graph = LayerGraph::from_yaml(&text, "model.yaml").expect("a good model");
         let plan = Plan::new(&graph, &cuts, workers, Placement::Plain).expect("a plan");
-        let fleet = Fleet::estimated(&graph, workers, &Bindings::new().with("batch", 4), 1e9);
-        let stages = fleet.bytes(&plan, &OptimizerSpec::adam(0.001));
+        let sizes = Bindings::new().with("batch", 4);
+        let fleet = Fleet::estimated(&graph, workers, &sizes, 1e9);
+        let stages = fleet.bytes(&graph, &plan, &sizes, &OptimizerSpec::adam(0.001));
         stages.iter().map(|stage| stage.fixed / table).collect()
     };
     let cut = || Cuts::At(vec!["head".into()]);

@@ -4,8 +4,9 @@ use pipeline::ids::{StageId, WorkerId};
 use pipeline::message::Reduction;
 use pipeline::replicas::{MicrobatchAssignment, StagePlacement, WorkerGroups};
 use pipeline::schedule::{
-    check, check_memory, picture, timeline, Action, Costs, Deadlock, Ending, Layout, Link, Order,
-    Placement, Process, Schedule, ScheduleError, StageBytes, StageTimes, Terms, Timeline,
+    check, check_memory, picture, timeline, Action, Costs, Deadlock, DeviceMemory, Ending, Layout,
+    Link, Order, Placement, Process, Schedule, ScheduleError, StageBytes, StageTimes, Terms,
+    Timeline,
 };
 use pipeline::ScheduleKind::{self, GPipe, Interleaved, OneFOneB, Ready, ZbH1, ZbV};
 use testkit::assert_golden;
@@ -461,10 +462,19 @@ fn a_schedule_that_outgrows_its_memory_is_refused() {
     let mib = |n: u64| n << 20;
     let stages = [StageBytes { fixed: mib(10), held: mib(5), ..StageBytes::default() }; 2];
     assert_eq!(played.peak_bytes(&schedule.layout, &stages), [mib(50), mib(50)]);
-    let check =
-        |available: [Option<u64>; 2]| check_memory(&played, &schedule.layout, &stages, &available);
-    assert_eq!(check([None, Some(mib(50))]), Ok(()));
-    let error = check([None, Some(mib(49))]).expect_err("too little").to_string();
+    let check = |workers: &[u16], bytes: u64| {
+        let workers = workers.iter().map(|worker| WorkerId(*worker)).collect();
+        let device = DeviceMemory { workers, bytes };
+        check_memory(&played, &schedule.layout, &stages, &[device])
+    };
+    assert_eq!(check(&[1], mib(50)), Ok(()));
+    assert_eq!(check(&[0, 1], mib(100)), Ok(()));
+    let error = check(&[0, 1], mib(99)).expect_err("too little").to_string();
+    let expected = "worker 0, worker 1 together need 100 MiB of memory, and their device has 99 \
+                    MiB; take more microbatches, a schedule that holds fewer of them, or more \
+                    workers";
+    assert_eq!(error, expected);
+    let error = check(&[1], mib(49)).expect_err("too little").to_string();
     let expected = "worker 1 needs 50 MiB of memory and has 49 MiB; take more microbatches, a \
                     schedule that holds fewer of them, or more workers";
     assert_eq!(error, expected);

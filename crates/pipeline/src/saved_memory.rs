@@ -1,0 +1,68 @@
+//! The memory that a stage keeps of a microbatch. A value that several of its layers keep counts
+//! once.
+
+use crate::plan::StageSpec;
+use crate::task::{LayerTimes, Ports};
+use layerspec::{Layer, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The values of a stage whose memory its layers keep, and the bytes of what they keep besides.
+#[derive(Default)]
+pub(crate) struct SavedMemory {
+    /// The value in whose memory each view lies.
+    views: BTreeMap<ValueId, ValueId>,
+    forward: BTreeSet<ValueId>,
+    between: BTreeSet<ValueId>,
+    others_forward: u64,
+    others_between: u64,
+}
+
+impl SavedMemory {
+    /// What the layers of a stage keep, as they were measured one by one.
+    pub(crate) fn of(stage: &StageSpec, measured: impl Fn(&Layer) -> LayerTimes) -> Self {
+        let mut memory = SavedMemory::default();
+        for layer in &stage.layers {
+            memory.add(layer, &measured(layer));
+        }
+        memory
+    }
+
+    fn add(&mut self, layer: &Layer, measured: &LayerTimes) {
+        let ports = &measured.saved_ports;
+        self.others_forward = self.others_forward.saturating_add(measured.saved_bytes);
+        self.others_between = self.others_between.saturating_add(measured.saved_bytes_between);
+        if let Some(input) = layer.inputs.first().map(|input| self.owner(*input)) {
+            self.views.extend(among(&layer.outputs, ports.views).map(|view| (view, input)));
+        }
+        let forward =
+            among(&layer.inputs, ports.inputs).chain(among(&layer.outputs, ports.outputs));
+        let forward: Vec<_> = forward.map(|value| self.owner(value)).collect();
+        self.forward.extend(forward);
+        let between = among(&layer.inputs, ports.inputs_between);
+        let between: Vec<_> = between.map(|value| self.owner(value)).collect();
+        self.between.extend(between);
+    }
+
+    /// The value in whose memory this one lies.
+    fn owner(&self, value: ValueId) -> ValueId {
+        self.views.get(&value).copied().unwrap_or(value)
+    }
+
+    /// The bytes kept from forward to backward. `bytes` are those of a value.
+    pub(crate) fn forward(&self, bytes: impl Fn(ValueId) -> u64) -> u64 {
+        sum(self.others_forward, &self.forward, bytes)
+    }
+
+    /// The bytes kept between the halves of backward.
+    pub(crate) fn between(&self, bytes: impl Fn(ValueId) -> u64) -> u64 {
+        sum(self.others_between, &self.between, bytes)
+    }
+}
+
+fn among(values: &[ValueId], ports: Ports) -> impl Iterator<Item = ValueId> + '_ {
+    values.iter().enumerate().filter(move |(port, _)| ports.contains(*port)).map(|(_, v)| *v)
+}
+
+fn sum(others: u64, values: &BTreeSet<ValueId>, bytes: impl Fn(ValueId) -> u64) -> u64 {
+    values.iter().fold(others, |sum, value| sum.saturating_add(bytes(*value)))
+}
