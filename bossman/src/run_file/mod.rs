@@ -7,6 +7,7 @@
 //! ```
 
 mod checkpoint;
+mod class_list;
 mod columns;
 mod data;
 pub mod data_parts;
