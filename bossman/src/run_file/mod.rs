@@ -8,6 +8,7 @@
 
 mod checkpoint;
 mod class_list;
+mod class_names;
 mod columns;
 mod data;
 pub mod data_parts;
