@@ -31,9 +31,9 @@ mod tests {
             class_list(&layerspec::yaml::parse(text).unwrap())
                 .map_err(|e| e.in_file("run.yaml").to_string())
         };
-        assert_eq!(listed("[a, \"0\"]").unwrap(), ["a", "0"]);
+        assert_eq!(listed("[a, \"0\", 1]").unwrap(), ["a", "0", "1"]);
         assert!(listed("[]").unwrap_err().contains("at least one name"));
         assert!(listed("[a, b, a]").unwrap_err().contains("`classes` has `a` twice"));
-        assert!(listed("[1]").is_err());
+        assert!(listed("[1.5]").is_err());
     }
 }

@@ -50,23 +50,12 @@ fn check_same(part: &Source, names: &[String]) -> Result<(), DataError> {
 mod tests {
     use super::*;
     use crate::run_file::data_parts::Part;
+    use crate::run_file::test_picture::picture;
     use crate::Model;
     use std::path::Path;
 
     const MODEL: &str = "{inputs: {x: [batch, 3]}, layers: [Linear: {in_features: 3, \
                          out_features: 3}]}";
-
-    /// A PNG file of one pixel.
-    const PIXEL: &[u8] =
-        b"\x89PNG\x0d\x0a\x1a\x0a\x00\x00\x00\x0dIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\
-    \x02\x00\x00\x00\x90wS\xde\x00\x00\x00\x0cIDATx\x9cc`db\x06\x00\x00\x0e\x00\x07\
-    \xd7o\xe4x\x00\x00\x00\x00IEND\xaeB`\x82";
-
-    fn picture(folder: &Path, name: &str) {
-        let path = folder.join(name);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, PIXEL).unwrap();
-    }
 
     fn run(folder: &Path, data: &str) -> RunFile {
         let path = folder.join("run.yaml");

@@ -24,6 +24,8 @@ mod place;
 mod recovery;
 pub(crate) mod sources;
 mod string_map;
+#[cfg(test)]
+pub(crate) mod test_picture;
 mod text;
 mod write;
 pub(crate) mod yaml_text;
