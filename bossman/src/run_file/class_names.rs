@@ -12,6 +12,7 @@ impl RunFile {
     /// The folder to train on cannot be read, or a part lists other classes.
     pub(super) fn with_class_names(mut self) -> Result<Self, BossManError> {
         let Some(data) = &mut self.data else { return Ok(self) };
+        check_names_are_there(data)?;
         let Some(names) = data.train.learn_classes()? else { return Ok(self) };
         for part in sources(data) {
             check_same(part, &names)?;
@@ -19,6 +20,27 @@ impl RunFile {
             *part = unnamed.with_classes(&names);
         }
         Ok(self)
+    }
+}
+
+/// Checks that the folder to train on is there, if only it names the classes of a part.
+fn check_names_are_there(data: &mut Data) -> Result<(), DataError> {
+    let folder = data.train.path().to_path_buf();
+    let lists = matches!(data.train, Source::Images { classes: Some(_), .. });
+    if lists || folder.try_exists().map_err(|e| DataError::io(&folder, &e))? {
+        return Ok(());
+    }
+    let has_pictures = |part: &&mut Source| part.path().is_dir() && part.path() != folder;
+    match sources(data).find(has_pictures) {
+        Some(part) => {
+            let problem = format!(
+                "there is no such folder, and it names the classes of {}; put it there, or list \
+                 them: {{images: {{folder: .., classes: [..]}}}}",
+                part.path().display()
+            );
+            Err(DataError::file(&folder, problem))
+        }
+        None => Ok(()),
     }
 }
 
@@ -114,6 +136,24 @@ mod tests {
             error(folder, run.part(Part::Train, &Model::from_yaml(MODEL).unwrap())),
             "t/A_dog: `A_dog` is no class of the data to train on, which has 0, dog"
         );
+    }
+
+    /// The part alone does not tell whether it has all classes.
+    #[test]
+    fn a_part_is_not_read_without_the_folder_that_names_its_classes() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path();
+        picture(folder, "v/dog/1.png");
+        for train in ["t", "{images: {folder: t}}"] {
+            let run = run(folder, &format!("{{train: {train}, test: v}}"));
+            assert_eq!(
+                error(folder, run.part(Part::Test, &Model::from_yaml(MODEL).unwrap())),
+                "t: there is no such folder, and it names the classes of v; put it there, or list \
+                 them: {images: {folder: .., classes: [..]}}"
+            );
+        }
+        let listed = "{train: {images: {folder: t, classes: [cat, dog]}}, test: v}";
+        assert_eq!(label(&run(folder, listed), Part::Test), 1);
     }
 
     #[test]
