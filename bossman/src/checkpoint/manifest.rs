@@ -7,8 +7,9 @@ use sha2::{Digest, Sha256};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Manifests of later versions are not read. Raise it with every change of the format, because a
-/// manifest that cannot be parsed counts as damaged. Version 1 has no `time` and no `made_for`.
-pub(super) const VERSION: u32 = 2;
+/// manifest that cannot be parsed counts as damaged. Version 1 has no `time` and no `made_for`, and
+/// version 2 no `classes`.
+pub(super) const VERSION: u32 = 3;
 
 /// The prefix of a checkpoint's folder, before its number of steps.
 const PREFIX: &str = "step-";
@@ -62,6 +63,9 @@ pub(crate) struct RunRecord {
     pub(crate) accumulate: u32,
     /// The samples to train on.
     pub(crate) samples: u64,
+    /// The names of the classes, if the samples to train on have names for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) classes: Option<Vec<String>>,
     /// The bytes of metrics so far, if they are written.
     pub(crate) metrics: Option<u64>,
     /// The validation with the lowest loss so far.
@@ -229,6 +233,58 @@ impl RunRecord {
     pub(crate) fn differs(&self, now: &RunRecord) -> Option<String> {
         let pairs = self.settings().into_iter().zip(now.settings());
         let other = pairs.into_iter().find(|((_, then), (_, now))| then != now);
-        other.map(|((what, then), (_, now))| format!("{what} was {then} and is {now}"))
+        let problem =
+            other.map(|((what, then), (_, now))| format!("{what} was {then} and is {now}"));
+        problem.or_else(|| self.renamed_class(now))
+    }
+
+    /// The first class with another name, if both have names. Older checkpoints have none.
+    fn renamed_class(&self, now: &RunRecord) -> Option<String> {
+        let (then, now) = (self.classes.as_ref()?, now.classes.as_ref()?);
+        let name = |names: &[String], class: usize| match names.get(class) {
+            Some(name) => format!("`{name}`"),
+            None => "no class".into(),
+        };
+        let mut all = 0..then.len().max(now.len());
+        let class = all.find(|class| then.get(*class) != now.get(*class))?;
+        Some(format!("class {class} was {} and is {}", name(then, class), name(now, class)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(classes: &[&str]) -> RunRecord {
+        let classes = Some(classes.iter().map(ToString::to_string).collect());
+        RunRecord { classes, ..RunRecord::default() }
+    }
+
+    /// Else labels would be permuted in silence.
+    #[test]
+    fn a_run_with_other_classes_is_another_run() {
+        let before = record(&["cat", "dog", "fox"]);
+        let problem = |now: &[&str]| before.differs(&record(now));
+        assert_eq!(problem(&["cat", "dog", "fox"]), None);
+        let first = "class 0 was `cat` and is `a_dog`";
+        assert_eq!(problem(&["a_dog", "cat", "fox"]).as_deref(), Some(first));
+        let last = "class 2 was `fox` and is no class";
+        assert_eq!(problem(&["cat", "dog"]).as_deref(), Some(last));
+        let more = "class 3 was no class and is `gnu`";
+        assert_eq!(problem(&["cat", "dog", "fox", "gnu"]).as_deref(), Some(more));
+        let other = RunRecord { seed: 1, ..record(&["fox"]) };
+        assert_eq!(before.differs(&other).as_deref(), Some("seed was 0 and is 1"));
+    }
+
+    /// CKPT-8.
+    #[test]
+    fn a_record_without_classes_is_read_and_differs_from_none() {
+        let named = record(&["cat"]);
+        let text = serde_json::to_string(&named).unwrap();
+        assert_eq!(serde_json::from_str::<RunRecord>(&text).unwrap(), named);
+        let text = serde_json::to_string(&RunRecord::default()).unwrap();
+        assert!(!text.contains("classes"), "{text}");
+        let older: RunRecord = serde_json::from_str(&text).unwrap();
+        assert_eq!((older.differs(&named), named.differs(&older)), (None, None));
     }
 }

@@ -177,9 +177,9 @@ async fn errors_name_the_file() {
     let text = std::fs::read_to_string(&manifest).unwrap();
     for (from, to, expected) in [
         (
-            "\"version\": 2",
+            "\"version\": 3",
             "\"version\": 9",
-            "is of version 9; this program reads versions 1 to 2, take another BossMan",
+            "is of version 9; this program reads versions 1 to 3, take another BossMan",
         ),
         ("\"step\": 2", "\"step\": 3", "is damaged"),
         ("weights/0000", "weights/../0000", "is damaged"),

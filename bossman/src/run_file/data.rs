@@ -2,7 +2,7 @@
 
 use super::file_reader::{FileReader, FILE_READER};
 use super::string_map::string_map;
-use super::{columns, text};
+use super::{class_list, columns, text};
 use crate::data::{Normalize, Source, Table};
 use layerspec::yaml::{Choice, Kind, Mapping, Node, Reader, TEXT};
 use layerspec::Diagnostic;
@@ -125,7 +125,11 @@ fn source(node: &Node, what: &str, folder: &Path) -> Result<Source, Diagnostic> 
         "safetensors" => Ok(Source::Safetensors(table(&choice, folder)?)),
         "jsonl" => Ok(Source::Jsonl(table(&choice, folder)?)),
         "parquet" => Ok(Source::Parquet(table(&choice, folder)?)),
-        "images" => Ok(Source::Images { folder: path(&choice.arguments(&["folder"])?, "folder")? }),
+        "images" => {
+            let arguments = choice.arguments(&["folder", "classes"])?;
+            let classes = arguments.get("classes").map(class_list::class_list).transpose()?;
+            Ok(Source::Images { folder: path(&arguments, "folder")?, classes })
+        }
         "text" => Ok(Source::Text(text::text(&choice, folder)?)),
         "pairs" => Ok(Source::Pairs(text::pairs(&choice, folder)?)),
         _ => Err(choice.unknown("format", &SOURCES)),

@@ -3,7 +3,6 @@
 use super::{RunFile, Validation};
 use crate::data::{Batches, Dataset, Source, TextPairs};
 use crate::{BossManError, Model};
-use std::borrow::Cow;
 
 /// The parts of a run's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,12 +94,17 @@ impl RunFile {
         }
     }
 
-    /// The same run, with what its table to train on tells.
-    fn learned(&self) -> Result<Cow<'_, RunFile>, BossManError> {
-        Ok(match self.learned_table()? {
-            Some(learned) => Cow::Owned(self.clone().with_learned_table(&learned)),
-            None => Cow::Borrowed(self),
-        })
+    /// The same run, with what its data to train on tells about every part: the contents of a
+    /// table, or the classes of pictures.
+    ///
+    /// # Errors
+    /// The data to train on cannot be read, or the classes of a part contradict it.
+    pub(crate) fn learned(&self) -> Result<RunFile, BossManError> {
+        let run = match self.learned_table()? {
+            Some(learned) => self.clone().with_learned_table(&learned),
+            None => self.clone(),
+        };
+        run.with_class_names()
     }
 
     fn open(&self, source: &Source, model: &Model) -> Result<Dataset, BossManError> {

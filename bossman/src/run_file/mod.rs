@@ -7,6 +7,8 @@
 //! ```
 
 mod checkpoint;
+mod class_list;
+mod class_names;
 mod columns;
 mod data;
 pub mod data_parts;
@@ -22,6 +24,8 @@ mod place;
 mod recovery;
 pub(crate) mod sources;
 mod string_map;
+#[cfg(test)]
+pub(crate) mod test_picture;
 mod text;
 mod write;
 pub(crate) mod yaml_text;

@@ -201,7 +201,12 @@ fn source(source: &Source) -> Yaml {
         Source::Safetensors(of) => map([("safetensors", table(of))]),
         Source::Jsonl(of) => map([("jsonl", table(of))]),
         Source::Parquet(of) => map([("parquet", table(of))]),
-        Source::Images { folder } => map([("images", map([("folder", path(folder))]))]),
+        Source::Images { folder, classes } => {
+            let classes = classes.iter().map(|names| list(names.iter().map(String::as_str)));
+            let mut entries = vec![("folder".to_string(), path(folder))];
+            entries.extend(classes.map(|names| ("classes".into(), names)));
+            map([("images", Yaml::Map(entries))])
+        }
         Source::Text(of) => map([("text", text(of))]),
         Source::Pairs(of) => map([("pairs", pairs(of))]),
     }

@@ -71,7 +71,7 @@ pub(super) async fn prepare<'a>(
     if let Some(fixed) = &fixed_batch {
         check_fixed_batch(fixed, file, options, &data)?;
     }
-    let mut record = record(file, &data);
+    let mut record = record(file, &data)?;
     let (checkpoints, state) = resume::open_checkpoints(file, options, &record).await?;
     if let (Some(_), Some(texts)) = (&file.translate, file.pairs(Part::Train)) {
         Translator::new(&model, texts)?;
@@ -260,8 +260,8 @@ fn check_fixed_batch(
 }
 
 /// The record of a new run.
-fn record(file: &RunFile, data: &Parts) -> RunRecord {
-    RunRecord {
+fn record(file: &RunFile, data: &Parts) -> Result<RunRecord, BossManError> {
+    Ok(RunRecord {
         seed: file.seed,
         optimizer: file.optimizer.name().into(),
         shuffled: file.shuffle,
@@ -270,8 +270,9 @@ fn record(file: &RunFile, data: &Parts) -> RunRecord {
         microbatches: file.microbatches,
         accumulate: file.accumulate,
         samples: data.train.samples(),
+        classes: file.data()?.train.class_names()?,
         ..RunRecord::default()
-    }
+    })
 }
 
 fn steps(file: &RunFile, samples: u64) -> Result<u64, BossManError> {
@@ -279,4 +280,45 @@ fn steps(file: &RunFile, samples: u64) -> Result<u64, BossManError> {
         Length::Steps(steps) => steps,
         Length::Epochs(epochs) => epochs.saturating_mul(samples.div_ceil(file.batch_size)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::{Counters, TrainingState};
+    use crate::run_file::test_picture::picture;
+
+    const MODEL: &str = "{inputs: {x: [batch, 3]}, layers: [Linear: {in_features: 3, \
+                         out_features: 2}]}";
+    const RUN: &str = "model: m.yaml\ndata: {train: t}\nloss: CrossEntropyLoss\noptimizer: SGD\n\
+                       batch_size: 1\nsteps: 2\ncheckpoint: {dir: c, every: {steps: 1}}\n";
+
+    /// The number of samples is as it was, so only the names tell that the labels are others.
+    #[tokio::test]
+    async fn a_run_with_a_renamed_class_does_not_resume() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path();
+        std::fs::write(folder.join("m.yaml"), MODEL).unwrap();
+        std::fs::write(folder.join("run.yaml"), RUN).unwrap();
+        ["t/cat/1.png", "t/dog/1.png"].iter().for_each(|name| picture(folder, name));
+        let run = || {
+            let run = RunFile::from_file(folder.join("run.yaml")).unwrap().learned().unwrap();
+            let data = run.parts(&Model::from_yaml(MODEL).unwrap()).unwrap();
+            let record = record(&run, &data).unwrap();
+            (run, record)
+        };
+        let counters = Counters { step: 1, updates: 1, loss_scale: None };
+        let (weights, optimizer) = (StateDict::default(), Default::default());
+        let state = TrainingState { weights, optimizer, counters };
+        let checkpoints = Checkpoints::open(folder.join("c").to_str().unwrap(), true).unwrap();
+        checkpoints.write(state, run().1).await.unwrap();
+        let options = TrainOptions { resume: Some(None), ..TrainOptions::default() };
+        let (file, before) = run();
+        assert!(resume::open_checkpoints(&file, &options, &before).await.is_ok());
+        std::fs::rename(folder.join("t/dog"), folder.join("t/a_dog")).unwrap();
+        let (file, now) = run();
+        let error = resume::open_checkpoints(&file, &options, &now).await.err().unwrap();
+        let expected = "--resume: class 0 was `cat` and is `a_dog`, so the run would not go on";
+        assert!(error.to_string().starts_with(expected), "{error}");
+    }
 }

@@ -29,11 +29,8 @@ pub async fn run_with(
     mut on_step: impl FnMut(&StepReport),
 ) -> Result<Outcome, BossManError> {
     file.data()?;
-    let (mut file, mut settings) = (file.clone(), settings.clone());
+    let (mut file, mut settings) = (file.learned()?, settings.clone());
     file.shuffle &= !settings.no_shuffle;
-    if let Some(learned) = file.learned_table()? {
-        file = file.with_learned_table(&learned);
-    }
     let folder = placed::open_folder(&file, &settings)?;
     // A mistake leaves no folder.
     let discard = |_: &BossManError| folder.iter().for_each(|folder| folder.discard());

@@ -1,20 +1,14 @@
-//! Reads a folder of pictures: one folder for each class, with PNG and JPEG files in it.
+//! Reads pictures and their classes from PNG and JPEG files.
 
 use super::array_column::{ArrayColumn, ColumnWriter};
 use super::element::Element;
-use super::endings::ends;
 use super::expected_tensor::ExpectedTensor;
-use super::picture;
+use super::{picture, picture_files};
 use crate::DataError;
 use layerspec::DType;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tch::Tensor;
-
-const ENDINGS: [&str; 3] = [".png", ".jpg", ".jpeg"];
-/// Endings of pictures that cannot be read.
-const OTHERS: [&str; 9] =
-    [".webp", ".gif", ".bmp", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl"];
 
 /// Pictures of one size, decoded on demand.
 #[derive(Clone, Debug)]
@@ -24,28 +18,17 @@ pub(super) struct Images {
     shape: [u64; 3],
 }
 
-/// Opens the pictures and their labels. A label is the position of a picture's folder, sorted by
-/// name.
+/// Opens the pictures and their labels. A label is the place of the name of a picture's folder in
+/// `classes`, or among all folders.
 pub(super) fn open(
     folder: &Path,
+    classes: Option<&[String]>,
     wanted: &ExpectedTensor,
 ) -> Result<(Images, ArrayColumn), DataError> {
-    let classes: Vec<PathBuf> = listed(folder)?.into_iter().filter(|path| path.is_dir()).collect();
-    if classes.is_empty() {
-        return Err(DataError::file(
-            folder,
-            "holds no folders; expected one for each class, with pictures in it",
-        ));
-    }
-    let mut files = Vec::new();
-    let mut labels = ColumnWriter::new(Element::I64);
-    for (class, folder) in classes.iter().enumerate() {
-        let before = files.len();
-        files.extend(pictures(listed(folder)?)?);
-        if files.len() == before {
-            return Err(DataError::file(folder, "holds no .png, .jpg or .jpeg"));
-        }
-        (before..files.len()).try_for_each(|_| labels.push(&[class as f64], &[]))?;
+    let (mut files, mut labels) = (Vec::new(), ColumnWriter::new(Element::I64));
+    for (file, class) in picture_files::by_class(folder, classes)? {
+        files.push(file);
+        labels.push(&[class as f64], &[])?;
     }
     let images = Images::of(files, folder, wanted)?;
     Ok((images, labels.finish(folder)?))
@@ -54,22 +37,7 @@ pub(super) fn open(
 /// Opens pictures without their labels: one picture, a folder of pictures, or a folder of folders
 /// of pictures.
 pub(super) fn open_unlabelled(path: &Path, wanted: &ExpectedTensor) -> Result<Images, DataError> {
-    let files = files(path)?;
-    if files.is_empty() {
-        return Err(DataError::file(path, "holds no .png, .jpg or .jpeg"));
-    }
-    Images::of(files, path, wanted)
-}
-
-/// The names of the classes: those of the folders, in the order of the classes.
-pub(super) fn class_names(folder: &Path) -> Result<Vec<String>, DataError> {
-    let folders = listed(folder)?.into_iter().filter(|path| path.is_dir());
-    Ok(folders.filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).collect())
-}
-
-/// Whether a file is a picture by its name.
-pub(super) fn is_picture_file(path: &Path) -> bool {
-    is_picture(path) && path.is_file()
+    Images::of(picture_files::unlabelled(path)?, path, wanted)
 }
 
 impl Images {
@@ -159,51 +127,4 @@ fn channels(wanted: &ExpectedTensor, pixels: u64) -> Result<u64, String> {
 
 fn size(file: &Path) -> Result<(u32, u32), DataError> {
     picture::size(file).map_err(|problem| DataError::file(file, problem))
-}
-
-/// Lists the pictures, judged by their names: those in the folders of classes, else those of the
-/// folder itself, or the one picture.
-pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
-    if path.is_file() {
-        return Ok(vec![path.to_path_buf()]);
-    }
-    let here = listed(path)?;
-    let mut files = Vec::new();
-    for class in here.iter().filter(|path| path.is_dir()) {
-        files.extend(pictures(listed(class)?)?);
-    }
-    if files.is_empty() {
-        files.extend(pictures(here)?.into_iter().filter(|path| path.is_file()));
-    }
-    Ok(files)
-}
-
-/// Lists a folder sorted by name, without hidden files.
-fn listed(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let error = |e: std::io::Error| DataError::io(folder, &e);
-    let entries =
-        std::fs::read_dir(folder).map_err(error)?.collect::<Result<Vec<_>, _>>().map_err(error)?;
-    let hidden = |path: &PathBuf| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
-    };
-    let mut paths: Vec<PathBuf> =
-        entries.iter().map(std::fs::DirEntry::path).filter(|path| !hidden(path)).collect();
-    paths.sort();
-    Ok(paths)
-}
-
-/// Those that are pictures.
-///
-/// # Errors
-/// One is a picture that cannot be read, which would be missing in silence.
-fn pictures(paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, DataError> {
-    if let Some(other) = paths.iter().find(|path| ends(path, &OTHERS)) {
-        let problem = "is no PNG or JPEG; convert it, or move it away";
-        return Err(DataError::file(other, problem));
-    }
-    Ok(paths.into_iter().filter(|path| is_picture(path)).collect())
-}
-
-fn is_picture(path: &Path) -> bool {
-    ends(path, &ENDINGS)
 }

@@ -47,6 +47,7 @@ mod parquet;
 mod parquet_footer;
 #[cfg(feature = "pictures")]
 mod picture;
+mod picture_files;
 mod place;
 mod plain_or_gzip;
 mod safetensors;

@@ -6,8 +6,8 @@ use super::expected_tensor::ExpectedTensor;
 use super::named_columns::ColumnsSource;
 use super::table::Table;
 use super::{
-    csv, idx, images, jsonl, npy, npz, pairs, parquet, safetensors, text, Text, TextPairs,
-    Tokenizer,
+    csv, idx, images, jsonl, npy, npz, pairs, parquet, picture_files, safetensors, text, Text,
+    TextPairs, Tokenizer,
 };
 use crate::DataError;
 use layerspec::DType;
@@ -48,6 +48,9 @@ pub enum Source {
     Images {
         /// The folder that holds those folders.
         folder: PathBuf,
+        /// The names of the classes in their order. `None` takes those of the folders, sorted.
+        #[serde(default)]
+        classes: Option<Vec<String>>,
     },
     /// Text, to predict the next token.
     Text(Text),
@@ -59,7 +62,7 @@ const ENDINGS: &str =
     ".csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet or .safetensors, or a folder of pictures";
 
 /// The endings that tell the format of a file.
-const KNOWN_ENDINGS: [&str; 10] = [
+const KNOWN_ENDINGS: [&str; 12] = [
     ".csv",
     ".csv.gz",
     ".jsonl",
@@ -70,6 +73,8 @@ const KNOWN_ENDINGS: [&str; 10] = [
     ".png",
     ".jpg",
     ".jpeg",
+    ".jpe",
+    ".jfif",
 ];
 
 impl Source {
@@ -84,7 +89,7 @@ impl Source {
             | Source::Jsonl(table)
             | Source::Parquet(table) => &table.path,
             Source::Columns(columns) => &columns.path,
-            Source::Images { folder } => folder,
+            Source::Images { folder, .. } => folder,
             Source::Text(text) => text.paths.first().map_or(Path::new("text"), PathBuf::as_path),
             Source::Pairs(pairs) => &pairs.path,
         }
@@ -168,7 +173,9 @@ impl Source {
                 path: path(&of.path)?,
                 ..of.as_ref().clone()
             })),
-            Source::Images { folder } => Source::Images { folder: path(folder)? },
+            Source::Images { folder, classes } => {
+                Source::Images { folder: path(folder)?, classes: classes.clone() }
+            }
             Source::Text(text) => Source::Text(Text {
                 paths: text.paths.iter().map(|file| path(file)).collect::<Result<_, _>>()?,
                 tokenizer: tokenizer(&text.tokenizer)?,
@@ -191,9 +198,44 @@ impl Source {
     pub fn class_names(&self) -> Result<Option<Vec<String>>, DataError> {
         match self {
             Source::Columns(columns) => Ok(columns.class_names()),
-            Source::Images { folder } => images::class_names(folder).map(Some),
-            Source::File(path) if path.is_dir() => images::class_names(path).map(Some),
-            _ => Ok(None),
+            Source::Images { classes: Some(names), .. } => Ok(Some(names.clone())),
+            _ => self.picture_folder().map(picture_files::class_names).transpose(),
+        }
+    }
+
+    /// The names of the classes of pictures, if these are pictures. Unless they are known, they are
+    /// learned from the folders, and each must hold a picture.
+    ///
+    /// # Errors
+    /// A folder cannot be read, holds no picture, or holds one that would be left out.
+    pub fn learn_classes(&self) -> Result<Option<Vec<String>>, DataError> {
+        match (self, self.picture_folder()) {
+            (Source::Images { classes: Some(names), .. }, _) => Ok(Some(names.clone())),
+            (_, Some(folder)) => {
+                picture_files::by_class(folder, None)?;
+                picture_files::class_names(folder).map(Some)
+            }
+            (_, None) => Ok(None),
+        }
+    }
+
+    /// The same pictures, whose classes have these names in this order. Others stay as they are.
+    #[must_use]
+    pub fn with_classes(self, names: &[String]) -> Self {
+        match self.picture_folder() {
+            Some(folder) => {
+                Source::Images { folder: folder.to_path_buf(), classes: Some(names.to_vec()) }
+            }
+            None => self,
+        }
+    }
+
+    /// The folder of pictures, if these are pictures.
+    fn picture_folder(&self) -> Option<&Path> {
+        match self {
+            Source::Images { folder, .. } => Some(folder),
+            Source::File(path) if path.is_dir() => Some(path),
+            _ => None,
         }
     }
 
@@ -205,8 +247,8 @@ impl Source {
         };
         Ok(match self {
             Source::Columns(columns) => vec![columns.path.clone()],
-            Source::Images { folder } => images::files(folder)?,
-            Source::File(file) if file.is_dir() => images::files(file)?,
+            Source::Images { folder, .. } => picture_files::unlabelled(folder)?,
+            Source::File(file) if file.is_dir() => picture_files::unlabelled(file)?,
             Source::File(file) => vec![file.clone()],
             Source::Idx { images, labels } => vec![images.clone(), labels.clone()],
             Source::Npy { inputs, target } => inputs.values().chain([target]).cloned().collect(),
@@ -265,13 +307,13 @@ impl Source {
             Source::Jsonl(table) => by_name(table, inputs, target, jsonl::open),
             Source::Parquet(table) => by_name(table, inputs, target, parquet::open),
             Source::Columns(columns) => columns.open(inputs, target),
-            Source::Images { folder } => {
+            Source::Images { folder, classes } => {
                 only_input("pictures are", folder, inputs)?;
                 if target.is_none() {
                     let images = images::open_unlabelled(folder, &inputs[0])?;
                     return Ok(Columns { inputs: vec![Column::Images(images)], target: None });
                 }
-                let (images, labels) = images::open(folder, &inputs[0])?;
+                let (images, labels) = images::open(folder, classes.as_deref(), &inputs[0])?;
                 Ok(Columns {
                     inputs: vec![Column::Images(images)],
                     target: Some(Column::Array(labels)),
@@ -307,8 +349,8 @@ fn open_file(
                            sequence_length: ...}}, or {pairs: {path: ..., tokenizer: ...}}";
             return Err(DataError::file(path, problem));
         }
-        () if path.is_dir() || (target.is_none() && images::is_picture_file(path)) => {
-            Source::Images { folder: path.to_path_buf() }
+        () if path.is_dir() || (target.is_none() && picture_files::is_picture_file(path)) => {
+            Source::Images { folder: path.to_path_buf(), classes: None }
         }
         () if !path.exists() => {
             let problem = "there is no such file or folder; paths are relative to the run file";

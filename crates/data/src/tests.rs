@@ -3,6 +3,7 @@
 mod batches;
 mod broken;
 mod formats;
+mod pictures;
 mod text;
 mod worker_files;
 

@@ -206,12 +206,12 @@ async fn prune_deletes_what_this_run_found_damaged_or_unfinished() {
 async fn a_manifest_of_another_version_is_not_damaged() {
     let (store, checkpoints) = with(&[1, 2]).await;
     let text = store.text(NEWEST[0]).await;
-    let newer = text.replacen("\"version\": 2", "\"version\": 3,\n  \"of_the_future\": [1]", 1);
+    let newer = text.replacen("\"version\": 3", "\"version\": 4,\n  \"of_the_future\": [1]", 1);
     assert_ne!(text, newer);
     store.set(NEWEST[0], &newer).await;
     let message = checkpoints.resume(None).await.unwrap_err().to_string();
-    let expected = "test://run/step-00000002/manifest.json: is of version 3; this program reads \
-                    versions 1 to 2, take another BossMan";
+    let expected = "test://run/step-00000002/manifest.json: is of version 4; this program reads \
+                    versions 1 to 3, take another BossMan";
     assert!(message.starts_with(expected), "{message}");
     checkpoints.write(state(3), run()).await.unwrap();
     assert_eq!(checkpoints.prune(&policy(1), 3).await.unwrap(), ["step-00000001"]);

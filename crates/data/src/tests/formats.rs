@@ -250,7 +250,7 @@ fn pictures_are_classed_by_their_folders() {
         assert!(data.file_of(0).unwrap().ends_with(folder.path(path).join(first)), "{data:?}");
         assert_eq!(data.inputs(&[0]).unwrap().0.size(), [1, 3, 2, 3]);
     }
-    let names = Source::Images { folder: folder.path("") }.class_names().unwrap().unwrap();
+    let names = Source::File(folder.path("")).class_names().unwrap().unwrap();
     assert_eq!(names, ["ant", "cat", "loose"]);
     std::fs::remove_dir_all(folder.path("loose")).unwrap();
 
