@@ -89,6 +89,7 @@ impl Folder {
             return disk::retry(self.waits, list).await.map_err(|e| cannot(&e));
         }
         let list = || self.store.list_with_delimiter(None);
+        let list = || remote_store::answered(list);
         let found: ListResult = disk::retry(self.waits, list).await.map_err(|e| cannot(&e))?;
         let names = found.common_prefixes.iter().filter_map(|name| name.filename());
         Ok(names.filter(|name| ours(name)).map(str::to_string).collect())
@@ -96,9 +97,12 @@ impl Folder {
 
     /// Whether a folder in it has no files. Some object stores list such folders.
     pub(super) async fn is_empty(&self, name: &str) -> Result<bool, BossManError> {
-        let first = async { self.store.list(Some(&Name::from(name))).try_next().await };
+        if self.is_local() {
+            return Ok(false);
+        }
+        let first = || async { self.store.list(Some(&Name::from(name))).try_next().await };
         let cannot = |e| self.file_error(name, format!("cannot be listed: {e}"));
-        Ok(self.local.is_none() && first.await.map_err(cannot)?.is_none())
+        Ok(remote_store::answered(first).await.map_err(cannot)?.is_none())
     }
 
     /// Reads a file of at most `most` bytes.
@@ -234,10 +238,12 @@ impl Folder {
     pub(super) fn file_error(&self, name: &str, problem: impl ToString) -> BossManError {
         // Messages of stores have several lines.
         let problem = problem.to_string();
-        BossManError::file(
-            &self.path(name),
-            problem.split_whitespace().collect::<Vec<_>>().join(" "),
-        )
+        let problem = problem.split_whitespace().collect::<Vec<_>>().join(" ");
+        let problem = match self.is_local() {
+            true => problem,
+            false => remote_store::with_hint(&problem),
+        };
+        BossManError::file(&self.path(name), problem)
     }
 }
 
