@@ -34,6 +34,8 @@ mod file_hash;
 mod finite;
 mod idx;
 mod images;
+#[cfg(feature = "pictures")]
+mod jpeg_end;
 mod jsonl;
 mod length_group;
 mod named_columns;
