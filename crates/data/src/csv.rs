@@ -6,6 +6,7 @@ use super::csv_records::CsvRecords;
 use super::element::Element;
 use super::expected_tensor::ExpectedTensor;
 use super::plain_or_gzip;
+use super::shown::shown;
 use crate::DataError;
 use layerspec::DType;
 use std::io::BufRead;
@@ -133,11 +134,12 @@ impl Rows {
                 let wrong = |problem: String| {
                     error(format!("line {line}, column {}: {problem}", column + 1))
                 };
-                let number: f64 =
-                    field.parse().map_err(|_| wrong(format!("`{field}` is not a number")))?;
+                let number: f64 = field
+                    .parse()
+                    .map_err(|_| wrong(format!("`{}` is not a number", shown(field))))?;
                 let is_target = column >= self.inputs;
                 if is_target && self.classes && (number < 0.0 || number.fract() != 0.0) {
-                    return Err(wrong(format!("`{field}` is not a class: 0, 1, 2 ...")));
+                    return Err(wrong(format!("`{}` is not a class: 0, 1, 2 ...", shown(field))));
                 }
                 // Encode here, while the column is known, so that an error can name it.
                 bytes.clear();

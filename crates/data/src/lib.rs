@@ -46,12 +46,15 @@ mod npz;
 mod pairs;
 #[cfg(feature = "parquet")]
 mod parquet;
+#[cfg(feature = "parquet")]
+mod parquet_decimal;
 mod parquet_footer;
 #[cfg(feature = "pictures")]
 mod picture;
 mod place;
 mod plain_or_gzip;
 mod safetensors;
+mod shown;
 mod shuffle;
 mod source;
 mod spool;

@@ -174,6 +174,23 @@ fn arrays_that_their_checksum_contradicts_are_damaged() {
     }
 }
 
+#[test]
+fn long_values_are_cut_in_errors() {
+    let folder = Folder::new();
+    let long = "x".repeat(1 << 20);
+    let shown = format!("{}…", "x".repeat(60));
+    let csv = folder.file("a.csv", format!("1,2,3,{long},0\n"));
+    let error = folder.error(Dataset::read(&csv, &model("4"), &CLASSES));
+    assert_eq!(error, format!("a.csv: line 1, column 4: `{shown}` is not a number"));
+    let lines = folder.file("b.jsonl", format!("{{\"x\": \"{long}\", \"target\": 0}}\n"));
+    let error = folder.error(Dataset::read(&lines, &model("4"), &CLASSES));
+    let expected = format!("b.jsonl: line 1: `x`: expected numbers, found \"{}…", &shown[..59]);
+    assert_eq!(error, expected);
+    let text = folder.file("c.jsonl", format!("\"{long}\"\n"));
+    let error = folder.error(Dataset::read(&text, &model("4"), &CLASSES));
+    assert!(error.starts_with("c.jsonl: line 1: is no JSON object: ") && error.len() < 300);
+}
+
 /// Formats that are read from the beginning report it at once. Formats that are read in place
 /// report it with the batch.
 #[test]
