@@ -23,6 +23,7 @@ mod column;
 mod column_places;
 mod converted_column;
 mod csv;
+mod csv_header;
 mod csv_records;
 #[cfg(not(all(feature = "parquet", feature = "pictures", feature = "tokenizers")))]
 mod disabled_features;

@@ -101,6 +101,16 @@ fn mistakes_in_files_are_named() {
             "i.csv: line 4, column 4: `x` is not a number",
         ),
         (
+            file("j.csv", b"\xef\xbb\xbfLabel,p0,p1,p2,p3\n7,1,2,3,4\n"),
+            "j.csv: line 1 names the column `Label`, but the target is the last column; move it \
+             to the end, or name the columns in `columns`; if it is an input, rename it",
+        ),
+        (
+            file("k.csv", b"0,1,2,3,4\n5,6,7,8,0\n"),
+            "k.csv: line 1 counts the columns, as the header of pandas does; delete it; if it is \
+             a sample, write 0.0 for its 0",
+        ),
+        (
             file("i.xlsx", b""),
             "i.xlsx: expected a file ending in .csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet \
              or .safetensors, or a folder of pictures",
