@@ -96,6 +96,8 @@ mutants: ## Change pipeline and layerspec in 200 places, one at a time, and list
 lint: setup ## Check format, lints, documentation and the dependencies between crates
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- --deny warnings
+	@# As `make demo` builds them.
+	cargo clippy --package bossman --package worker --lib --bins --no-default-features -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps
 	sh tools/check_layers.sh
 

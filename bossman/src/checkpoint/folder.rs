@@ -2,6 +2,7 @@
 
 use super::local_file::{Content, LocalFile};
 use super::remote_store;
+use super::store_answers;
 use crate::{data::disk, BossManError};
 use bytes::Bytes;
 use futures_util::{stream, StreamExt, TryStreamExt};
@@ -89,7 +90,7 @@ impl Folder {
             return disk::retry(self.waits, list).await.map_err(|e| cannot(&e));
         }
         let list = || self.store.list_with_delimiter(None);
-        let list = || remote_store::answered(list);
+        let list = || store_answers::answered(list);
         let found: ListResult = disk::retry(self.waits, list).await.map_err(|e| cannot(&e))?;
         let names = found.common_prefixes.iter().filter_map(|name| name.filename());
         Ok(names.filter(|name| ours(name)).map(str::to_string).collect())
@@ -102,7 +103,7 @@ impl Folder {
         }
         let first = || async { self.store.list(Some(&Name::from(name))).try_next().await };
         let cannot = |e| self.file_error(name, format!("cannot be listed: {e}"));
-        Ok(remote_store::answered(first).await.map_err(cannot)?.is_none())
+        Ok(store_answers::answered(first).await.map_err(cannot)?.is_none())
     }
 
     /// Reads a file of at most `most` bytes.
@@ -241,7 +242,7 @@ impl Folder {
         let problem = problem.split_whitespace().collect::<Vec<_>>().join(" ");
         let problem = match self.is_local() {
             true => problem,
-            false => remote_store::with_hint(&problem),
+            false => store_answers::with_hint(&problem),
         };
         BossManError::file(&self.path(name), problem)
     }

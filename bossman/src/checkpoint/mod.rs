@@ -3,7 +3,7 @@
 //! ```text
 //! policy (when, which are kept) <- train's checkpoint_writer
 //!   +-> snapshot (state out of the workers and into them) -> training_state (whole, in memory)
-//!   +-> store -> folder -> local_file, remote_store (object stores)
+//!   +-> store -> folder -> local_file, remote_store (object stores), store_answers
 //!   |     +-> manifest, verified_steps, read_error
 //!   |     +-> stored_state (whole, in files) -> state_fit
 //!   +-> writer -> layout -> arrivals (which tensors belong where, and what has come)
@@ -32,6 +32,7 @@ mod remote_store;
 mod snapshot;
 mod state_fit;
 mod store;
+mod store_answers;
 mod stored_state;
 #[cfg(test)]
 mod tests;

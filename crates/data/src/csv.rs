@@ -2,10 +2,12 @@
 
 use super::array_column::ColumnWriter;
 use super::column::{Column, Columns};
+use super::csv_header::{check_target, counts_columns, is_header};
 use super::csv_records::CsvRecords;
 use super::element::Element;
 use super::expected_tensor::ExpectedTensor;
 use super::plain_or_gzip;
+use super::shown::shown;
 use crate::DataError;
 use layerspec::DType;
 use std::io::BufRead;
@@ -77,11 +79,6 @@ fn records(path: &Path) -> Result<CsvRecords<'_, impl BufRead>, DataError> {
     Ok(CsvRecords::new(path, text, b','))
 }
 
-/// Whether a first line has no number.
-fn is_header(record: &csv::StringRecord) -> bool {
-    record.iter().all(|field| field.parse::<f64>().is_err())
-}
-
 /// The number of columns of inputs and of targets.
 struct Rows {
     inputs: usize,
@@ -106,18 +103,31 @@ impl Rows {
         let mut first = true;
         // The first line of separators alone. Its error depends on whether the file has samples.
         let mut blank = None;
+        // The line of a first row that may be the header of pandas.
+        let mut counting = None;
         let mut rows = 0;
         while let Some(line) = records.next(&mut record)? {
             let header = first && is_header(&record);
+            counting = counting.or((first && counts_columns(&record)).then_some(line));
             first = false;
             if record.iter().all(str::is_empty) {
                 blank = blank.or((!header).then_some(line));
                 continue;
             }
             if header {
+                if self.targets > 0 {
+                    check_target(&record, self.inputs)
+                        .map_err(|problem| error(format!("line {line} {problem}")))?;
+                }
                 continue;
             }
             rows += 1;
+            if let Some(line) = counting.filter(|_| rows > 1) {
+                return Err(error(format!(
+                    "line {line} counts the columns, as the header of pandas does; delete it; if \
+                     it is a sample, write 0.0 for its 0"
+                )));
+            }
             let expected = self.inputs + self.targets;
             if record.len() != expected {
                 return Err(error(format!(
@@ -133,11 +143,12 @@ impl Rows {
                 let wrong = |problem: String| {
                     error(format!("line {line}, column {}: {problem}", column + 1))
                 };
-                let number: f64 =
-                    field.parse().map_err(|_| wrong(format!("`{field}` is not a number")))?;
+                let number: f64 = field
+                    .parse()
+                    .map_err(|_| wrong(format!("`{}` is not a number", shown(field))))?;
                 let is_target = column >= self.inputs;
                 if is_target && self.classes && (number < 0.0 || number.fract() != 0.0) {
-                    return Err(wrong(format!("`{field}` is not a class: 0, 1, 2 ...")));
+                    return Err(wrong(format!("`{}` is not a class: 0, 1, 2 ...", shown(field))));
                 }
                 // Encode here, while the column is known, so that an error can name it.
                 bytes.clear();

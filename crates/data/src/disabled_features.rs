@@ -63,7 +63,11 @@ pub(super) mod vocabulary {
             match *self {}
         }
 
-        pub(crate) fn size(&self) -> usize {
+        pub(crate) fn size(&self, _: bool) -> usize {
+            match *self {}
+        }
+
+        pub(crate) fn token(&self, _: u32) -> Option<String> {
             match *self {}
         }
 

@@ -61,6 +61,6 @@ pub(super) fn open(path: &Path) -> Result<ArrayColumn, DataError> {
     };
     let bytes = bytes.ok_or_else(too_large)?;
     let mut spool = Spool::new();
-    plain_or_gzip::copy(path, &mut file, &mut spool, bytes)?;
+    plain_or_gzip::copy_whole(path, &mut file, bytes, |part| spool.write(part))?;
     ArrayColumn::new(path, Arc::new(spool.finish()?), layout, samples)
 }

@@ -6,6 +6,7 @@ use super::column::Column;
 use super::element::Element;
 use super::nested::Nested;
 use super::plain_or_gzip;
+use super::shown::{reason, shown};
 use super::table::Table;
 use crate::DataError;
 use layerspec::DType;
@@ -31,8 +32,8 @@ pub(super) fn open(
             continue;
         }
         let error = |problem: String| DataError::file(path, format!("line {number}: {problem}"));
-        let object: Map<String, Value> =
-            serde_json::from_str(&text).map_err(|e| error(format!("is no JSON object: {e}")))?;
+        let object: Map<String, Value> = serde_json::from_str(&text)
+            .map_err(|e| error(format!("is no JSON object: {}", reason(e))))?;
         for (name, column) in &mut columns {
             let value = object.get(*name).ok_or_else(|| {
                 let held: Vec<String> = object.keys().cloned().collect();
@@ -77,6 +78,6 @@ fn flatten(value: &Value, depth: usize, into: &mut Nested) -> Result<(), String>
         }
         Value::Bool(truth) => into.number(depth, f64::from(u8::from(*truth))),
         Value::Number(number) => into.number(depth, number.as_f64().unwrap_or(f64::NAN)),
-        other => Err(format!("expected numbers, found {other}")),
+        other => Err(format!("expected numbers, found {}", shown(other))),
     }
 }

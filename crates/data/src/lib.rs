@@ -23,6 +23,7 @@ mod column;
 mod column_places;
 mod converted_column;
 mod csv;
+mod csv_header;
 mod csv_records;
 #[cfg(not(all(feature = "parquet", feature = "pictures", feature = "tokenizers")))]
 mod disabled_features;
@@ -34,6 +35,8 @@ mod file_hash;
 mod finite;
 mod idx;
 mod images;
+#[cfg(feature = "pictures")]
+mod jpeg_end;
 mod jsonl;
 mod length_group;
 mod named_columns;
@@ -44,6 +47,9 @@ mod npz;
 mod pairs;
 #[cfg(feature = "parquet")]
 mod parquet;
+#[cfg(feature = "parquet")]
+mod parquet_decimal;
+#[cfg(feature = "parquet")]
 mod parquet_footer;
 #[cfg(feature = "pictures")]
 mod picture;
@@ -51,6 +57,7 @@ mod picture_files;
 mod place;
 mod plain_or_gzip;
 mod safetensors;
+mod shown;
 mod shuffle;
 mod source;
 mod spool;

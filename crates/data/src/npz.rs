@@ -14,7 +14,8 @@ use std::path::Path;
 use std::sync::Arc;
 use zip::{CompressionMethod, ZipArchive};
 
-/// Opens the arrays of these names. Uncompressed ones (`numpy.savez`) are read in place.
+/// Opens the arrays of these names. Uncompressed ones (`numpy.savez`) are read in place, after one
+/// pass that compares their checksums.
 pub(super) fn open(table: &Table) -> Result<BTreeMap<String, Column>, DataError> {
     let path = &table.path;
     let error = |problem: String| DataError::file(path, problem);
@@ -48,10 +49,6 @@ fn array(
     let mut entry = archive.by_index(place).map_err(|e| DataError::file(path, e))?;
     let (stored, offset) = (entry.compression() == CompressionMethod::Stored, entry.data_start());
     let (layout, samples) = npy::header(path, &mut entry)?;
-    if let (true, Some(offset)) = (stored, offset) {
-        let start = layout.start.saturating_add(offset);
-        return ArrayColumn::new(path, store.clone(), Layout { start, ..layout }, samples);
-    }
     let bytes = layout
         .shape
         .iter()
@@ -61,7 +58,13 @@ fn array(
         DataError::file(path, format!("{samples} samples of it need more bytes than any file has"))
     };
     let bytes = bytes.ok_or_else(too_large)?;
+    if let (true, Some(offset)) = (stored, offset) {
+        let start = layout.start.saturating_add(offset);
+        let column = ArrayColumn::new(path, store.clone(), Layout { start, ..layout }, samples)?;
+        plain_or_gzip::copy_whole(path, &mut entry, bytes, |_| Ok(()))?;
+        return Ok(column);
+    }
     let mut spool = Spool::new();
-    plain_or_gzip::copy(path, &mut entry, &mut spool, bytes)?;
+    plain_or_gzip::copy_whole(path, &mut entry, bytes, |part| spool.write(part))?;
     ArrayColumn::new(path, Arc::new(spool.finish()?), Layout { start: 0, ..layout }, samples)
 }

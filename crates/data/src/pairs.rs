@@ -4,6 +4,7 @@
 use super::column::{Column, Columns};
 use super::expected_tensor::ExpectedTensor;
 use super::plain_or_gzip;
+use super::shown::{reason, shown};
 use super::token_pairs::{PairColumn, PairsWriter, Role, SpecialTokens};
 use super::tokens::{LoadedTokenizer, Tokenizer};
 use crate::DataError;
@@ -140,10 +141,10 @@ fn both(line: &str, keys: Option<&[String; 2]>) -> Result<[String; 2], String> {
         return Ok([source.to_string(), target.to_string()]);
     };
     let object: Map<String, Value> =
-        serde_json::from_str(line).map_err(|e| format!("is no JSON object: {e}"))?;
+        serde_json::from_str(line).map_err(|e| format!("is no JSON object: {}", reason(e)))?;
     let text = |key: &String| match object.get(key) {
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(other) => Err(format!("`{key}`: expected text, found {other}")),
+        Some(other) => Err(format!("`{key}`: expected text, found {}", shown(other))),
         None => Err(format!(
             "no key `{key}`; it has {}",
             object.keys().cloned().collect::<Vec<_>>().join(", ")

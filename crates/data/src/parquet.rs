@@ -5,7 +5,9 @@ use super::column::Column;
 use super::column_places::{column_places, EachRow};
 use super::element::Element;
 use super::nested::Nested;
+use super::parquet_decimal;
 use super::parquet_footer;
+use super::shown::shown;
 use super::table::Table;
 use crate::DataError;
 use ::parquet::errors::ParquetError;
@@ -18,6 +20,10 @@ use std::fs::File;
 use std::path::Path;
 
 const BROKEN: &str = "a broken Parquet file: its pages contradict its schema";
+
+/// What may help if a column holds bytes.
+const PICTURES: &str = " (pictures of Hugging Face's datasets? save them as files in a folder for \
+                        each class)";
 
 /// Opens the columns of these names. Each is stored in the requested dtype.
 pub(super) fn open(
@@ -127,12 +133,13 @@ fn text_of(field: &Field) -> Result<Option<String>, String> {
         Field::ULong(number) => number.to_string(),
         Field::Float(number) => f64::from(*number).to_string(),
         Field::Double(number) => number.to_string(),
+        Field::Decimal(decimal) => parquet_decimal::text(decimal)?,
         other => {
             let mut nested = Nested::default();
             flatten(other, 0, &mut nested)?;
             match nested.numbers[..] {
                 [number] => number.to_string(),
-                _ => return Err(format!("expected a number or a text, found {other}")),
+                _ => return Err(format!("expected a number or a text, found {}", kind(other))),
             }
         }
     }))
@@ -157,7 +164,27 @@ fn flatten(field: &Field, depth: usize, into: &mut Nested) -> Result<(), String>
         Field::Float16(number) => f64::from(*number),
         Field::Float(number) => f64::from(*number),
         Field::Double(number) => *number,
-        other => return Err(format!("expected numbers, found {other}")),
+        Field::Decimal(decimal) => parquet_decimal::number(decimal)?,
+        // A column of texts. `columns` makes categories of them.
+        Field::Str(_) if depth == 0 => {
+            let found = kind(field);
+            return Err(format!("expected numbers, found {found}; name the columns in `columns`"));
+        }
+        other => return Err(format!("expected numbers, found {}", kind(other))),
     };
     into.number(depth, number)
+}
+
+/// A value as errors show it. Bytes and structs are shown by their kind, not by their content.
+fn kind(field: &Field) -> String {
+    match field {
+        Field::Bytes(_) => format!("bytes{PICTURES}"),
+        Field::Group(row) => {
+            let names = row.get_column_iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>();
+            let of_pictures = names.contains(&"bytes");
+            let names = shown(names.join(", "));
+            format!("a struct of {names}{}", if of_pictures { PICTURES } else { "" })
+        }
+        other => shown(other),
+    }
 }

@@ -1,12 +1,15 @@
 //! Decodes one PNG or JPEG file.
 
-use image::{ImageReader, Limits};
+use super::jpeg_end;
+use image::{DynamicImage, ImageFormat, ImageReader, Limits};
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufRead, BufReader, Cursor, Read, Seek};
 use std::path::Path;
 
 /// The longest side of a picture, in pixels. It keeps a header from requesting all memory.
 const MAX_SIDE: u32 = 1 << 14;
+/// The most bytes of a JPEG, which is in memory as a whole. No picture of this side needs more.
+const MAX_JPEG: u64 = 1 << 30;
 
 /// Reads the width and height of a picture, in pixels, from its header.
 pub(super) fn size(file: &Path) -> Result<(u32, u32), String> {
@@ -16,7 +19,11 @@ pub(super) fn size(file: &Path) -> Result<(u32, u32), String> {
 /// Decodes a picture. Returns its width, its height, and its bytes with 1, 3 or 4 channels, row by
 /// row. The channels of a pixel lie side by side.
 pub(super) fn decode(file: &Path, channels: u64) -> Result<(u32, u32, Vec<u8>), String> {
-    let picture = reader(file)?.decode().map_err(|e| e.to_string())?;
+    let reader = reader(file)?;
+    let picture = match reader.format() {
+        Some(ImageFormat::Jpeg) => decode_jpeg(reader.into_inner())?,
+        _ => reader.decode().map_err(|e| e.to_string())?,
+    };
     let (width, height) = (picture.width(), picture.height());
     let pixels = match channels {
         1 if picture.color().has_color() => grey(&picture.into_rgb8()),
@@ -39,12 +46,28 @@ fn grey(picture: &image::RgbImage) -> Vec<u8> {
 
 fn reader(file: &Path) -> Result<ImageReader<BufReader<File>>, String> {
     let reader = ImageReader::open(file).and_then(ImageReader::with_guessed_format);
-    let mut reader = reader.map_err(|e| e.to_string())?;
+    Ok(limited(reader.map_err(|e| e.to_string())?))
+}
+
+/// Decodes a JPEG if it is whole.
+fn decode_jpeg(file: BufReader<File>) -> Result<DynamicImage, String> {
+    let mut bytes = Vec::new();
+    let read = file.take(MAX_JPEG + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+    if read as u64 > MAX_JPEG {
+        return Err("is larger than 1 GiB; make it smaller, or leave it out".into());
+    }
+    jpeg_end::check(&bytes)?;
+    let reader = limited(ImageReader::with_format(Cursor::new(bytes), ImageFormat::Jpeg));
+    reader.decode().map_err(|e| e.to_string())
+}
+
+/// Limits the sides of the picture.
+fn limited<R: BufRead + Seek>(mut reader: ImageReader<R>) -> ImageReader<R> {
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SIDE);
     limits.max_image_height = Some(MAX_SIDE);
     reader.limits(limits);
-    Ok(reader)
+    reader
 }
 
 #[cfg(test)]
@@ -57,5 +80,24 @@ mod tests {
         let colours = [[255, 0, 0], [0, 255, 0], [0, 0, 255], [10, 20, 30], [255; 3]];
         let picture = image::RgbImage::from_vec(5, 1, colours.concat()).unwrap();
         assert_eq!(grey(&picture), [76, 150, 29, 18, 255]);
+    }
+
+    /// The decoder alone returns each of them, with grey in place of what is missing.
+    #[test]
+    fn a_jpeg_that_is_cut_short_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.jpg");
+        let spots = |x: u32, y: u32| image::Rgb([(x * y) as u8, (x * 7) as u8, (y * 9) as u8]);
+        image::RgbImage::from_fn(64, 64, spots).save(&file).unwrap();
+        assert_eq!(decode(&file, 3).unwrap().2.len(), 64 * 64 * 3);
+        let whole = std::fs::read(&file).unwrap();
+        let scan = whole.windows(2).position(|pair| pair == [0xff, 0xda]).unwrap() + 14;
+        for length in [scan, scan + (whole.len() - scan) / 2, whole.len() - 2, whole.len() - 1] {
+            std::fs::write(&file, &whole[..length]).unwrap();
+            let error = decode(&file, 3).unwrap_err();
+            assert!(error.starts_with("cut short: it ends within its picture"), "{error}");
+        }
+        std::fs::write(&file, [&whole, &b"and more"[..]].concat()).unwrap();
+        assert!(decode(&file, 3).is_ok());
     }
 }

@@ -54,6 +54,53 @@ pub(super) fn copy(
     }
 }
 
+/// Copies the `bytes` bytes of an array, and reads on to the end of the file. Only there a reader
+/// of gzip or zip compares the checksum.
+///
+/// # Errors
+/// The file is damaged, or has fewer or more bytes.
+pub(super) fn copy_whole(
+    path: &Path,
+    file: &mut impl Read,
+    bytes: u64,
+    mut write: impl FnMut(&[u8]) -> Result<(), DataError>,
+) -> Result<(), DataError> {
+    let mut part = vec![0; 64 * 1024];
+    let mut left = bytes;
+    loop {
+        let read = match file.read(&mut part) {
+            Ok(0) if left == 0 => return Ok(()),
+            Ok(0) => {
+                let found = bytes - left;
+                let problem =
+                    format!("cut short: its samples need {bytes} bytes, there are {found}");
+                return Err(DataError::file(path, problem));
+            }
+            Ok(read) => read,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(damaged(path, &e)),
+        };
+        left = left.checked_sub(read as u64).ok_or_else(|| {
+            DataError::file(
+                path,
+                format!("has more than the {bytes} bytes of the samples in its header"),
+            )
+        })?;
+        write(&part[..read])?;
+    }
+}
+
+/// Makes the error of a reader that decompresses.
+fn damaged(path: &Path, e: &io::Error) -> DataError {
+    use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
+    match e.kind() {
+        InvalidData | InvalidInput | UnexpectedEof => {
+            DataError::file(path, format!("is damaged ({e}); copy or make it again"))
+        }
+        _ => DataError::io(path, e),
+    }
+}
+
 /// The longest line that is read, in bytes.
 const MAX_LINE: u64 = 64 * 1024 * 1024;
 

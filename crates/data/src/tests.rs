@@ -207,3 +207,30 @@ pub(super) fn parquet_of_texts() -> Vec<u8> {
     group.close().unwrap();
     writer.into_inner().unwrap()
 }
+
+/// Makes a Parquet file with one row of `image` (a struct of bytes and a path), `raw` (bytes),
+/// `text` (long), `price` (a decimal, 1.50) and `label` (a number).
+pub(super) fn parquet_of_kinds() -> Vec<u8> {
+    use ::parquet::data_type::{ByteArrayType, Int32Type};
+    use ::parquet::file::writer::SerializedFileWriter;
+    let schema = "message m { required group image { required binary bytes; required binary path \
+                  (UTF8); } required binary raw; required binary text (UTF8); required int32 \
+                  price (DECIMAL(5,2)); required int32 label; }";
+    let schema =
+        std::sync::Arc::new(::parquet::schema::parser::parse_message_type(schema).unwrap());
+    let mut writer = SerializedFileWriter::new(Vec::new(), schema, Default::default()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    for _ in 0..4 {
+        let mut column = group.next_column().unwrap().unwrap();
+        let long = ["x".repeat(1000).as_str().into()];
+        column.typed::<ByteArrayType>().write_batch(&long, None, None).unwrap();
+        column.close().unwrap();
+    }
+    for number in [150, 1] {
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<Int32Type>().write_batch(&[number], None, None).unwrap();
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    writer.into_inner().unwrap()
+}

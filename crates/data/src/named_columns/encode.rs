@@ -7,6 +7,7 @@ use crate::array_column::ColumnWriter;
 use crate::column::{Column, Columns};
 use crate::element::Element;
 use crate::expected_tensor::ExpectedTensor;
+use crate::shown::shown;
 use crate::DataError;
 use layerspec::DType;
 use std::path::Path;
@@ -215,8 +216,9 @@ fn stray_text(name: &str, column: &LearnedColumn) -> Option<String> {
     let stray = categories.iter().find(|text| !is_number(text))?;
     (2 * odd.count() < categories.len()).then(|| {
         format!(
-            "column `{name}` is one of texts because of {stray:?}, which is no number; correct it, \
-             or leave it empty with `missing: mean`; numbers have a point, as 5.1"
+            "column `{name}` is one of texts because of \"{}\", which is no number; correct it, \
+             or leave it empty with `missing: mean`; numbers have a point, as 5.1",
+            shown(stray)
         )
     })
 }
@@ -259,11 +261,13 @@ fn encode(
     match column {
         LearnedColumn::Number { mean, std, fill } => {
             let number = match value {
-                Some(value) => {
-                    value.parse::<f64>().ok().filter(|number| number.is_finite()).ok_or_else(
-                        || format!("`{value}` is no number, as the values to train on are"),
-                    )?
-                }
+                Some(value) => value
+                    .parse::<f64>()
+                    .ok()
+                    .filter(|number| number.is_finite())
+                    .ok_or_else(|| {
+                        format!("`{}` is no number, as the values to train on are", shown(value))
+                    })?,
                 None if matches!(encoding, Encoding::Target(_)) => return Err(NO_TARGET.into()),
                 None => fill.ok_or(NO_NUMBER)?,
             };
@@ -282,7 +286,8 @@ fn encode(
                     .binary_search_by(|known| known.as_str().cmp(value))
                     .map_err(|_| {
                         format!(
-                            "`{value}` is not among the {} values to train on",
+                            "`{}` is not among the {} values to train on",
+                            shown(value),
                             categories.len()
                         )
                     })?,

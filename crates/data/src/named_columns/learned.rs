@@ -2,6 +2,7 @@
 
 use super::rows::{self, Row};
 use super::spec::{ColumnsSpec, Missing};
+use crate::shown::shown;
 use crate::DataError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -105,7 +106,7 @@ impl Seen {
             }
             Ok(_) => {
                 self.infinite.get_or_insert_with(|| {
-                    format!("{place} has `{value}`, which is no finite number")
+                    format!("{place} has `{}`, which is no finite number", shown(value))
                 });
             }
             Err(_) => self.is_text = true,

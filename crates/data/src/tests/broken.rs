@@ -101,6 +101,16 @@ fn mistakes_in_files_are_named() {
             "i.csv: line 4, column 4: `x` is not a number",
         ),
         (
+            file("j.csv", b"\xef\xbb\xbfLabel,p0,p1,p2,p3\n7,1,2,3,4\n"),
+            "j.csv: line 1 names the column `Label`, but the target is the last column; move it \
+             to the end, or name the columns in `columns`; if it is an input, rename it",
+        ),
+        (
+            file("k.csv", b"0,1,2,3,4\n5,6,7,8,0\n"),
+            "k.csv: line 1 counts the columns, as the header of pandas does; delete it; if it is \
+             a sample, write 0.0 for its 0",
+        ),
+        (
             file("i.xlsx", b""),
             "i.xlsx: expected a file ending in .csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet \
              or .safetensors, or a folder of pictures",
@@ -111,6 +121,84 @@ fn mistakes_in_files_are_named() {
         .map(|(source, _)| folder.error(Dataset::open(source, &model("4"), &CLASSES, None)))
         .collect();
     assert_eq!(found, golden.map(|(_, expected)| expected));
+}
+
+/// The checksum of a compressed array is that of all its bytes, and stands after them.
+#[test]
+fn arrays_that_their_checksum_contradicts_are_damaged() {
+    let folder = Folder::new();
+    let labels = folder.file("labels", idx(&[2], &[0, 1]));
+    let open_idx = |name: &str, bytes: Vec<u8>| {
+        let source =
+            Source::Idx { images: folder.file(name, gzip(&bytes)), labels: labels.clone() };
+        let path = folder.path(name);
+        move |edit: fn(&mut Vec<u8>)| {
+            let mut bytes = std::fs::read(&path).unwrap();
+            edit(&mut bytes);
+            std::fs::write(&path, bytes).unwrap();
+            Dataset::open(&source, &model("4"), &CLASSES, None).map(|data| data.samples())
+        }
+    };
+    let open = open_idx("a.gz", idx(&[2, 4], &[0; 8]));
+    assert_eq!(open(|_| {}).unwrap(), 2);
+    let checksum: fn(&mut Vec<u8>) = |gzip| {
+        let place = gzip.len() - 8;
+        gzip[place] ^= 1;
+    };
+    let problem = "is damaged (corrupt gzip stream does not have a matching checksum); copy or \
+                   make it again";
+    assert_eq!(folder.error(open(checksum)), format!("a.gz: {problem}"));
+    let open = open_idx("b.gz", idx(&[2, 4], &[0; 8]));
+    let error = folder.error(open(|gzip| gzip.truncate(gzip.len() - 1)));
+    assert!(error.starts_with("b.gz: is damaged ("), "{error}");
+    let open = open_idx("c.gz", idx(&[2, 4], &[0; 9]));
+    let error = folder.error(open(|_| {}));
+    assert_eq!(error, "c.gz: has more than the 8 bytes of the samples in its header");
+
+    let y = npy("|u1", "(2,)", &[0, 1]);
+    for compressed in [true, false] {
+        let open = |x: &[u8], edit: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes =
+                archive(compressed, &[("x.npy", x.to_vec()), ("target.npy", y.clone())]);
+            edit(&mut bytes);
+            let source = Source::File(folder.file("a.npz", bytes));
+            Dataset::open(&source, &model("4"), &CLASSES, None).map(|data| data.samples())
+        };
+        let x = npy("<f4", "(2, 4)", &floats(&[0.5; 8]));
+        assert_eq!(open(&x, &|_| {}).unwrap(), 2);
+        let mut sum = flate2::Crc::new();
+        sum.update(&x);
+        let sum = sum.sum().to_le_bytes();
+        let other = |zip: &mut Vec<u8>| {
+            while let Some(place) = zip.windows(4).position(|bytes| bytes == sum) {
+                zip[place] ^= 1;
+            }
+        };
+        let error = folder.error(open(&x, &other));
+        assert_eq!(error, "a.npz/x.npy: is damaged (Invalid checksum); copy or make it again");
+        let long = [&x, &b"more"[..]].concat();
+        let error = folder.error(open(&long, &|_| {}));
+        assert_eq!(error, "a.npz/x.npy: has more than the 32 bytes of the samples in its header");
+        let error = folder.error(open(&x[..x.len() - 1], &|_| {}));
+        assert_eq!(error, "a.npz/x.npy: cut short: its samples need 32 bytes, there are 31");
+    }
+}
+
+#[test]
+fn long_values_are_cut_in_errors() {
+    let folder = Folder::new();
+    let long = "x".repeat(1 << 20);
+    let shown = format!("{}…", "x".repeat(60));
+    let csv = folder.file("a.csv", format!("1,2,3,{long},0\n"));
+    let error = folder.error(Dataset::read(&csv, &model("4"), &CLASSES));
+    assert_eq!(error, format!("a.csv: line 1, column 4: `{shown}` is not a number"));
+    let lines = folder.file("b.jsonl", format!("{{\"x\": \"{long}\", \"target\": 0}}\n"));
+    let error = folder.error(Dataset::read(&lines, &model("4"), &CLASSES));
+    let expected = format!("b.jsonl: line 1: `x`: expected numbers, found \"{}…", &shown[..59]);
+    assert_eq!(error, expected);
+    let text = folder.file("c.jsonl", format!("\"{long}\"\n"));
+    let error = folder.error(Dataset::read(&text, &model("4"), &CLASSES));
+    assert!(error.starts_with("c.jsonl: line 1: is no JSON object: ") && error.len() < 300);
 }
 
 /// Formats that are read from the beginning report it at once. Formats that are read in place

@@ -290,7 +290,33 @@ fn parquet_gives_columns_of_numbers_and_of_lists() {
         path: folder.file("b.parquet", parquet_of_texts()),
     };
     let error = folder.error(Dataset::open(&Source::Parquet(texts), &model("1"), &CLASSES, None));
-    assert_eq!(error, "b.parquet: row 1, column `cut`: expected numbers, found \"Ideal\"");
+    assert_eq!(
+        error,
+        "b.parquet: row 1, column `cut`: expected numbers, found \"Ideal\"; name the columns in \
+         `columns`"
+    );
+}
+
+#[test]
+fn parquet_gives_decimals_and_names_the_kind_of_other_columns() {
+    let folder = Folder::new();
+    let path = folder.file("a.parquet", super::parquet_of_kinds());
+    let open = |column: &str| {
+        let inputs = [("x".to_string(), column.to_string())].into();
+        let table = Table { inputs, target: "label".into(), path: path.clone() };
+        Dataset::open(&Source::Parquet(table), &model("1"), &CLASSES, None)
+    };
+    assert_eq!(numbers(open("price").unwrap().batch(&[0]).unwrap().x()), [1.5]);
+    let hint = "(pictures of Hugging Face's datasets? save them as files in a folder for each \
+                class)";
+    for (column, found) in [("image", "a struct of bytes, path"), ("raw", "bytes")] {
+        assert_eq!(
+            folder.error(open(column)),
+            format!("a.parquet: row 1, column `{column}`: expected numbers, found {found} {hint}")
+        );
+    }
+    let error = folder.error(open("text"));
+    assert!(error.ends_with("x…; name the columns in `columns`") && error.len() < 200, "{error}");
 }
 
 #[test]
