@@ -237,8 +237,8 @@ impl Steps {
         Some(format!("step {}/{}  {text}", report.step, self.steps))
     }
 
-    /// The time for the steps after this one, at the pace of the session. A bar of `indicatif` would
-    /// count the steps before the session, too.
+    /// The time for the steps after this one, at the pace of the session. A bar of `indicatif`
+    /// would count the steps before the session, too.
     fn time_left(&self, step: u64, elapsed: Duration) -> HumanDuration {
         let left = self.steps.saturating_sub(step) as f64;
         let here = step.saturating_sub(self.done).max(1) as f64;

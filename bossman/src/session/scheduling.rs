@@ -60,7 +60,8 @@ impl Trainer {
     }
 
     /// Chooses the schedule at the first step, unless the user chose it. In a pool, times are only
-    /// observed. Returns the new plan for [`Trainer::report`]: a run reports it after its beginning.
+    /// observed. Returns the new plan for [`Trainer::report`]: a run reports it after its
+    /// beginning.
     pub(crate) async fn choose_schedule(
         &mut self,
         shape: &BatchShape,

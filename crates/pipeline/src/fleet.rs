@@ -2,13 +2,13 @@
 //! plan on them.
 
 use crate::ids::{StageId, WorkerId};
+use crate::layer_times::LayerTimes;
 use crate::optimizer::OptimizerSpec;
 use crate::plan::{Plan, StageSpec};
 use crate::replicas::{buckets, Bucket, BucketBytes, Compress, MicrobatchAssignment, Sharding};
 use crate::room::rounded;
 use crate::saved_memory::SavedMemory;
 use crate::schedule::{Costs, DeviceMemory, Link, Process, StageBytes, StageTimes};
-use crate::task::LayerTimes;
 use layerspec::{Bindings, Layer, LayerGraph, LayerId, ParamSpec, Role, ValueId};
 use std::collections::BTreeMap;
 

@@ -31,6 +31,7 @@ pub mod frame;
 pub mod ids;
 mod initialization;
 pub mod kv_cache_step;
+mod layer_times;
 pub mod loss;
 pub mod loss_scale;
 pub mod lr_schedule;

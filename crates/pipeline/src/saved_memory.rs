@@ -1,8 +1,8 @@
 //! The memory that a stage keeps of a microbatch. A value that several of its layers keep counts
 //! once.
 
+use crate::layer_times::{LayerTimes, Ports};
 use crate::plan::StageSpec;
-use crate::task::{LayerTimes, Ports};
 use layerspec::{Layer, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -142,11 +142,13 @@ fn without_measurements_flops_tell() {
         .candidates
         .iter()
         .all(|c| c.step_time > 0 && c.bubble.iter().all(|b| (0.0..1.0).contains(b))));
-    // 8 parameters matrices with bias: value, gradient, two copies of state.
+    // 8 parameters matrices with bias: value, gradient, two copies of state. The prediction and its
+    // gradient.
     let bytes = of(&choice.candidates, ScheduleKind::OneFOneB);
     let parameters = (64 * 64 + 64) * 4 * 4 * 4;
     let held = |microbatches: u64| microbatches * 4 * 4 * 64 * 4;
-    assert_eq!(bytes.peak_bytes, [parameters + held(2), parameters + held(1)]);
+    let prediction = 4 * 64 * 4;
+    assert_eq!(bytes.peak_bytes, [parameters + held(2), parameters + held(1) + 2 * prediction]);
 }
 
 #[test]
