@@ -123,6 +123,7 @@ impl Generator {
             ));
         }
         let prompt_tokens = tokens.len();
+        let prompt = self.tokens.decode(&tokens)?;
         let mut sampler = what.sampling.sampler();
         let mut emitted = String::new();
         let start = prompt_tokens.saturating_sub(self.max_positions);
@@ -134,7 +135,7 @@ impl Generator {
             }
             tokens.push(token);
             // Text that may still change is held back.
-            let text = self.text_after_prompt(&tokens, prompt_tokens)?;
+            let text = self.text_after_prompt(&tokens, prompt_tokens, &prompt)?;
             let sure = text.trim_end_matches('\u{fffd}');
             if let Some(more) = sure.strip_prefix(emitted.as_str()).filter(|more| !more.is_empty())
             {
@@ -142,7 +143,7 @@ impl Generator {
                 emitted = sure.to_string();
             }
         }
-        let text = self.text_after_prompt(&tokens, prompt_tokens)?;
+        let text = self.text_after_prompt(&tokens, prompt_tokens, &prompt)?;
         if let Some(rest) = text.strip_prefix(emitted.as_str()) {
             on_text(rest);
         }
@@ -156,10 +157,10 @@ impl Generator {
         &self,
         tokens: &[u32],
         prompt_tokens: usize,
+        prompt: &str,
     ) -> Result<String, BossManError> {
-        let (prompt, whole) =
-            (self.tokens.decode(&tokens[..prompt_tokens])?, self.tokens.decode(tokens)?);
-        Ok(match whole.strip_prefix(prompt.as_str()) {
+        let whole = self.tokens.decode(tokens)?;
+        Ok(match whole.strip_prefix(prompt) {
             Some(rest) => rest.to_string(),
             None => self.tokens.decode(&tokens[prompt_tokens..])?,
         })

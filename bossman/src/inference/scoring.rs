@@ -24,8 +24,8 @@ impl Score {
         let outputs = if classes.is_some() { Outputs::Likeliest } else { Outputs::Discard };
         let mut batches = batches.into_iter().fuse();
         loop {
-            // One batch for each replica. Results are added in the order of batches, so that the
-            // sum does not depend on the number of replicas.
+            // Several for each stage and replica. Results are added in the order of batches, so
+            // that the sum does not depend on the workers.
             let (mut group, mut bytes) = (Vec::new(), 0u64);
             while group.len() < boss.trainer.plan.batches_at_once() && bytes < MAX_EVALUATION_BYTES
             {

@@ -87,6 +87,14 @@ pub(crate) fn recompute_warning(error: &BossManError, done: u64) -> String {
     )
 }
 
+/// The warning of a run for whose memory no schedule is predicted to do, and which goes on.
+pub(crate) fn prediction_warning(error: &BossManError) -> String {
+    format!(
+        "{error}; the run goes on with `recompute: full`, which takes about a third more time and \
+         changes no result"
+    )
+}
+
 /// The warning of a run that was out of memory after this many steps although it recomputes what it
 /// can, and goes on.
 pub(crate) fn plan_warning(error: &BossManError, done: u64) -> String {

@@ -57,12 +57,18 @@ fn sources(data: &mut Data) -> impl Iterator<Item = &mut Source> {
 fn check_same(part: &Source, names: &[String]) -> Result<(), DataError> {
     match part {
         Source::Images { folder, classes: Some(classes) } if classes != names => {
-            let problem = format!(
-                "`classes` has {}, but the data to train on has {}; leave it out here",
-                classes.join(", "),
-                names.join(", ")
-            );
-            Err(DataError::file(folder, problem))
+            let first = classes.iter().zip(names).position(|(own, name)| own != name);
+            let problem = match first.and_then(|n| Some((n, classes.get(n)?, names.get(n)?))) {
+                Some((number, own, name)) => {
+                    format!("class {number} is `{own}`, and `{name}` in the data to train on")
+                }
+                None => format!(
+                    "has {} `classes`, and the data to train on has {}",
+                    classes.len(),
+                    names.len()
+                ),
+            };
+            Err(DataError::file(folder, format!("{problem}; leave `classes` out here")))
         }
         _ => Ok(()),
     }
@@ -164,7 +170,7 @@ mod tests {
         let listed = "{train: t, test: {images: {folder: t, classes: [dog, cat]}}}";
         assert_eq!(
             error(folder, run(folder, listed).learned()),
-            "t: `classes` has dog, cat, but the data to train on has cat, dog; leave it out here"
+            "t: class 0 is `dog`, and `cat` in the data to train on; leave `classes` out here"
         );
         let all = "{train: {images: {folder: t, classes: [dog, cat]}}, test: t}";
         assert_eq!(label(&run(folder, all), Part::Test), 1);

@@ -128,12 +128,14 @@ impl Trainer {
         }
     }
 
-    /// The bytes of a batch at the boss during evaluation: inputs, and outputs that it fetches
-    /// whole.
+    /// The bytes of a batch during evaluation, while it may wait: inputs, values between stages,
+    /// and outputs that the boss fetches whole.
     pub(crate) fn batch_bytes(&self, inputs: &Inputs, outputs: Outputs) -> u64 {
         let graph = self.model.graph();
         let whole = if outputs == Outputs::Fetch { graph.outputs() } else { &[] };
-        let values = graph.inputs().iter().chain(whole);
+        let outputs = self.plan.stages.iter().flat_map(|stage| &stage.outputs);
+        let between = outputs.filter(|output| !output.to.is_empty()).map(|output| &output.value);
+        let values = graph.inputs().iter().chain(whole).chain(between);
         let bytes = values.map(|value| graph.value(*value).ty.bytes(inputs.sizes()).unwrap_or(0));
         bytes.fold(0, u64::saturating_add)
     }

@@ -375,10 +375,15 @@ impl Attempts {
         error: BossManError,
     ) -> Result<(), BossManError> {
         let failed_at = self.failed_at.take();
-        // A session that fails before its first step has stored no activations.
+        // A session that fails before its first step has stored no activations. What is predicted
+        // counts them, and all of the memory.
         let workers = self.handle.as_ref().map(Handle::workers).unwrap_or_default();
         let left = prepared.means_left(self.saving, workers);
-        let left = MeansLeft { recompute: left.recompute && failed_at.is_some(), ..left };
+        let is_predicted = matches!(error, BossManError::NoSchedule(_));
+        let left = MeansLeft {
+            recompute: left.recompute && (failed_at.is_some() || is_predicted),
+            plan: left.plan && !is_predicted,
+        };
         let saving = self.saving.next(left);
         let with_advice = |error| policy::with_memory_advice(error, left.recompute);
         // An open pool changes its members without a new session. Until then they are fixed.
@@ -413,6 +418,7 @@ impl Attempts {
             Some(saving) => {
                 self.saving = saving;
                 self.observers.events.warn(match left.recompute {
+                    _ if is_predicted => policy::prediction_warning(&error),
                     true => policy::recompute_warning(&error, done),
                     false => policy::plan_warning(&error, done),
                 });

@@ -69,9 +69,13 @@ impl ScheduleState {
                 Some(ScheduleError::Memory(shortage)) => format!(" ({shortage})"),
                 _ => String::new(),
             };
+            let advice = match context.settings.chooses_replicas() {
+                true => "",
+                false => "; a `schedule` in the run file is tried as it is",
+            };
             return Err(BossManError::NoSchedule(format!(
-                "no schedule fits the workers' memory{why}; use more workers, more microbatches or \
-                 `recompute: full`; a `schedule` in the run file is tried as it is"
+                "by prediction no schedule fits the workers' memory{why}; use more workers or more \
+                 microbatches{advice}"
             )));
         };
         // A move that failed is repeated.

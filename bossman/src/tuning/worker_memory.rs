@@ -37,7 +37,7 @@ pub(crate) fn of_devices(workers: &[WorkerInfo]) -> Vec<DeviceMemory> {
 /// The memory for automatic cuts, after workers of the run were out of it this many times.
 pub(crate) fn for_cuts(workers: &[&WorkerInfo], shortages: u32) -> CutMemory {
     let all = shared(workers);
-    CutMemory { spared: spared(&all, shortages), all }
+    CutMemory { spared: spared(&all, shortages), all, ..CutMemory::default() }
 }
 
 /// The bytes from which cuts rather come. Empty if all may be used.
@@ -93,9 +93,10 @@ mod tests {
         let workers: Vec<_> = workers.iter().collect();
         let all = [800, 800, 1600, 0, 100, 100, 70, 40, 40, 30, 30];
         let all = all.map(|bytes| (bytes > 0).then_some(bytes)).to_vec();
-        assert_eq!(for_cuts(&workers, 0), CutMemory { all: all.clone(), spared: Vec::new() });
+        let whole = CutMemory { all: all.clone(), ..CutMemory::default() };
+        assert_eq!(for_cuts(&workers, 0), whole);
         let spared =
             all.iter().map(|bytes: &Option<u64>| bytes.map(|bytes| bytes / 4 * 3)).collect();
-        assert_eq!(for_cuts(&workers, 1), CutMemory { all, spared });
+        assert_eq!(for_cuts(&workers, 1), CutMemory { spared, ..whole });
     }
 }

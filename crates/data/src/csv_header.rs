@@ -4,7 +4,7 @@ use super::shown::shown;
 use csv::StringRecord;
 
 /// Names of targets, in any case. `y` is one as the first column only: others may be coordinates.
-const TARGETS: [&str; 5] = ["label", "labels", "target", "targets", "class"];
+const TARGETS: [&str; 4] = ["label", "labels", "target", "targets"];
 
 /// Whether a first row has no number.
 pub(super) fn is_header(first: &StringRecord) -> bool {
@@ -52,14 +52,16 @@ mod tests {
         let check = |names: &str, inputs| {
             check_target(&StringRecord::from(names.split(',').collect::<Vec<_>>()), inputs)
         };
-        for names in ["label,a,b", "a,Target,b", "TARGETS,a,b", "class,a,b", "Y,a,b"] {
+        for names in ["label,a,b", "a,Target,b", "TARGETS,a,b", "Y,a,b"] {
             let error = check(names, 2).unwrap_err();
             assert!(error.contains("but the target is the last column; move it"), "{error}");
         }
         let error = check("a,labels,b,c", 2).unwrap_err();
         let expected = "names the column `labels`, but the targets are the last 2 columns; ";
         assert!(error.starts_with(expected), "{error}");
-        for names in ["a,b,label", "label,a,target", "y,a,label", "label,a,y", "a,b,c", "x,y,z"] {
+        for names in
+            ["a,b,label", "label,a,target", "y,a,label", "label,a,y", "a,b,c", "x,y,z", "class,a,b"]
+        {
             assert_eq!(check(names, 2), Ok(()), "{names}");
         }
         // The error of the rows counts them.

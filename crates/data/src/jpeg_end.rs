@@ -18,6 +18,11 @@ pub(super) fn check(jpeg: &[u8]) -> Result<(), String> {
     }
 }
 
+/// Whether the marker of an end is in these last bytes. It may be that of a thumbnail.
+pub(super) fn may_end(last: &[u8]) -> bool {
+    last.windows(2).any(|pair| pair == [MARKER, END])
+}
+
 /// Walks over segments, each with its length after its marker, and over the coded pixels between
 /// them. So the end of a thumbnail within a segment is not taken for the end of the picture.
 fn has_end(mut rest: &[u8]) -> bool {

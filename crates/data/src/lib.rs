@@ -33,6 +33,7 @@ mod error;
 mod expected_tensor;
 mod file_hash;
 mod finite;
+mod gzip_members;
 mod idx;
 mod images;
 #[cfg(feature = "pictures")]

@@ -3,7 +3,7 @@
 use super::jpeg_end;
 use image::{DynamicImage, ImageFormat, ImageReader, Limits};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Cursor, Read, Seek};
+use std::io::{BufRead, BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// The longest side of a picture, in pixels. It keeps a header from requesting all memory.
@@ -11,9 +11,34 @@ const MAX_SIDE: u32 = 1 << 14;
 /// The most bytes of a JPEG, which is in memory as a whole. No picture of this side needs more.
 const MAX_JPEG: u64 = 1 << 30;
 
-/// Reads the width and height of a picture, in pixels, from its header.
+/// Where the end of a JPEG is looked for first.
+const TAIL: u64 = 64 << 10;
+
+/// Reads the width and height of a picture, in pixels, from its header. A JPEG that is cut short is
+/// an error here, unless the end of a thumbnail hides it. [`decode`] finds each.
 pub(super) fn size(file: &Path) -> Result<(u32, u32), String> {
-    reader(file).and_then(|reader| reader.into_dimensions().map_err(|e| e.to_string()))
+    let reader = reader(file)?;
+    if reader.format() == Some(ImageFormat::Jpeg) {
+        check_end(file)?;
+    }
+    reader.into_dimensions().map_err(|e| e.to_string())
+}
+
+fn check_end(file: &Path) -> Result<(), String> {
+    let mut file = File::open(file).map_err(|e| e.to_string())?;
+    let tail = |file: &mut File| {
+        let bytes = file.metadata()?.len();
+        file.seek(SeekFrom::Start(bytes.saturating_sub(TAIL)))?;
+        let mut tail = Vec::new();
+        file.take(TAIL).read_to_end(&mut tail)?;
+        file.rewind()?;
+        std::io::Result::Ok(tail)
+    };
+    match jpeg_end::may_end(&tail(&mut file).map_err(|e| e.to_string())?) {
+        true => Ok(()),
+        // Much may follow the end.
+        false => jpeg_end::check(&read_jpeg(file)?),
+    }
 }
 
 /// Decodes a picture. Returns its width, its height, and its bytes with 1, 3 or 4 channels, row by
@@ -49,13 +74,18 @@ fn reader(file: &Path) -> Result<ImageReader<BufReader<File>>, String> {
     Ok(limited(reader.map_err(|e| e.to_string())?))
 }
 
-/// Decodes a JPEG if it is whole.
-fn decode_jpeg(file: BufReader<File>) -> Result<DynamicImage, String> {
+fn read_jpeg(file: impl Read) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let read = file.take(MAX_JPEG + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
-    if read as u64 > MAX_JPEG {
-        return Err("is larger than 1 GiB; make it smaller, or leave it out".into());
+    match read as u64 > MAX_JPEG {
+        true => Err("is larger than 1 GiB; make it smaller, or leave it out".into()),
+        false => Ok(bytes),
     }
+}
+
+/// Decodes a JPEG if it is whole.
+fn decode_jpeg(file: BufReader<File>) -> Result<DynamicImage, String> {
+    let bytes = read_jpeg(file)?;
     jpeg_end::check(&bytes)?;
     let reader = limited(ImageReader::with_format(Cursor::new(bytes), ImageFormat::Jpeg));
     reader.decode().map_err(|e| e.to_string())
@@ -94,10 +124,14 @@ mod tests {
         let scan = whole.windows(2).position(|pair| pair == [0xff, 0xda]).unwrap() + 14;
         for length in [scan, scan + (whole.len() - scan) / 2, whole.len() - 2, whole.len() - 1] {
             std::fs::write(&file, &whole[..length]).unwrap();
-            let error = decode(&file, 3).unwrap_err();
-            assert!(error.starts_with("cut short: it ends within its picture"), "{error}");
+            // Found before training begins.
+            for error in [decode(&file, 3).unwrap_err(), size(&file).unwrap_err()] {
+                assert!(error.starts_with("cut short: it ends within its picture"), "{error}");
+            }
         }
-        std::fs::write(&file, [&whole, &b"and more"[..]].concat()).unwrap();
-        assert!(decode(&file, 3).is_ok());
+        for more in [&b"and more"[..], &[7; 2 * TAIL as usize]] {
+            std::fs::write(&file, [&whole, more].concat()).unwrap();
+            assert!(decode(&file, 3).is_ok() && size(&file) == Ok((64, 64)));
+        }
     }
 }

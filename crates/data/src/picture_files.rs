@@ -1,6 +1,7 @@
 //! Finds the picture files of a folder. No picture is left out in silence.
 
 use super::endings::ends;
+use super::shown::shown;
 use crate::DataError;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -15,7 +16,7 @@ const OTHERS: [&str; 19] = [
 
 const NO_PICTURES: &str = "holds no .png, .jpg or .jpeg";
 
-/// A folder's entries without hidden files, sorted by name.
+/// A folder's entries without hidden files and those of file servers, sorted by name.
 struct Entries {
     folders: Vec<PathBuf>,
     pictures: Vec<PathBuf>,
@@ -120,8 +121,10 @@ fn of_class(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     for inner in folders {
         if has_pictures(&inner)? {
             let name = inner.file_name().unwrap_or_default().to_string_lossy();
-            let problem =
-                format!("holds a folder with pictures, `{name}`, which are not read; move them up");
+            let problem = format!(
+                "holds a folder with pictures, `{name}`, which are not read; move them up if they \
+                 are of this class, or else away"
+            );
             return Err(DataError::file(folder, problem));
         }
     }
@@ -148,7 +151,7 @@ fn unknown(folder: &Path, name: &str, known: &[String]) -> DataError {
     let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
     let problem = format!(
         "`{name}` is no class of the data to train on, which has {}{near}",
-        known.join(", ")
+        shown(known.join(", "))
     );
     DataError::file(folder, problem)
 }
@@ -168,7 +171,8 @@ fn listed(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let entries =
         std::fs::read_dir(folder).map_err(error)?.collect::<Result<Vec<_>, _>>().map_err(error)?;
     let hidden = |path: &PathBuf| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
+        // A Synology server keeps thumbnails in `@eaDir`.
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(['.', '@']))
     };
     let mut paths: Vec<PathBuf> =
         entries.iter().map(std::fs::DirEntry::path).filter(|path| !hidden(path)).collect();

@@ -1,8 +1,8 @@
 //! Reads files that may be gzipped, from beginning to end.
 
+use super::gzip_members::GzipMembers;
 use super::spool::Spool;
 use crate::DataError;
-use flate2::read::MultiGzDecoder;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -16,7 +16,7 @@ pub(super) fn open(path: &Path) -> Result<(Box<dyn BufRead>, bool), DataError> {
     let mut file = BufReader::new(File::open(path).map_err(error)?);
     let gzipped = file.fill_buf().map_err(error)?.starts_with(&GZIP);
     Ok(match gzipped {
-        true => (Box::new(BufReader::new(MultiGzDecoder::new(file))), true),
+        true => (Box::new(BufReader::new(GzipMembers::new(file))), true),
         false => (Box::new(file), false),
     })
 }

@@ -61,6 +61,10 @@ pub enum Source {
 const ENDINGS: &str =
     ".csv, .csv.gz, .jsonl, .jsonl.gz, .npz, .parquet or .safetensors, or a folder of pictures";
 
+/// The endings of paths that name no folder of pictures.
+const FILE_ENDINGS: [&str; 9] =
+    [".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".npz", ".parquet", ".safetensors", ".txt", ".tsv"];
+
 /// The endings that tell the format of a file.
 const KNOWN_ENDINGS: [&str; 12] = [
     ".csv",
@@ -234,7 +238,10 @@ impl Source {
     fn picture_folder(&self) -> Option<&Path> {
         match self {
             Source::Images { folder, .. } => Some(folder),
-            Source::File(path) if path.is_dir() => Some(path),
+            // The ending of a path counts before what is there.
+            Source::File(path) if path.is_dir() && !endings::ends(path, &FILE_ENDINGS) => {
+                Some(path)
+            }
             _ => None,
         }
     }

@@ -3,16 +3,18 @@
 
 use crate::cut::Cuts;
 use crate::fleet::Fleet;
+use crate::ids::WorkerId;
 use crate::optimizer::OptimizerSpec;
-use crate::plan::{Plan, PlanError};
+use crate::plan::{Plan, PlanError, StageSpec};
 use crate::replicas::Reduction;
 use crate::replicas::WorkerGroups;
 use crate::room::CutMemory;
+use crate::saved_memory::SavedMemory;
 use crate::schedule::{
     check_memory, timeline, Ending, Placement, Schedule, ScheduleError, ScheduleKind, Terms,
     Timeline,
 };
-use layerspec::{human, Bindings, LayerGraph};
+use layerspec::{human, Bindings, LayerGraph, Producer};
 use std::fmt;
 
 /// The training job and the choices that are open.
@@ -97,7 +99,7 @@ pub fn choose(graph: &LayerGraph, fleet: &Fleet, space: &SearchSpace) -> Result<
         .iter()
         .flat_map(|groups| schedules.iter().map(move |schedule| (groups, *schedule)));
     for (worker_groups, (kind, placement)) in all {
-        match candidate(graph, fleet, space, worker_groups, kind, placement) {
+        match candidate(graph, fleet, space, worker_groups, (kind, placement)) {
             Ok(candidate) => candidates.push(candidate),
             Err(error) => impossible.push((kind, placement, error)),
         }
@@ -154,14 +156,66 @@ fn candidate(
     fleet: &Fleet,
     space: &SearchSpace,
     worker_groups: &WorkerGroups,
-    kind: ScheduleKind,
-    placement: Placement,
+    schedule: (ScheduleKind, Placement),
+) -> Result<Candidate, PlanError> {
+    let memory = CutMemory {
+        all: fleet.memory.clone(),
+        spared: fleet.spared.clone(),
+        copies: Some(2 + space.optimizer.state_copies()),
+        activations: Vec::new(),
+    };
+    let first = predicted(graph, fleet, space, worker_groups, schedule, &memory)?;
+    if first.refused.is_none() || space.cuts != Cuts::Auto {
+        return Ok(first);
+    }
+    // Another cut may leave room for the activations, which are known now.
+    let activations = activations(graph, fleet, space, &first);
+    let memory = CutMemory { activations, ..memory };
+    let second = predicted(graph, fleet, space, worker_groups, schedule, &memory);
+    Ok(second.ok().filter(|second| second.refused.is_none()).unwrap_or(first))
+}
+
+/// For each stage, the bytes of each layer's activations in the microbatches that it holds at once.
+fn activations(
+    graph: &LayerGraph,
+    fleet: &Fleet,
+    space: &SearchSpace,
+    candidate: &Candidate,
+) -> Vec<Vec<u64>> {
+    let value = |value| graph.value(value).ty.bytes(&space.sizes).unwrap_or(0);
+    // As `Fleet::bytes` counts it, with the layer that computes it.
+    let judged = graph.outputs().first().copied();
+    let judged_by = judged.map(|output| match graph.value(output).producer {
+        Producer::Layer { layer, .. } => (layer.0 as usize, value(output)),
+        Producer::Input(_) => (0, 0),
+    });
+    let of_stage = |stage: &StageSpec| {
+        let home = candidate.plan.home(stage.stage).unwrap_or(WorkerId(0));
+        let once = SavedMemory::by_layer(graph.layers(), |l| fleet.time(home, l.id), value);
+        let held = candidate.timeline.peak_held(stage.stage) as u64;
+        let mut all: Vec<_> = once.into_iter().map(|bytes| bytes.saturating_mul(held)).collect();
+        if let Some((bytes, prediction)) =
+            judged_by.and_then(|(layer, bytes)| Some((all.get_mut(layer)?, bytes)))
+        {
+            *bytes = bytes.saturating_add(prediction.saturating_mul(held + 1));
+        }
+        all
+    };
+    candidate.plan.stages.iter().map(of_stage).collect()
+}
+
+fn predicted(
+    graph: &LayerGraph,
+    fleet: &Fleet,
+    space: &SearchSpace,
+    worker_groups: &WorkerGroups,
+    (kind, placement): (ScheduleKind, Placement),
+    memory: &CutMemory,
 ) -> Result<Candidate, PlanError> {
     let plan = match &space.cuts {
         Cuts::Auto => {
             let groups = worker_groups.clone();
-            let memory = CutMemory { all: fleet.memory.clone(), spared: fleet.spared.clone() };
-            Plan::balanced(graph, groups, placement, &memory, |worker, layer| {
+            Plan::balanced(graph, groups, placement, memory, |worker, layer| {
                 let time = fleet.time(worker, layer);
                 time.forward.saturating_add(time.backward)
             })?

@@ -63,21 +63,22 @@ pub fn balanced_within(
     stages: &[Vec<u64>],
     memory: &StageMemory,
 ) -> Option<Vec<usize>> {
-    let sums: Vec<u64> = sums(memory.bytes.iter().copied());
-    let bytes = |layers: &Range<usize>| {
-        let [start, end] = [layers.start, layers.end].map(|layer| sums.get(layer));
-        end.zip(start).map_or(0, |(end, start)| end.saturating_sub(*start))
+    let sums: Vec<_> = memory.bytes.iter().map(|bytes| sums(bytes.iter().copied())).collect();
+    let bytes = |stage: usize, layers: &Range<usize>| {
+        let before = |layer: usize| sums.get(stage).and_then(|sums| sums.get(layer)).copied();
+        let [start, end] = [layers.start, layers.end].map(before);
+        end.zip(start).map_or(0, |(end, start)| end.saturating_sub(start))
     };
     lightest(places, stages, |stage, layers| {
-        memory.rooms.get(stage).is_none_or(|room| bytes(layers) <= *room)
+        memory.rooms.get(stage).is_none_or(|room| bytes(stage, layers) <= *room)
     })
 }
 
 /// The memory that layers take, and that there is for each stage.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StageMemory {
-    /// The bytes of each layer.
-    pub bytes: Vec<u64>,
+    /// For each stage, the bytes of each layer.
+    pub bytes: Vec<Vec<u64>>,
     /// The bytes that each stage may take.
     pub rooms: Vec<u64>,
 }
@@ -234,13 +235,14 @@ mod tests {
             let best = every.map(|cuts| value(&cuts)).min();
             assert_eq!(balanced_by(&places, &work).ok().map(|cuts| value(&cuts)), best);
             let memory = StageMemory {
-                bytes: (0..7).map(|_| random(9)).collect(),
+                bytes: (0..3).map(|_| (0..7).map(|_| random(9)).collect()).collect(),
                 rooms: (0..3).map(|_| 8 + random(20)).collect(),
             };
             let fits = |cuts: &[usize]| {
                 let (starts, ends) = ([&[0], cuts].concat(), [cuts, &[7]].concat());
-                let mut stages = starts.into_iter().zip(ends).zip(&memory.rooms);
-                stages.all(|((a, b), room)| memory.bytes[a..b].iter().sum::<u64>() <= *room)
+                let rooms = memory.rooms.iter().zip(&memory.bytes);
+                let mut stages = starts.into_iter().zip(ends).zip(rooms);
+                stages.all(|((a, b), (room, bytes))| bytes[a..b].iter().sum::<u64>() <= *room)
             };
             let every = (1..7).flat_map(|a| (a + 1..7).map(move |b| [a, b]));
             let best = every.filter(|cuts| fits(cuts)).map(|cuts| value(&cuts)).min();
@@ -253,14 +255,14 @@ mod tests {
     fn a_stage_takes_no_more_than_its_memory() {
         let (places, work) = ([CutPlace::default(); 6], vec![vec![10; 6]; 2]);
         let within = |rooms: [u64; 2]| {
-            let memory = StageMemory { bytes: vec![4; 6], rooms: rooms.to_vec() };
+            let memory = StageMemory { bytes: vec![vec![4; 6]; 2], rooms: rooms.to_vec() };
             balanced_within(&places, &work, &memory)
         };
         assert_eq!(within([u64::MAX; 2]), Some(vec![3]));
         assert_eq!(within([8, 100]), Some(vec![2]));
         assert_eq!(within([100, 4]), Some(vec![5]));
         assert_eq!(within([11, 12]), None);
-        let memory = StageMemory { bytes: vec![4], rooms: vec![u64::MAX; 2] };
+        let memory = StageMemory { bytes: vec![vec![4]; 2], rooms: vec![u64::MAX; 2] };
         assert_eq!(balanced_within(&places[..1], &work, &memory), None, "too few layers");
     }
 

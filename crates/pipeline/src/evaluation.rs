@@ -1,16 +1,25 @@
-//! Evaluation of whole batches. Each batch is one microbatch, and replicas take batches by their
-//! speed.
+//! Evaluation of whole batches. Each batch is one microbatch. Stages work on several at a time, and
+//! replicas take batches by their speed.
 
 use crate::ids::{StageId, WorkerId};
 use crate::plan::Plan;
 use crate::replicas::{MicrobatchAssignment, Speed};
 use crate::schedule::Action;
 
+/// The batches to evaluate at once for each stage. At the beginning and the end of them some stages
+/// wait.
+const BATCHES_OF_STAGE: usize = 4;
+
 impl Plan {
-    /// The number of batches to evaluate at once: the most replicas of any stage, so that each of
-    /// these can have one.
+    /// The number of batches to evaluate at once, so that all stages, and all replicas of a stage,
+    /// have work.
     pub fn batches_at_once(&self) -> usize {
-        self.stage_placement.iter().map(|(_, workers)| workers.len()).max().unwrap_or(1).max(1)
+        let replicas = self.stage_placement.iter().map(|(_, workers)| workers.len()).max();
+        let of_replica = match self.stages.len() {
+            0 | 1 => 1,
+            stages => stages * BATCHES_OF_STAGE,
+        };
+        replicas.unwrap_or(1).max(1) * of_replica
     }
 
     /// Assigns batches to replicas, so that the slowest replica finishes as early as possible.

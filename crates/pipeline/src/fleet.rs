@@ -213,11 +213,11 @@ impl Fleet {
     /// The number of microbatches that fit each stage's worker, if every limit is known.
     pub fn room(&self, plan: &Plan, bytes: &[StageBytes]) -> Option<Vec<u32>> {
         let of = |stage: StageId| bytes.get(stage.0 as usize).copied().unwrap_or_default();
-        let layout = plan.layout();
+        let (layout, devices) = (plan.layout(), self.device_memory());
         let room = |worker: WorkerId| {
-            let available = self.memory.get(worker.0 as usize).copied().flatten()?;
-            let stages = || layout.stages_of(worker).map(of);
-            let left = available.saturating_sub(stages().map(|b| b.fixed).sum());
+            let device = devices.iter().find(|device| device.workers.contains(&worker))?;
+            let stages = || device.workers.iter().flat_map(|w| layout.stages_of(*w)).map(of);
+            let left = device.bytes.saturating_sub(stages().map(|b| b.fixed).sum());
             let each = stages().map(|b| b.held.max(b.held_between)).sum::<u64>().max(1);
             Some(u32::try_from(left / each).unwrap_or(u32::MAX).max(1))
         };

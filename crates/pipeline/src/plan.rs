@@ -352,8 +352,8 @@ fn automatic(
     memory: &CutMemory,
 ) -> Result<Vec<usize>, TooFewLayers> {
     let places = places(graph);
-    let limits = limits(graph, stage_placement, memory);
-    let fitting = limits.iter().find_map(|limits| balanced_within(&places, work, limits));
+    let fitting = limits(graph, stage_placement, memory)
+        .find_map(|limits| balanced_within(&places, work, &limits));
     fitting.map_or_else(|| balanced_by(&places, work), Ok)
 }
 

@@ -52,7 +52,7 @@ layers:
     const LAYER: u64 = (32 * 32 + 32) * 4;
 
     fn sizes(memory: [Option<u64>; 2], placement: Placement) -> Vec<usize> {
-        cut(&CutMemory { all: memory.to_vec(), spared: Vec::new() }, placement)
+        cut(&CutMemory { all: memory.to_vec(), ..CutMemory::default() }, placement)
     }
 
     fn cut(memory: &CutMemory, placement: Placement) -> Vec<usize> {
@@ -76,11 +76,29 @@ layers:
     #[test]
     fn less_memory_is_used_where_that_is_enough_for_training() {
         let all = vec![Some(4 * 4 * LAYER), None];
-        let cut = |spared| cut(&CutMemory { all: all.clone(), spared }, Placement::Plain);
+        let cut = |spared| {
+            let memory = CutMemory { all: all.clone(), spared, ..CutMemory::default() };
+            cut(&memory, Placement::Plain)
+        };
         assert_eq!(cut(Vec::new()), [4, 4]);
         assert_eq!(cut(vec![Some(3 * 4 * LAYER), None]), [3, 5]);
         // A cut that fits without training alone would need more memory, not less.
         assert_eq!(cut(vec![Some(2 * LAYER), Some(7 * LAYER)]), [4, 4]);
+    }
+
+    #[test]
+    fn what_the_optimizer_and_activations_need_is_left() {
+        let all = vec![Some(4 * 4 * LAYER), Some(8 * 4 * LAYER)];
+        let cut = |copies, activations: [u64; 2]| {
+            let activations = activations.map(|bytes| vec![bytes; 8]).to_vec();
+            let memory =
+                CutMemory { all: all.clone(), copies, activations, ..CutMemory::default() };
+            cut(&memory, Placement::Plain)
+        };
+        assert_eq!(cut(None, [0, 0]), [4, 4]);
+        assert_eq!(cut(Some(2), [2 * LAYER, 0]), [4, 4]);
+        assert_eq!(cut(Some(4), [2 * LAYER, 0]), [2, 6]);
+        assert_eq!(cut(None, [4 * LAYER, 0]), [2, 6]);
     }
 
     #[test]

@@ -1,15 +1,14 @@
 //! The workers' memory as a limit for automatic cuts. It counts parameters, and what training adds
-//! to each; activations depend on the schedule, and are counted once that is chosen.
+//! to each. Activations depend on the schedule, and count once that and their sizes are known.
 
 use crate::cut::StageMemory;
 use crate::ids::WorkerId;
 use crate::replicas::StagePlacement;
 use layerspec::{Layer, LayerGraph, Precision, Role};
 
-/// The numbers for each number of a trained parameter, the most that training may need first: with
-/// Adam its value, its gradient and two of state, with momentum one of state, with SGD none, and
-/// without training its value. A model is cut before its optimizer is known.
-const COPIES: [u64; 4] = [4, 3, 2, 1];
+/// The most numbers for each number of a trained parameter: with Adam its value, its gradient and
+/// two of state.
+const MOST_COPIES: u64 = 4;
 
 /// The bytes of every worker that automatic cuts may use, or `None` if unknown.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -19,22 +18,36 @@ pub struct CutMemory {
     /// Fewer, from which cuts rather come: activations did not fit beside the rest. Empty if not
     /// asked for.
     pub spared: Vec<Option<u64>>,
+    /// The numbers that training needs for each number of a parameter. `None`: the optimizer is not
+    /// known yet.
+    pub copies: Option<u64>,
+    /// For each stage, the bytes of each layer's activations. Empty: they are not known yet.
+    pub activations: Vec<Vec<u64>>,
 }
 
 /// The limits of each stage, the most desirable first. Empty if no worker's memory is known.
-pub(crate) fn limits(
-    graph: &LayerGraph,
-    stage_placement: &StagePlacement,
-    memory: &CutMemory,
-) -> Vec<StageMemory> {
-    let of_layers = |copies| graph.layers().iter().map(|layer| bytes(layer, copies)).collect();
-    let limit = |memory: &[Option<u64>], copies| {
-        let rooms = rooms(stage_placement, memory)?;
-        Some(StageMemory { bytes: of_layers(copies), rooms })
+pub(crate) fn limits<'a>(
+    graph: &'a LayerGraph,
+    stage_placement: &'a StagePlacement,
+    memory: &'a CutMemory,
+) -> impl Iterator<Item = StageMemory> + 'a {
+    let of_stages = |copies| -> Vec<Vec<u64>> {
+        let params: Vec<_> = graph.layers().iter().map(|layer| bytes(layer, copies)).collect();
+        let of_stage = |stage: usize| match memory.activations.get(stage) {
+            Some(more) => params.iter().zip(more).map(|(a, b)| a.saturating_add(*b)).collect(),
+            None => params.clone(),
+        };
+        (0..stage_placement.stages()).map(of_stage).collect()
     };
-    let spared = limit(&memory.spared, COPIES[0]);
-    let all = COPIES.into_iter().filter_map(|copies| limit(&memory.all, copies));
-    spared.into_iter().chain(all).collect()
+    let limit = move |memory: &[Option<u64>], copies| {
+        let rooms = rooms(stage_placement, memory)?;
+        Some(StageMemory { bytes: of_stages(copies), rooms })
+    };
+    // Those for training first, and last the values alone.
+    let most = memory.copies.unwrap_or(MOST_COPIES);
+    let spared = (!memory.spared.is_empty()).then_some((&memory.spared, most));
+    let all = (1..=most).rev().map(|copies| (&memory.all, copies));
+    spared.into_iter().chain(all).filter_map(move |(memory, copies)| limit(memory, copies))
 }
 
 /// The memory of each stage. `None` if nothing is known.

@@ -27,7 +27,24 @@ impl SavedMemory {
         memory
     }
 
-    fn add(&mut self, layer: &Layer, measured: &LayerTimes) {
+    /// For each layer, the bytes that it keeps from forward to backward and that no layer before it
+    /// keeps.
+    pub(crate) fn by_layer(
+        layers: &[Layer],
+        measured: impl Fn(&Layer) -> LayerTimes,
+        bytes: impl Fn(ValueId) -> u64,
+    ) -> Vec<u64> {
+        let mut memory = SavedMemory::default();
+        let of_layer = |layer: &Layer| {
+            let measured = measured(layer);
+            let values = memory.add(layer, &measured).into_iter().collect();
+            sum(measured.saved_bytes, &values, &bytes)
+        };
+        layers.iter().map(of_layer).collect()
+    }
+
+    /// Adds a layer. Returns the values that it is the first to keep from forward to backward.
+    fn add(&mut self, layer: &Layer, measured: &LayerTimes) -> Vec<ValueId> {
         let ports = &measured.saved_ports;
         self.others_forward = self.others_forward.saturating_add(measured.saved_bytes);
         self.others_between = self.others_between.saturating_add(measured.saved_bytes_between);
@@ -36,11 +53,12 @@ impl SavedMemory {
         }
         let forward =
             among(&layer.inputs, ports.inputs).chain(among(&layer.outputs, ports.outputs));
-        let forward: Vec<_> = forward.map(|value| self.owner(value)).collect();
-        self.forward.extend(forward);
+        let mut new: Vec<_> = forward.map(|value| self.owner(value)).collect();
+        new.retain(|value| self.forward.insert(*value));
         let between = among(&layer.inputs, ports.inputs_between);
         let between: Vec<_> = between.map(|value| self.owner(value)).collect();
         self.between.extend(between);
+        new
     }
 
     /// The value in whose memory this one lies.

@@ -9,18 +9,18 @@ use tests::Case;
 use tokio::sync::OnceCell;
 
 /// The time limit of a run; far longer than any run here takes.
-const PATIENCE: Duration = Duration::from_secs(180);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 const STEPS: usize = 500;
 
 /// A test's folder, whose programs see the fake's GPUs.
-struct Machine {
-    place: TestFolder,
+pub(crate) struct Machine {
+    pub(crate) place: TestFolder,
     environment: Vec<(String, String)>,
 }
 
 impl Machine {
     /// `None` if this machine cannot have the fake.
-    fn new(environment: &[(&str, &str)]) -> Option<Self> {
+    pub(crate) fn new(environment: &[(&str, &str)]) -> Option<Self> {
         let mut all = FakeGpu::build(Assertions::Off).ok()?.environment();
         all.extend(environment.iter().map(|(name, value)| (name.to_string(), value.to_string())));
         // NCCL sums in another order than frames do.
@@ -28,11 +28,16 @@ impl Machine {
         Some(Machine { place: TestFolder::new(), environment: all })
     }
 
-    fn start(&self, program: &str, arguments: &[&str]) -> Process {
+    pub(crate) fn start(&self, program: &str, arguments: &[&str]) -> Process {
         self.start_with(program, arguments, &[])
     }
 
-    fn start_with(&self, program: &str, arguments: &[&str], more: &[(&str, &str)]) -> Process {
+    pub(crate) fn start_with(
+        &self,
+        program: &str,
+        arguments: &[&str],
+        more: &[(&str, &str)],
+    ) -> Process {
         let mut all: Vec<(&str, &str)> =
             self.environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         all.extend(more);
@@ -61,7 +66,7 @@ impl Machine {
     }
 
     /// The weights of a run that has ended.
-    fn weights(&self) -> Vec<u8> {
+    pub(crate) fn weights(&self) -> Vec<u8> {
         std::fs::read(self.place.file("w.safetensors")).unwrap()
     }
 }
@@ -89,7 +94,7 @@ async fn line(environment: &[(&str, &str)], device: &[&str], part: &str) -> Opti
 }
 
 /// The port of a boss that waits for workers.
-async fn port(boss: &mut Process) -> String {
+pub(crate) async fn port(boss: &mut Process) -> String {
     let line = boss.line("MODEL_PORT=").await;
     let port = line.split_whitespace().find_map(|word| word.strip_prefix("MODEL_PORT="));
     port.unwrap().to_string()
@@ -471,52 +476,6 @@ async fn a_checkpoint_takes_no_memory_of_the_gpu() {
     assert!(!said.contains("out of memory"), "{said}");
 }
 
-/// Trains four encoder layers with 16 microbatches, none of which has run backward when the last
-/// runs forward. The activations of each take about 1 MiB in each layer, the layers' inputs 64 KiB.
-/// Returns what the boss said.
-async fn train_encoder(machine: &Machine, more: &str) -> String {
-    let place = &machine.place;
-    let model = "inputs: {x: [batch, 64, 64]}\nlayers:\n- name: blocks\n  repeat: 4\n  layers:\n  \
-                 - TransformerEncoderLayer: {d_model: 64, nhead: 4, dim_feedforward: 128, \
-                 batch_first: true}\n    name: encoder\n";
-    std::fs::write(place.file("model.yaml"), model).unwrap();
-    let all = (tch::Kind::Float, tch::Device::Cpu);
-    let numbers = (tch::Tensor::arange(64 * 64 * 64, all) * 0.1).sin().reshape([64, 64, 64]);
-    let data = place.file("data.safetensors");
-    tch::Tensor::write_safetensors(&[("x", &numbers), ("target", &numbers)], &data).unwrap();
-    let text = format!(
-        "model: model.yaml\ndata: {{train: data.safetensors}}\nloss: MSELoss\noptimizer: {{AdamW: \
-         {{lr: 0.001}}}}\nschedule: gpipe\nbatch_size: 64\nmicrobatches: 16\nsteps: 3\n{more}\n"
-    );
-    let (run, weights) = (place.file("run.yaml"), place.file("w.safetensors"));
-    std::fs::write(&run, text).unwrap();
-    let (run, weights) = (run.to_str().unwrap(), weights.to_str().unwrap());
-    let boss = machine
-        .start("bossman", &["train", run, "--save", weights, "--local", "1", "--threads", "1"]);
-    let ended = boss.end_within(PATIENCE).await.expect_success();
-    [ended.output, ended.errors].concat().join("\n")
-}
-
-#[tokio::test]
-async fn a_run_that_is_out_of_memory_goes_on_with_recomputed_activations() {
-    let Some(ample) = Machine::new(&[]) else { return };
-    let said = train_encoder(&ample, "").await;
-    assert!(!said.contains("out of memory"), "{said}");
-    // Without checkpoints, the run begins again, and with them it would resume.
-    for more in ["", "checkpoint: {dir: c, every: 1}"] {
-        let Some(machine) = Machine::new(&[("FAKECUDA_MEMORY", "25165824")]) else { return };
-        let said = train_encoder(&machine, more).await;
-        let warnings: Vec<_> =
-            said.lines().filter(|line| line.contains("out of memory after 0 steps")).collect();
-        assert_eq!(warnings.len(), 1, "{said}");
-        let warning = warnings[0];
-        assert!(warning.contains("worker 0, stage 0"), "{warning}");
-        assert!(warning.contains("the run goes on with `recompute: full`"), "{warning}");
-        assert!(!said.contains("workers were lost"), "{said}");
-        assert!(machine.weights() == ample.weights(), "other weights than with ample memory");
-    }
-}
-
 #[tokio::test]
 async fn a_run_that_is_out_of_memory_later_resumes_with_its_workers() {
     let Some(quiet) = quiet().await else { return };
@@ -537,62 +496,4 @@ async fn a_run_that_is_out_of_memory_later_resumes_with_its_workers() {
     boss.end_within(PATIENCE).await.expect_success();
     worker.end().await.expect_success();
     assert_eq!(&machine.weights(), quiet);
-}
-
-/// Trains eight linear layers on two workers, the first of which has this much memory. Each layer
-/// takes 4.2 MB in training with Adam, so the even cut takes 16.8 MB of each GPU. Returns what the
-/// boss said, and the weights.
-async fn train_linear(machine: &Machine, memory: &str, rows: i64, more: &str) -> (String, Vec<u8>) {
-    let place = &machine.place;
-    let model = "inputs: {x: [batch, 512]}\nlayers:\n- name: blocks\n  repeat: 8\n  layers:\n  - \
-                 Linear: {in_features: 512, out_features: 512}\n";
-    std::fs::write(place.file("model.yaml"), model).unwrap();
-    let all = (tch::Kind::Float, tch::Device::Cpu);
-    let numbers = (tch::Tensor::arange(rows * 512, all) * 0.1).sin().reshape([rows, 512]);
-    let data = place.file("data.safetensors");
-    tch::Tensor::write_safetensors(&[("x", &numbers), ("target", &numbers)], &data).unwrap();
-    let run = format!(
-        "model: model.yaml\ndata: {{train: data.safetensors}}\nloss: MSELoss\noptimizer: {{AdamW: \
-         {{lr: 0.001}}}}\nschedule: gpipe\nmicrobatches: 2\nbatch_size: {rows}\nsteps: 3\n{more}"
-    );
-    std::fs::write(place.file("run.yaml"), run).unwrap();
-    let (run, weights) = (place.file("run.yaml"), place.file("w.safetensors"));
-    let arguments =
-        ["train", run.to_str().unwrap(), "--save", weights.to_str().unwrap(), "--workers", "2"];
-    let mut boss = machine.start("bossman", &[&arguments[..], &["--port", "0"]].concat());
-    let port = port(&mut boss).await;
-    let worker = |device| ["--port", &port, "--threads", "1", "--device", device];
-    let small = machine.start_with("worker", &worker("cuda:0"), &[("FAKECUDA_MEMORY", memory)]);
-    boss.line("worker 0").await;
-    let large = machine.start("worker", &worker("cuda:1"));
-    let ended = boss.end_within(PATIENCE).await.expect_success();
-    small.end().await.expect_success();
-    large.end().await.expect_success();
-    ([ended.output, ended.errors].concat().join("\n"), std::fs::read(&weights).unwrap())
-}
-
-const AMPLE: &str = "1073741824";
-
-#[tokio::test]
-async fn a_gpu_with_less_memory_gets_fewer_layers() {
-    let Some(machine) = Machine::new(&[]) else { return };
-    let (_, ample) = train_linear(&machine, AMPLE, 8, "").await;
-    let (said, weights) = train_linear(&machine, "16777216", 8, "").await;
-    assert!(!said.contains("out of memory"), "{said}");
-    assert!(weights == ample, "other weights than with ample memory");
-}
-
-/// The parameters of half the layers fit, but not beside what the passes store.
-#[tokio::test]
-async fn a_run_that_recomputes_and_is_out_of_memory_goes_on_with_another_plan() {
-    let Some(machine) = Machine::new(&[]) else { return };
-    let more = |folder| format!("recompute: full\ncheckpoint: {{dir: {folder}, every: 1}}\n");
-    let (_, ample) = train_linear(&machine, AMPLE, 512, &more("a")).await;
-    // Once there is the state of the optimizer.
-    let (said, weights) = train_linear(&machine, "20971520", 512, &more("b")).await;
-    let lines = said.lines().filter(|line| line.contains("out of memory after "));
-    assert_eq!(lines.clone().count(), 1, "{said}");
-    let plan = "a plan that leaves a quarter of the workers' memory unused";
-    assert!(lines.clone().all(|line| line.contains("worker 0") && line.contains(plan)), "{said}");
-    assert!(weights == ample, "other weights than with ample memory");
 }

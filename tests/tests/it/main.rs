@@ -14,6 +14,7 @@ mod digest;
 mod ending_well;
 mod gpu;
 mod gpu_memory;
+mod gpu_shortages;
 mod gpu_waits;
 mod growing;
 mod guards;

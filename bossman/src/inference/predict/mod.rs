@@ -99,7 +99,7 @@ impl Predictions {
         let mut batches =
             starts.map(|start| data.inputs(&order.at(start..start.saturating_add(together))));
         loop {
-            // One batch for each replica.
+            // Several for each stage and replica.
             let (mut group, mut bytes) = (Vec::new(), 0u64);
             while group.len() < boss.trainer.plan.batches_at_once() && bytes < MAX_EVALUATION_BYTES
             {

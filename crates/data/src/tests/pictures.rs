@@ -145,8 +145,8 @@ fn a_folder_of_pictures_in_a_class_is_refused() {
     for name in ["t/cat/more/0.png", "t/cat/more/deep/0.png", "t/cat/more/0.tif"] {
         let folder = Folder::new();
         pictures(&folder, &["t/cat/1.jpg", name]);
-        let expected =
-            "t/cat: holds a folder with pictures, `more`, which are not read; move them up";
+        let expected = "t/cat: holds a folder with pictures, `more`, which are not read; move \
+                        them up if they are of this class, or else away";
         assert_eq!(folder.error(labelled(&of(&folder, "t"))), expected);
         assert_eq!(folder.error(unlabelled(&of(&folder, "t"))), expected);
     }

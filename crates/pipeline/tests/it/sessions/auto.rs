@@ -161,6 +161,36 @@ fn over_a_slow_line_a_worker_has_one_stage() {
     assert_eq!(choice.best(|_| true).map(|c| c.placement), Some(Placement::Plain), "{choice}");
 }
 
+/// Four layers of 10 MiB each would take 80 MiB: the first worker holds two microbatches.
+#[test]
+fn a_cut_leaves_room_for_activations() {
+    let mut small = fleet(2);
+    small.memory = vec![Some(70 << 20); 2];
+    let choice = chosen(&small, &space());
+    let taken = of(&choice.candidates, ScheduleKind::OneFOneB);
+    let layers = |worker| taken.plan.stages_of(WorkerId(worker))[0].layers.len();
+    assert_eq!((&taken.refused, layers(0), layers(1)), (&None, 3, 5));
+}
+
+/// The prediction of a large vocabulary, and its gradient, are with the last layer.
+#[test]
+fn a_cut_leaves_room_for_the_prediction() {
+    let text = "inputs: {x: [batch, 64]}\nlayers:\n  - {name: block, repeat: 7, layers: [Linear: \
+                {in_features: 64, out_features: 64}]}\n  - Linear: {in_features: 64, out_features: \
+                1048576, bias: false}\n";
+    let graph = LayerGraph::from_yaml(text, "model.yaml").expect("a good model");
+    let mut fleet = fleet(2);
+    // The last layer takes 512 MiB with its gradient, and each prediction 16 MiB.
+    fleet.memory = vec![Some(200 << 20), Some(560 << 20)];
+    let mib = |n: u64| n << 20;
+    let space = SearchSpace { optimizer: OptimizerSpec::sgd(0.1), ..space() };
+    let choice = choose(&graph, &fleet, &space).expect("something fits");
+    let taken = of(&choice.candidates, ScheduleKind::OneFOneB);
+    let [first, last] = taken.peak_bytes[..] else { panic!("{:?}", taken.peak_bytes) };
+    assert!(taken.refused.is_none() && first <= mib(200) && last <= mib(560), "{choice}");
+    assert!(last > mib(512 + 2 * 16), "the prediction and its gradient count");
+}
+
 #[test]
 fn of_equally_fast_ones_the_one_that_takes_the_least_memory_is_taken() {
     let choice = chosen(&fleet(2), &space());

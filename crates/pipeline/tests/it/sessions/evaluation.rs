@@ -34,13 +34,13 @@ fn taken(plan: &Plan, batches: u32) -> Vec<Vec<(u16, u32)>> {
 }
 
 #[test]
-fn replicas_share_batches_and_each_that_is_as_fast_has_one_of_those_at_once() {
+fn replicas_share_batches_and_stages_have_several_at_once() {
     let alone = plan("", &[3]);
     assert_eq!(alone.batches_at_once(), 3);
     assert_eq!(taken(&alone, 3), [[(0, 0)], [(0, 1)], [(0, 2)]]);
     assert_eq!(taken(&alone, 2), [vec![(0, 0)], vec![(0, 1)], vec![]]);
     let uneven = plan("", &[1, 2, 1]);
-    assert_eq!(uneven.batches_at_once(), 2);
+    assert_eq!(uneven.batches_at_once(), 2 * 3 * 4);
     assert_eq!(
         taken(&uneven, 2),
         [vec![(0, 0), (0, 1)], vec![(1, 0)], vec![(2, 0), (2, 1)], vec![(1, 1)]]
@@ -48,7 +48,7 @@ fn replicas_share_batches_and_each_that_is_as_fast_has_one_of_those_at_once() {
     let without = plan("", &[1, 1, 1]);
     assert_eq!(
         (without.batches_at_once(), taken(&without, 1)),
-        (1, vec![vec![(0, 0)], vec![(1, 0)], vec![(2, 0)]])
+        (3 * 4, vec![vec![(0, 0)], vec![(1, 0)], vec![(2, 0)]])
     );
 }
 
@@ -56,7 +56,7 @@ fn replicas_share_batches_and_each_that_is_as_fast_has_one_of_those_at_once() {
 #[test]
 fn replicas_of_a_frozen_norm_share_batches_too() {
     let frozen = plan("    freeze: true\n", &[2, 3, 1]);
-    assert_eq!(frozen.batches_at_once(), 3);
+    assert_eq!(frozen.batches_at_once(), 3 * 3 * 4);
     let layout = frozen.layout();
     assert!(!layout.is_trained(StageId(1)) && layout.is_reduced(StageId(1)));
     assert_eq!(taken(&frozen, 3), taken(&plan("", &[2, 3, 1]), 3));
