@@ -3,7 +3,7 @@
 use super::score::Score;
 use crate::data::batch_inputs::Inputs;
 use crate::data::loss_weights::{expect_counted, has_counted_targets};
-use crate::session::evaluation::{Outputs, MAX_EVALUATION_BYTES};
+use crate::session::evaluation::Outputs;
 use crate::Batch;
 use crate::{BossMan, BossManError};
 use pipeline::loss::Classes;
@@ -26,13 +26,12 @@ impl Score {
         loop {
             // Several for each stage and replica. Results are added in the order of batches, so
             // that the sum does not depend on the workers.
-            let (mut group, mut bytes) = (Vec::new(), 0u64);
-            while group.len() < boss.trainer.plan.batches_at_once() && bytes < MAX_EVALUATION_BYTES
-            {
+            let (mut group, mut room) = (Vec::new(), boss.trainer.evaluation_room());
+            while room.is_left() {
                 let Some(batch) = batches.next().transpose()? else { break };
                 if has_counted_targets(boss.trainer.loss.as_ref(), batch.target())? {
                     let inputs = Inputs::of(boss.model().graph(), &batch)?;
-                    bytes = bytes.saturating_add(boss.trainer.batch_bytes(&inputs, outputs));
+                    room.take(boss.trainer.batch_bytes(&inputs, outputs));
                     group.push(batch);
                 }
             }

@@ -1,6 +1,6 @@
 //! Runs batches without training.
 
-use super::evaluation::{Evaluation, Outputs};
+use super::evaluation::{BatchBytes, Evaluation, EvaluationRoom, Outputs};
 use super::prepared_batch::PreparedBatch;
 use super::trainer::Trainer;
 use crate::data::batch_inputs::Inputs;
@@ -128,16 +128,20 @@ impl Trainer {
         }
     }
 
-    /// The bytes of a batch during evaluation, while it may wait: inputs, values between stages,
-    /// and outputs that the boss fetches whole.
-    pub(crate) fn batch_bytes(&self, inputs: &Inputs, outputs: Outputs) -> u64 {
+    /// Room for batches that are evaluated together.
+    pub(crate) fn evaluation_room(&self) -> EvaluationRoom {
+        EvaluationRoom::new(self.plan.most_replicas(), self.plan.batches_at_once())
+    }
+
+    /// The bytes of a batch during evaluation: at the boss its inputs, and the outputs that it
+    /// fetches whole; and at a worker what it receives from other stages.
+    pub(crate) fn batch_bytes(&self, inputs: &Inputs, outputs: Outputs) -> BatchBytes {
         let graph = self.model.graph();
         let whole = if outputs == Outputs::Fetch { graph.outputs() } else { &[] };
-        let outputs = self.plan.stages.iter().flat_map(|stage| &stage.outputs);
-        let between = outputs.filter(|output| !output.to.is_empty()).map(|output| &output.value);
-        let values = graph.inputs().iter().chain(whole).chain(between);
-        let bytes = values.map(|value| graph.value(*value).ty.bytes(inputs.sizes()).unwrap_or(0));
-        bytes.fold(0, u64::saturating_add)
+        let value = |value: ValueId| graph.value(value).ty.bytes(inputs.sizes()).unwrap_or(0);
+        let values = graph.inputs().iter().chain(whole).map(|id| value(*id));
+        let at_boss = values.fold(0, u64::saturating_add);
+        BatchBytes { at_boss, at_worker: self.plan.received(value) }
     }
 
     /// A round in evaluation mode in which each microbatch is a whole batch.

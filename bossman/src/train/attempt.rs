@@ -60,9 +60,6 @@ impl<'a> Attempt<'a> {
     ) -> Result<Self, BossManError> {
         let (file, options) = (prepared.file, prepared.options);
         let done = resumed.as_ref().map_or(0, |found| found.counters().step);
-        if let Some(weights) = prepared.weights.as_ref().filter(|_| resumed.is_none()) {
-            weights.load(&mut boss).await?;
-        }
         boss.send_optimizer(file.optimizer).await?;
         // A worker that lacks a file fails now, not after the first epoch.
         let data = &prepared.data;
@@ -107,7 +104,7 @@ impl<'a> Attempt<'a> {
         };
         let plan = match &resumed {
             Some(found) => attempt.restore(found).await?,
-            None => None,
+            None => attempt.load_weights().await?,
         };
         attempt.observers.events.emit(&Event::Started {
             steps: prepared.steps,
@@ -126,15 +123,29 @@ impl<'a> Attempt<'a> {
 
     /// Restores a state. Returns the plan, if one was made for it.
     async fn restore(&mut self, found: &ResumeState) -> Result<Option<Event>, BossManError> {
-        let mut plan = None;
-        if self.done < self.prepared.steps && !self.prepared.options.pool {
-            // Stages are placed before they load the state.
-            let first = self.batches.next_batch().await?;
-            let shape = self.boss.trainer.batch_shape(&first)?;
-            plan = self.boss.trainer.choose_schedule(&shape).await?;
-            self.next = Some(first);
-        }
+        let plan = self.place_stages().await?;
         found.restore(&mut self.boss).await?;
+        Ok(plan)
+    }
+
+    /// Loads the weights to start from, if there are any. Returns the plan, if one was made for
+    /// them.
+    async fn load_weights(&mut self) -> Result<Option<Event>, BossManError> {
+        let Some(weights) = &self.prepared.weights else { return Ok(None) };
+        let plan = self.place_stages().await?;
+        weights.load(&mut self.boss).await?;
+        Ok(plan)
+    }
+
+    /// Chooses the schedule before stages load anything, which could not move then.
+    async fn place_stages(&mut self) -> Result<Option<Event>, BossManError> {
+        if self.done >= self.prepared.steps || self.prepared.options.pool {
+            return Ok(None);
+        }
+        let first = self.batches.next_batch().await?;
+        let shape = self.boss.trainer.batch_shape(&first)?;
+        let plan = self.boss.trainer.choose_schedule(&shape).await?;
+        self.next = Some(first);
         Ok(plan)
     }
 

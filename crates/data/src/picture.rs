@@ -26,18 +26,25 @@ pub(super) fn size(file: &Path) -> Result<(u32, u32), String> {
 
 fn check_end(file: &Path) -> Result<(), String> {
     let mut file = File::open(file).map_err(|e| e.to_string())?;
-    let tail = |file: &mut File| {
-        let bytes = file.metadata()?.len();
-        file.seek(SeekFrom::Start(bytes.saturating_sub(TAIL)))?;
-        let mut tail = Vec::new();
-        file.take(TAIL).read_to_end(&mut tail)?;
-        file.rewind()?;
-        std::io::Result::Ok(tail)
+    let bytes = file.metadata().map_err(|e| e.to_string())?.len();
+    let mut last = |most: u64| {
+        file.seek(SeekFrom::Start(bytes.saturating_sub(most)))?;
+        let mut last = Vec::new();
+        (&file).take(most).read_to_end(&mut last)?;
+        std::io::Result::Ok(last)
     };
-    match jpeg_end::may_end(&tail(&mut file).map_err(|e| e.to_string())?) {
+    // Most end with it.
+    if jpeg_end::may_end(&last(2).map_err(|e| e.to_string())?) {
+        return Ok(());
+    }
+    let tail = last(TAIL).map_err(|e| e.to_string())?;
+    match bytes > TAIL && jpeg_end::may_end(&tail) {
         true => Ok(()),
         // Much may follow the end.
-        false => jpeg_end::check(&read_jpeg(file)?),
+        false => {
+            file.rewind().map_err(|e| e.to_string())?;
+            jpeg_end::check(&read_jpeg(file)?)
+        }
     }
 }
 

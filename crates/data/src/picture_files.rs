@@ -14,6 +14,9 @@ const OTHERS: [&str; 19] = [
     ".pbm", ".pnm", ".pam", ".tga", ".jp2", ".j2k", ".qoi", ".exr",
 ];
 
+/// Folders in which a Synology server keeps thumbnails and what was deleted.
+const OF_SERVERS: [&str; 2] = ["@eaDir", "#recycle"];
+
 const NO_PICTURES: &str = "holds no .png, .jpg or .jpeg";
 
 /// A folder's entries without hidden files and those of file servers, sorted by name.
@@ -171,8 +174,10 @@ fn listed(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let entries =
         std::fs::read_dir(folder).map_err(error)?.collect::<Result<Vec<_>, _>>().map_err(error)?;
     let hidden = |path: &PathBuf| {
-        // A Synology server keeps thumbnails in `@eaDir`.
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(['.', '@']))
+        path.file_name().is_some_and(|name| {
+            let name = name.to_string_lossy();
+            name.starts_with('.') || OF_SERVERS.contains(&&*name)
+        })
     };
     let mut paths: Vec<PathBuf> =
         entries.iter().map(std::fs::DirEntry::path).filter(|path| !hidden(path)).collect();

@@ -164,15 +164,21 @@ fn candidate(
         copies: Some(2 + space.optimizer.state_copies()),
         activations: Vec::new(),
     };
-    let first = predicted(graph, fleet, space, worker_groups, schedule, &memory)?;
-    if first.refused.is_none() || space.cuts != Cuts::Auto {
+    let predicted =
+        |memory: &CutMemory| predicted(graph, fleet, space, worker_groups, schedule, memory);
+    let first = predicted(&memory)?;
+    // What is to be spared is spared beside the activations.
+    let is_good = first.refused.is_none() && fleet.spared.is_empty();
+    if is_good || space.cuts != Cuts::Auto {
         return Ok(first);
     }
-    // Another cut may leave room for the activations, which are known now.
+    // Another cut may leave room for the activations, which are known now; or, by chance, one for
+    // an optimizer with more state.
     let activations = activations(graph, fleet, space, &first);
-    let memory = CutMemory { activations, ..memory };
-    let second = predicted(graph, fleet, space, worker_groups, schedule, &memory);
-    Ok(second.ok().filter(|second| second.refused.is_none()).unwrap_or(first))
+    let others =
+        [CutMemory { activations, ..memory.clone() }, CutMemory { copies: None, ..memory }];
+    let mut others = others.iter().filter_map(|memory| predicted(memory).ok());
+    Ok(others.find(|other| other.refused.is_none()).unwrap_or(first))
 }
 
 /// For each stage, the bytes of each layer's activations in the microbatches that it holds at once.

@@ -10,7 +10,7 @@ mod elements;
 use crate::data::batch_inputs::Inputs;
 use crate::data::fixed_batch::FixedBatch;
 use crate::data::{Dataset, Order};
-use crate::session::evaluation::{Outputs, MAX_EVALUATION_BYTES};
+use crate::session::evaluation::Outputs;
 use crate::{data::atomic_file, BossMan, BossManError, Loss, StateDict};
 pub use described::Meaning;
 use described::{Described, Lines};
@@ -100,12 +100,11 @@ impl Predictions {
             starts.map(|start| data.inputs(&order.at(start..start.saturating_add(together))));
         loop {
             // Several for each stage and replica.
-            let (mut group, mut bytes) = (Vec::new(), 0u64);
-            while group.len() < boss.trainer.plan.batches_at_once() && bytes < MAX_EVALUATION_BYTES
-            {
+            let (mut group, mut room) = (Vec::new(), boss.trainer.evaluation_room());
+            while room.is_left() {
                 let Some((x, variables)) = batches.next().transpose()? else { break };
                 let inputs = Inputs::check(boss.model().graph(), &x, &variables)?;
-                bytes = bytes.saturating_add(boss.trainer.batch_bytes(&inputs, Outputs::Fetch));
+                room.take(boss.trainer.batch_bytes(&inputs, Outputs::Fetch));
                 group.push((x, variables));
             }
             if group.is_empty() {

@@ -151,7 +151,7 @@ fn a_folder_of_pictures_in_a_class_is_refused() {
         assert_eq!(folder.error(unlabelled(&of(&folder, "t"))), expected);
     }
     let folder = Folder::new();
-    pictures(&folder, &["t/cat/1.jpg", "t/cat/.hidden/0.png"]);
+    pictures(&folder, &["t/cat/1.jpg", "t/cat/.hidden/0.png", "t/cat/@eaDir/0.png"]);
     folder.file("t/cat/more/notes.txt", "no picture");
     assert_eq!(labels(&of(&folder, "t")), [0.0]);
 }
