@@ -6,6 +6,7 @@ use pipeline::boss::{Answer, Instruction, IntoRequest, MakeIds, Request, RunRequ
 use pipeline::ids::{Slot, StageId};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss, RoundUpdate};
 use pipeline::replicas::MicrobatchAssignment;
+use pipeline::round_outputs::RoundOutputs;
 use pipeline::schedule::{Action, Ending, Terms};
 use pipeline::watch::{FiniteCheck, Watch};
 use pipeline::StateForm;
@@ -144,7 +145,7 @@ pub fn step_request(
                 .collect(),
             likeliest: false,
         }),
-        outputs: false,
+        outputs: RoundOutputs::None,
         samples: None,
         inputs: parts(x).map(|(index, part)| (index, input, put(slots, &part))).collect(),
         targets: parts(target).map(|(index, part)| (index, put(slots, &part))).collect(),

@@ -12,6 +12,7 @@ use link::{Identity, Listener, ListenerEvent, Payload, Ticket, Transport, Worker
 use pipeline::boss::{Instruction, RunRequest, Setup};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
 use pipeline::replicas::{buckets, nodes, shard, Bucket, WorkerGroups};
+use pipeline::round_outputs::RoundOutputs;
 use pipeline::schedule::{Action, Ending, Terms};
 use pipeline::task::{EarlyOutput, Outcome, Task, TaskError, TreeLeaf};
 use pipeline::watch::Watch;
@@ -137,7 +138,7 @@ async fn sum(plan: &Plan, graph: &LayerGraph, handle: &Handle, round: u64) -> Re
         update: None,
         watch: Watch::default(),
         loss: Some(RoundLoss { spec: LossSpec::MSELoss, weights, likeliest: false }),
-        outputs: false,
+        outputs: RoundOutputs::None,
         samples: None,
         inputs: (0..microbatches).map(|m| (m, input, sample())).collect(),
         targets: (0..microbatches).map(|m| (m, sample())).collect(),

@@ -6,6 +6,7 @@ use crate::{BossMan, BossManError, Model};
 use layerspec::{Dim, LayerId};
 use pipeline::kv_cache_step::KvCacheStep;
 use pipeline::loss::ClassDim;
+use pipeline::round_outputs::LastPosition;
 use pipeline::LossSpec;
 use tch::Tensor;
 use tensor::TensorError;
@@ -197,45 +198,43 @@ impl Generator {
         let input = Tensor::f_from_slice(&input)
             .and_then(|row| row.f_unsqueeze(0))
             .map_err(TensorError::from)?;
-        let output = boss.trainer.forward_cached(&[input], cached).await?;
+        let last = last_position(new.len(), boss.trainer.loss.as_ref());
+        let output = boss.trainer.forward_cached(&[input], cached, last).await?;
         window.cached_tokens = visible.len();
-        let logits = last_logits(&output, new.len(), boss.trainer.loss.as_ref())?;
+        let logits = last_logits(&output, last)?;
         let logits = logits.f_select(0, 0).map_err(TensorError::from)?;
         Ok(sampler.draw(&logits)?)
     }
 }
 
-/// The logits of the last position: `[batch, vocabulary]`.
-///
-/// The output is `[batch, vocabulary, positions]`, or `[batch, positions, vocabulary]` if the loss
-/// has its classes in the last dimension.
-///
-/// # Errors
-/// The output does not have this shape.
-pub(crate) fn last_logits(
-    output: &Tensor,
-    positions: usize,
-    loss: Option<&LossSpec>,
-) -> Result<Tensor, BossManError> {
+/// The last of the positions of a model's output: `[batch, vocabulary, positions]`, or `[batch,
+/// positions, vocabulary]` if the loss has its classes in the last dimension.
+pub(crate) fn last_position(positions: usize, loss: Option<&LossSpec>) -> LastPosition {
     let class_dim = loss.and_then(LossSpec::classes).map(|classes| classes.class_dim);
-    let class_dim = class_dim.unwrap_or_default();
-    let dim = match class_dim {
+    let dim = match class_dim.unwrap_or_default() {
         ClassDim::Second => 2,
         ClassDim::Last => 1,
     };
-    let size = output.size();
-    let found = size.get(dim).copied().unwrap_or(0);
-    if size.len() == 3 && positions > 0 && usize::try_from(found) == Ok(positions) {
-        return Ok(output.f_select(dim as i64, found - 1).map_err(TensorError::from)?);
+    LastPosition { dim, positions: positions as u64 }
+}
+
+/// The logits of the last position, `[batch, vocabulary]`, of an output with all positions, or with
+/// the last one only.
+///
+/// # Errors
+/// The output does not have this shape.
+pub(crate) fn last_logits(output: &Tensor, last: LastPosition) -> Result<Tensor, BossManError> {
+    let (size, LastPosition { dim, positions }) = (output.size(), last);
+    let only = LastPosition { positions: 1, ..last };
+    if let Some(index) = last.index(&size).or_else(|| only.index(&size)) {
+        return Ok(output.f_select(i64::from(dim), index).map_err(TensorError::from)?);
     }
-    let expected = match class_dim {
-        ClassDim::Second => {
+    let expected = match dim {
+        2 => {
             "[batch, vocabulary, positions], as CrossEntropyLoss takes it; for [batch, positions, \
              vocabulary] set `class_dim: -1` of the loss"
         }
-        ClassDim::Last => {
-            "[batch, positions, vocabulary], as CrossEntropyLoss takes it with `class_dim: -1`"
-        }
+        _ => "[batch, positions, vocabulary], as CrossEntropyLoss takes it with `class_dim: -1`",
     };
     let problem =
         format!("the model gives {size:?} for {positions} positions; expected {expected}");
@@ -254,12 +253,16 @@ mod tests {
         let classes = Classes { class_dim: ClassDim::Last, ..Classes::default() };
         let last = LossSpec::CrossEntropyLoss { classes, label_smoothing: 0.0 };
         let second = LossSpec::cross_entropy();
-        assert_eq!(last_logits(&output, 4, None).unwrap(), output.select(2, 3));
-        assert_eq!(last_logits(&output, 4, Some(&second)).unwrap(), output.select(2, 3));
-        assert_eq!(last_logits(&output, 3, Some(&last)).unwrap(), output.select(1, 2));
-        let error = last_logits(&output, 3, Some(&second)).unwrap_err().to_string();
+        let last_logits = |positions, loss| last_logits(&output, last_position(positions, loss));
+        assert_eq!(last_logits(4, None).unwrap(), output.select(2, 3));
+        assert_eq!(last_logits(4, Some(&second)).unwrap(), output.select(2, 3));
+        assert_eq!(last_logits(3, Some(&last)).unwrap(), output.select(1, 2));
+        let error = last_logits(3, Some(&second)).unwrap_err().to_string();
         assert!(error.ends_with("set `class_dim: -1` of the loss"), "{error}");
-        let error = last_logits(&output, 4, Some(&last)).unwrap_err().to_string();
+        let error = last_logits(4, Some(&last)).unwrap_err().to_string();
         assert!(error.ends_with("takes it with `class_dim: -1`"), "{error}");
+        let only = output.narrow(2, 3, 1);
+        let found = super::last_logits(&only, last_position(4, None)).unwrap();
+        assert_eq!(found, output.select(2, 3));
     }
 }

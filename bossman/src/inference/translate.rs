@@ -1,7 +1,7 @@
 //! Translates texts with an encoder and a decoder: greedily, or by beam search.
 
 use crate::data::{LoadedTokenizer, Role, TextPairs};
-use crate::inference::generate::last_logits;
+use crate::inference::generate::{last_logits, last_position};
 use crate::inference::sampling::non_finite_logits;
 use crate::inference::search::Search;
 use crate::{BossMan, BossManError, Model};
@@ -191,8 +191,9 @@ impl Translator {
             )?),
         });
         let inputs = inputs.collect::<Result<Vec<_>, TensorError>>()?;
-        let output = boss.trainer.forward_cached(&inputs, cached).await?;
-        let logits = last_logits(&output, positions, boss.trainer.loss.as_ref())?;
+        let last = last_position(positions, boss.trainer.loss.as_ref());
+        let output = boss.trainer.forward_cached(&inputs, cached, last).await?;
+        let logits = last_logits(&output, last)?;
         Ok(logits.f_log_softmax(-1, Kind::Double).map_err(TensorError::from)?)
     }
 }

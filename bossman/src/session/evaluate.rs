@@ -15,18 +15,20 @@ use pipeline::ids::Slot;
 use pipeline::kv_cache_step::KvCacheStep;
 use pipeline::message::{Mode, RoundLoss};
 use pipeline::replicas::Speed;
+use pipeline::round_outputs::{LastPosition, RoundOutputs};
 use pipeline::schedule::Action;
 use std::future::Future;
 use tch::Tensor;
 
 impl Trainer {
     /// Runs a batch through all stages in evaluation mode, and continues from the positions of the
-    /// previous call (see [`KvCacheStep`]): the model's first output. `inputs` are in the model's
-    /// order.
+    /// previous call (see [`KvCacheStep`]): the model's first output. Only its last position comes
+    /// back if it has these positions and no other stage uses it. `inputs` are in the model's order.
     pub(crate) fn forward_cached<'a>(
         &'a mut self,
         inputs: &[Tensor],
         cached: Option<KvCacheStep>,
+        last: LastPosition,
     ) -> impl Future<Output = Result<Tensor, BossManError>> + Send + 'a {
         let payloads = self.input_payloads_in_order(inputs);
         async move {
@@ -36,7 +38,7 @@ impl Trainer {
                 .single_microbatch_round(|stage| Some(Action::Forward { stage, microbatch: 0 }));
             run.mode = Mode::Eval;
             run.kv_cache = cached;
-            run.outputs = true;
+            run.outputs = RoundOutputs::First(last);
             run.inputs = self.insert_slots(payloads);
             let answer = self.run_round(self.with_parameter_gathers(run)?).await?;
             let first = self.outputs(answer.outputs, Mode::Eval)?.into_iter().next();
@@ -88,7 +90,10 @@ impl Trainer {
                 counted.push(of_batch);
             }
             let mut run = self.evaluation_round(inputs);
-            run.outputs = outputs != Outputs::Discard;
+            run.outputs = match outputs {
+                Outputs::Discard => RoundOutputs::None,
+                Outputs::Fetch | Outputs::Likeliest => RoundOutputs::All,
+            };
             // Each batch has a mean of its own.
             let (weights, likeliest) = (vec![1.0; targets.len()], outputs == Outputs::Likeliest);
             run.loss = Some(RoundLoss { spec, weights, likeliest });
@@ -122,7 +127,7 @@ impl Trainer {
             let payloads = payloads?;
             let batches = payloads.len();
             let mut run = self.evaluation_round(payloads);
-            run.outputs = true;
+            run.outputs = RoundOutputs::All;
             let answer = self.run_round(self.with_parameter_gathers(run)?).await?;
             self.outputs_of(batches, answer.outputs)
         }

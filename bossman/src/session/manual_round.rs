@@ -8,6 +8,7 @@ use crate::{BossManError, Variables};
 use layerspec::ValueId;
 use link::Payload;
 use pipeline::message::Mode;
+use pipeline::round_outputs::RoundOutputs;
 use pipeline::schedule::Action;
 use tch::Tensor;
 
@@ -38,7 +39,7 @@ impl Trainer {
         let (batch, before) = (self.position.next_batch(), self.position.counters.step);
         let mut run =
             self.single_microbatch_round(|stage| Some(Action::Forward { stage, microbatch: 0 }));
-        run.outputs = true;
+        run.outputs = RoundOutputs::All;
         run.inputs = self.insert_slots(payloads);
         if mode == Mode::Train {
             self.position.counters.step += 1;

@@ -49,6 +49,7 @@ mod plan_memory;
 pub mod recovery;
 pub mod replicas;
 pub mod room;
+pub mod round_outputs;
 pub mod samples;
 mod saved_memory;
 pub mod schedule;

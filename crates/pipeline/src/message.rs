@@ -8,6 +8,7 @@ use crate::norm::Square;
 use crate::optimizer::OptimizerSpec;
 use crate::peer_snapshot::{PeerSnapshot, SendSnapshot, StoreSnapshot};
 use crate::replicas::{MicrobatchAssignment, UniqueId};
+use crate::round_outputs::RoundOutputs;
 use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerProbe, LayerTimes, LoadContent};
@@ -24,7 +25,7 @@ pub use crate::tensor_head::{TensorHead, MAX_TENSORS};
 
 /// The version of the protocol, sent first on every connection. Peers of different versions
 /// disconnect.
-pub const PROTOCOL_VERSION: u32 = 30;
+pub const PROTOCOL_VERSION: u32 = 31;
 
 /// The most microbatches of a batch.
 pub const MAX_MICROBATCHES: u32 = 1 << 16;
@@ -377,8 +378,8 @@ pub struct Round {
     pub reduction: Reduction,
     /// The loss, if the last stage computes it.
     pub loss: Option<RoundLoss>,
-    /// Send the model's outputs to the boss.
-    pub outputs: bool,
+    /// The model's outputs to send to the boss.
+    pub outputs: RoundOutputs,
     /// Gradients of the model's outputs come from the boss.
     pub grads_from_boss: bool,
     /// How parameters change, if an action of the round changes them.

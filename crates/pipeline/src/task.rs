@@ -13,6 +13,7 @@ use crate::mode::Mode;
 use crate::norm::Square;
 use crate::optimizer::OptimizerSpec;
 use crate::replicas::{BucketBytes, Node, ShardId, Sharding, UniqueId};
+use crate::round_outputs::LastPosition;
 use crate::stage_spec::StageSpec;
 use crate::tensor_meta::TensorMeta;
 use crate::watch::{FiniteCheck, LayerHealth};
@@ -52,6 +53,8 @@ pub enum Task<T> {
         inputs: Vec<T>,
         /// The outputs of the stage to hand back, ascending.
         export: Vec<usize>,
+        /// The output that is handed back as its last position only.
+        last_position: Option<(usize, LastPosition)>,
         /// The loss, on the stage that computes it.
         loss: Option<LossTask<T>>,
         /// Keep the statistics of batch norms apart for [`Task::Reduce`], which applies them in the
@@ -407,6 +410,7 @@ impl<T> Task<T> {
                 kv_cache,
                 inputs,
                 export,
+                last_position,
                 loss,
                 defer_statistics,
                 finite,
@@ -418,6 +422,7 @@ impl<T> Task<T> {
                 kv_cache,
                 inputs: inputs.into_iter().map(&mut f).collect::<Result<_, E>>()?,
                 export,
+                last_position,
                 loss: match loss {
                     Some(LossTask { output, spec, weight, target, likeliest }) => {
                         Some(LossTask { output, spec, weight, target: f(target)?, likeliest })

@@ -10,10 +10,12 @@ use crate::compute::task_tensors::{to_task_output, to_task_tensors, to_tensor, t
 use crate::engine::{LossInputs, Mode, Pass, TreeTarget};
 use pipeline::ids::{MicrobatchKey, StageId};
 use pipeline::message::Failure;
+use pipeline::round_outputs::LastPosition;
 use pipeline::task::Outcome;
 use runtime::TaskTensor;
 use std::sync::Arc;
 use tch::Tensor;
+use tensor::TensorError;
 
 impl StageCompute {
     pub(super) fn forward(
@@ -28,6 +30,7 @@ impl StageCompute {
         let classes = args.loss.as_ref().filter(|task| task.likeliest).and_then(|task| {
             task.spec.classes().map(|classes| (task.output, classes.class_dim.dim()))
         });
+        let last_position = args.last_position;
         let loss = match args.loss {
             Some(task) => {
                 let prediction = outputs
@@ -51,7 +54,10 @@ impl StageCompute {
             Some((of, dim)) if of == index => {
                 to_task_tensor(&output.f_argmax(dim, false)?, location)
             }
-            _ => to_task_tensor(output, location),
+            _ => match last_position.filter(|(of, _)| *of == index) {
+                Some((_, last)) => to_task_tensor(&last_position_of(output, last)?, location),
+                None => to_task_tensor(output, location),
+            },
         });
         let outputs = outputs.collect::<Result<_, _>>();
         let outputs = outputs.map_err(tensor_failure)?;
@@ -142,6 +148,12 @@ fn input_grads(grads: &[Vec<Tensor>], maker: TaskLocation) -> Result<Outcome<Tas
     Ok(Outcome::Backward { grads })
 }
 
+/// The last position of an output that has these positions, or the whole output.
+fn last_position_of(output: &Tensor, last: LastPosition) -> Result<Tensor, TensorError> {
+    let Some(index) = last.index(&output.size()) else { return Ok(output.shallow_clone()) };
+    Ok(output.f_narrow(i64::from(last.dim), index, 1)?)
+}
+
 /// Why a loss is not finite.
 fn cause(task: &LossInputs<'_>) -> Result<&'static str, Failure> {
     let is_finite = |tensor: &Tensor| -> Result<bool, Failure> {
@@ -155,4 +167,21 @@ fn cause(task: &LossInputs<'_>) -> Result<&'static str, Failure> {
     } else {
         ", but the output and the target are finite"
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    #[test]
+    fn an_output_with_other_positions_leaves_whole() {
+        let output = Tensor::arange(24, (Kind::Float, Device::Cpu)).view([2, 3, 4]);
+        let of = |dim, positions| {
+            last_position_of(&output, LastPosition { dim, positions }).expect("a part of it")
+        };
+        assert_eq!(of(2, 4), output.narrow(2, 3, 1));
+        assert_eq!(of(1, 3), output.narrow(1, 2, 1));
+        assert_eq!(of(1, 4), output);
+    }
 }

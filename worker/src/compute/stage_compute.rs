@@ -241,6 +241,7 @@ impl StageCompute {
                 kv_cache,
                 inputs,
                 export,
+                last_position,
                 loss,
                 defer_statistics,
                 finite,
@@ -252,7 +253,8 @@ impl StageCompute {
                 let check_finite = finite == FiniteCheck::All;
                 let defer_statistics = defer_statistics || check_finite;
                 let pass = Pass { key, step, mode, defer_statistics, check_finite };
-                return self.forward(stage, &pass, ForwardArgs { inputs, export, loss, finite });
+                let args = ForwardArgs { inputs, export, last_position, loss, finite };
+                return self.forward(stage, &pass, args);
             }
             Task::Backward { stage, key, grads, input_only: true, .. } => {
                 return self.backward_input(stage, key, &grads);

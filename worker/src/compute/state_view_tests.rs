@@ -226,6 +226,7 @@ fn passes(compute: &mut StageCompute, batch: u64) {
             kv_cache: None,
             inputs: vec![values(64)],
             export: Vec::new(),
+            last_position: None,
             loss: Some(loss),
             defer_statistics: false,
             finite: FiniteCheck::Off,

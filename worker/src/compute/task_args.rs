@@ -2,6 +2,7 @@
 
 use crate::engine::HealthCheck;
 use pipeline::ids::StageId;
+use pipeline::round_outputs::LastPosition;
 use pipeline::task::{EarlyOutput, LossTask, TreeLeaf, Update};
 use pipeline::watch::FiniteCheck;
 use runtime::TaskTensor;
@@ -14,6 +15,8 @@ pub(super) struct ForwardArgs {
     pub(super) inputs: Vec<TaskTensor>,
     /// The outputs that other stages use, by position.
     pub(super) export: Vec<usize>,
+    /// The output of which only the last position is exported.
+    pub(super) last_position: Option<(usize, LastPosition)>,
     pub(super) loss: Option<LossTask<TaskTensor>>,
     pub(super) finite: FiniteCheck,
 }

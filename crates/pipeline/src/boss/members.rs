@@ -19,6 +19,7 @@ use crate::effect::{BossEffect, Message, Micros};
 use crate::ids::{StageId, WorkerId};
 use crate::message::{ChangeMembership, Command, Failure, PeerAddress, Progress, ToBoss, ToWorker};
 use crate::plan::{Plan, StageSpec};
+use crate::round_outputs::RoundOutputs;
 use crate::schedule::Action;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -445,6 +446,6 @@ fn end_of(run: &RunRequest, replica: WorkerId) -> Option<crate::message::Round> 
     round
         .actions
         .retain(|action| matches!(action, Action::Reduce { .. } | Action::OptimStep { .. }));
-    (round.loss, round.outputs) = (None, false);
+    (round.loss, round.outputs) = (None, RoundOutputs::None);
     (!round.actions.is_empty()).then_some(round)
 }

@@ -10,6 +10,7 @@ use crate::optimizer::OptimizerSpec;
 use crate::peer_snapshot::{SnapshotId, StoredTensor};
 use crate::plan::Plan;
 use crate::replicas::{BucketBytes, MicrobatchAssignment, UniqueId};
+use crate::round_outputs::RoundOutputs;
 use crate::samples::{DataSpec, Samples};
 use crate::schedule::{Action, Order};
 use crate::task::{LayerProbe, LoadContent};
@@ -220,8 +221,8 @@ pub struct RunRequest {
     pub watch: Watch,
     /// The loss, if the last stage computes it.
     pub loss: Option<RoundLoss>,
-    /// Whether the model's outputs come back.
-    pub outputs: bool,
+    /// The model's outputs that come back.
+    pub outputs: RoundOutputs,
     /// The inputs and targets that workers read from their own files. The next two fields are then
     /// empty.
     pub samples: Option<Samples>,
@@ -249,7 +250,7 @@ impl RunRequest {
             update: None,
             watch: Watch::default(),
             loss: None,
-            outputs: false,
+            outputs: RoundOutputs::None,
             samples: None,
             inputs: Vec::new(),
             targets: Vec::new(),

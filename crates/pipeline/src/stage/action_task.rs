@@ -7,6 +7,7 @@ use super::stage_reduction::StageReduction;
 use crate::ids::{MicrobatchKey, Slot, StageId};
 use crate::message::{Mode, Round, RoundUpdate};
 use crate::plan::{StageOutput, StageSpec};
+use crate::round_outputs::RoundOutputs;
 use crate::schedule::Action;
 use crate::task::{LossTask, Task, TreeLeaf, Update};
 
@@ -66,9 +67,16 @@ impl TaskBuilder<'_> {
             let likeliest = loss.likeliest && is_free;
             Some(LossTask { output, spec: loss.spec.clone(), weight, target, likeliest })
         });
-        let leaves =
-            |o: &StageOutput| !o.to.is_empty() || (round.outputs && o.model_output.is_some());
+        let is_for_boss = |o: &StageOutput| o.model_output.is_some_and(|o| round.outputs.has(o));
+        let leaves = |o: &StageOutput| !o.to.is_empty() || is_for_boss(o);
         let export = (0..spec.outputs.len()).filter(|i| leaves(&spec.outputs[*i])).collect();
+        let last_position = match round.outputs {
+            RoundOutputs::First(last) => {
+                let of = spec.outputs.iter().position(|o| is_for_boss(o) && o.to.is_empty());
+                of.map(|output| (output, last))
+            }
+            RoundOutputs::None | RoundOutputs::All => None,
+        };
         Task::Forward {
             stage: spec.stage,
             key,
@@ -77,6 +85,7 @@ impl TaskBuilder<'_> {
             kv_cache: round.kv_cache.clone(),
             inputs,
             export,
+            last_position,
             loss,
             defer_statistics: round.mode == Mode::Train && round.reduction.is_apart(),
             finite: round.watch.finite,
@@ -136,4 +145,40 @@ impl TaskBuilder<'_> {
 /// Whether an update leaves parameters unchanged, because the norm is not finite.
 pub(super) fn skips_update(update: &RoundUpdate, norm: Option<f64>) -> bool {
     update.skip_infinite && norm.is_some_and(|norm| !norm.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{membership, round};
+    use super::*;
+    use crate::round_outputs::LastPosition;
+
+    /// The outputs that a forward pass of a stage of two exports, and the one that it shortens.
+    fn exported(stage: u16, outputs: RoundOutputs) -> (Vec<usize>, Option<usize>) {
+        let membership = membership(&[1, 1], stage, None);
+        let builder = TaskBuilder {
+            round: &Round { outputs, ..round(Vec::new()) },
+            spec: membership.stage(StageId(stage)).expect("its stage"),
+            key: MicrobatchKey { batch: 7, index: 0 },
+            group: None,
+            reduction: None,
+            norm: None,
+            inbox: &mut Inbox::default(),
+        };
+        match builder.build(Action::Forward { stage: StageId(stage), microbatch: 0 }, None) {
+            Some(Task::Forward { export, last_position, .. }) => {
+                (export, last_position.map(|(output, _)| output))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn only_the_models_output_is_shortened_to_its_last_position() {
+        let first = RoundOutputs::First(LastPosition { dim: 2, positions: 8 });
+        assert_eq!(exported(1, RoundOutputs::None), (vec![], None));
+        assert_eq!(exported(1, RoundOutputs::All), (vec![0], None));
+        assert_eq!(exported(1, first), (vec![0], Some(0)));
+        assert_eq!(exported(0, first), (vec![0], None), "it goes to the next stage");
+    }
 }

@@ -20,7 +20,7 @@ pub(super) struct Results<'a> {
 
 impl Results<'_> {
     fn is_for_boss(&self, output: &StageOutput) -> bool {
-        self.round.outputs && output.model_output.is_some()
+        output.model_output.is_some_and(|output| self.round.outputs.has(output))
     }
 
     /// The number of outputs that go to the boss.

@@ -7,6 +7,7 @@ use crate::effect::{Destination, Micros, StageEffect};
 use crate::ids::{Slot, WorkerId};
 use crate::message::{Assignment, Mode, PeerAddress, Reduction, Round};
 use crate::replicas::{BucketBytes, MicrobatchAssignment, Sharding, WorkerGroups};
+use crate::round_outputs::RoundOutputs;
 use crate::schedule::{Action, Order};
 use crate::watch::Watch;
 use crate::{Cuts, Determinism, Initialization, Placement, Plan};
@@ -65,7 +66,7 @@ pub(super) fn round(actions: Vec<Action>) -> Round {
         samples: None,
         reduction: Reduction::default(),
         loss: None,
-        outputs: false,
+        outputs: RoundOutputs::None,
         grads_from_boss: false,
         update: None,
         watch: Watch::default(),

@@ -14,6 +14,7 @@ use pipeline::ids::{StageId, WorkerId};
 use pipeline::message::{Failure, Mode, Reduction, RoundLoss};
 use pipeline::peer_snapshot::{neighbours, recall, CompleteSnapshot, SnapshotId};
 use pipeline::replicas::MicrobatchAssignment;
+use pipeline::round_outputs::RoundOutputs;
 use pipeline::samples::{DataSpec, Samples};
 use pipeline::schedule::{Action, Ending, Order, Terms};
 use pipeline::watch::{FiniteCheck, Watch};
@@ -509,7 +510,7 @@ impl<'g> User<'g> {
             // It must make no difference.
             watch: Watch { finite: FiniteCheck::Loss, health: step % 3 == 1 },
             loss,
-            outputs,
+            outputs: if outputs { RoundOutputs::All } else { RoundOutputs::None },
             samples,
             inputs,
             targets,

@@ -26,7 +26,7 @@ pub(super) struct RunParts {
 impl RunParts {
     pub(super) fn of(run: &RunRequest, plan: &Plan, workers: &BTreeSet<WorkerId>) -> Self {
         RunParts {
-            missing_outputs: if run.outputs { outputs(run, plan) } else { BTreeMap::new() },
+            missing_outputs: outputs(run, plan),
             norms: Norms::of(run, plan, workers),
             watched: run.watch.health.then(|| layers(plan)),
             results: RoundResults::default(),
@@ -115,11 +115,11 @@ fn layers(plan: &Plan) -> BTreeSet<LayerId> {
     plan.stages.iter().flat_map(|stage| &stage.layers).map(|layer| layer.id).collect()
 }
 
-/// The outputs of the model that a round computes, each with its worker.
+/// The outputs of the model that a round computes and sends, each with its worker.
 fn outputs(run: &RunRequest, plan: &Plan) -> BTreeMap<(u32, ValueId), WorkerId> {
     let of_stage = |stage: StageId| {
         let outputs = plan.stages.iter().filter(move |s| s.stage == stage).flat_map(|s| &s.outputs);
-        outputs.filter(|o| o.model_output.is_some()).map(|o| o.value)
+        outputs.filter(|o| o.model_output.is_some_and(|o| run.outputs.has(o))).map(|o| o.value)
     };
     let lists =
         run.actions.iter().enumerate().map(|(worker, list)| (WorkerId(worker as u16), list));

@@ -18,6 +18,7 @@ use pipeline::norm::Square;
 use pipeline::peer_snapshot::StoredTensor;
 use pipeline::plan::StageSpec;
 use pipeline::replicas::{Compress, MicrobatchAssignment, Node};
+use pipeline::round_outputs::RoundOutputs;
 use pipeline::samples::{DataId, DataTask, Reading, Samples};
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
@@ -514,7 +515,10 @@ impl BossDriver {
             update: None,
             watch: Watch { health: random.chance(50), ..Watch::default() },
             loss: (!backward).then_some(loss),
-            outputs: random.chance(20),
+            outputs: match random.chance(20) {
+                true => RoundOutputs::All,
+                false => RoundOutputs::None,
+            },
             samples,
             inputs,
             targets,

@@ -18,6 +18,7 @@ use pipeline::peer_snapshot::{
 use pipeline::replicas::{
     BucketBytes, Compress, MicrobatchAssignment, Node, Sharding, UniqueId, WorkerGroups,
 };
+use pipeline::round_outputs::{LastPosition, RoundOutputs};
 use pipeline::samples::{DataId, DataSpec, Samples};
 use pipeline::schedule::{Action, Order};
 use pipeline::task::{LayerProbe, LayerTimes, LoadContent};
@@ -481,7 +482,11 @@ fn round(random: &mut Random) -> Round {
             weights,
             likeliest: random.chance(50),
         }),
-        outputs: random.chance(50),
+        outputs: *random.pick(&[
+            RoundOutputs::None,
+            RoundOutputs::All,
+            RoundOutputs::First(LastPosition { dim: 2, positions: 5 }),
+        ]),
         grads_from_boss: random.chance(50),
         microbatch_assignment: MicrobatchAssignment::by_speed(
             &PLAN.stage_placement,

@@ -12,6 +12,7 @@ use pipeline::message::{
     Failure, FailureKind, LinkReport, Mode, Reduction, RoundLoss, RoundUpdate, Span, TensorHead,
     ToBoss, ToWorker,
 };
+use pipeline::round_outputs::RoundOutputs;
 use pipeline::schedule::{Action, Ending, Placement};
 use pipeline::StateForm;
 use pipeline::{Cuts, LossSpec, Plan};
@@ -164,7 +165,7 @@ fn forward(batch: u64) -> RunRequest {
     let actions = each_stage(|stage| Action::Forward { stage, microbatch: 0 });
     RunRequest {
         batch,
-        outputs: true,
+        outputs: RoundOutputs::All,
         inputs: vec![(0, graph().inputs()[0], Slot(1))],
         ..run(actions)
     }
@@ -278,7 +279,7 @@ fn a_worker_that_sends_too_much_is_hung_up_on() {
 fn batches_wait_for_their_backward_pass_but_not_without_end() {
     let mut boss = Boss::ready();
     for batch in [1, 2] {
-        boss.ask(request(RunRequest { outputs: false, ..forward(batch) }));
+        boss.ask(request(RunRequest { outputs: RoundOutputs::None, ..forward(batch) }));
         boss.both_done();
         boss.reply().expect("it is carried out");
     }
@@ -288,14 +289,14 @@ fn batches_wait_for_their_backward_pass_but_not_without_end() {
         "{error}"
     );
     // Evaluation stores nothing.
-    boss.ask(request(RunRequest { outputs: false, mode: Mode::Eval, ..forward(3) }));
+    boss.ask(request(RunRequest { outputs: RoundOutputs::None, mode: Mode::Eval, ..forward(3) }));
     boss.both_done();
     boss.reply().expect("it is carried out");
     for freed in [request(backward(1)), Instruction::Discard { batch: 2 }.into_request()] {
         boss.ask(freed);
         boss.both_done();
         boss.reply().expect("it is carried out");
-        boss.ask(request(RunRequest { outputs: false, ..forward(4 + boss.requests) }));
+        boss.ask(request(RunRequest { outputs: RoundOutputs::None, ..forward(4 + boss.requests) }));
         boss.both_done();
         boss.reply().expect("one has gone");
     }
@@ -350,7 +351,7 @@ fn the_norm_is_that_of_all_stages_and_reaches_all_workers() {
 fn spans_are_placed_on_the_boss_s_clock() {
     let mut boss = Boss::ready();
     boss.now = 1000;
-    boss.ask(request(RunRequest { outputs: false, ..forward(1) }));
+    boss.ask(request(RunRequest { outputs: RoundOutputs::None, ..forward(1) }));
     // The worker's clock is a million ahead, a message takes 50, and the work takes 100.
     let action = Action::Forward { stage: StageId(0), microbatch: 0 };
     let span = Span { action, start: Micros(1_001_060), end: Micros(1_001_140) };

@@ -9,6 +9,7 @@ use pipeline::message::{
     Assignment, Command, Failure, Mode, Reduction, Round, RoundUpdate, ToBoss, ToWorker,
 };
 use pipeline::replicas::{BucketBytes, MicrobatchAssignment, ShardId, UniqueId, WorkerGroups};
+use pipeline::round_outputs::RoundOutputs;
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{Outcome, Task};
@@ -102,7 +103,7 @@ impl Worker {
             samples: None,
             reduction: Reduction::Collective,
             loss: None,
-            outputs: false,
+            outputs: RoundOutputs::None,
             grads_from_boss: false,
             watch: Watch::default(),
             update: Some(RoundUpdate { lr: 0.1, scale: 1.0, max_norm: None, skip_infinite: false }),

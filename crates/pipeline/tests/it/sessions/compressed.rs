@@ -8,6 +8,7 @@ use pipeline::message::{
     ToWorker,
 };
 use pipeline::replicas::{nodes, BucketBytes, Compress, MicrobatchAssignment, Node, WorkerGroups};
+use pipeline::round_outputs::RoundOutputs;
 use pipeline::schedule::{Action, Order};
 use pipeline::stage::StageSession;
 use pipeline::task::{EarlyOutput, Outcome};
@@ -67,7 +68,7 @@ impl Replica {
             samples: None,
             reduction: Reduction::Compressed(FORM),
             loss: None,
-            outputs: false,
+            outputs: RoundOutputs::None,
             grads_from_boss: false,
             watch: Watch::default(),
             update: update.then_some(RoundUpdate {

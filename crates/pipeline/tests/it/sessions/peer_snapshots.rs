@@ -12,6 +12,7 @@ use pipeline::peer_snapshot::{
     PartToMake, PeerSnapshot, SendSnapshot, SnapshotId, SnapshotNote, StoreSnapshot,
 };
 use pipeline::replicas::{BucketBytes, MicrobatchAssignment, Sharding, WorkerGroups};
+use pipeline::round_outputs::RoundOutputs;
 use pipeline::schedule::Order;
 use pipeline::stage::StageSession;
 use pipeline::task::{LoadContent, Outcome, Task};
@@ -534,7 +535,7 @@ fn a_run_that_trains_lets_go_of_what_others_left() {
         samples: None,
         reduction: Reduction::Sequential,
         loss: None,
-        outputs: false,
+        outputs: RoundOutputs::None,
         grads_from_boss: false,
         update: None,
         watch: Watch::default(),
