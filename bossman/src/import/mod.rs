@@ -239,9 +239,22 @@ fn check_is_empty(folder: &Path) -> Result<(), BossManError> {
     }
 }
 
-/// The absolute path of a file that is there.
+/// The ends of the names of files that hold records, and not a text.
+const RECORDS: [&str; 6] = [".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"];
+
+/// The absolute path of a text file that is there.
 fn existing(path: &Path) -> Result<PathBuf, BossManError> {
     let io = |e: std::io::Error| BossManError::io(path, &e);
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let plain = name.strip_suffix(".gz").unwrap_or(&name);
+    if let Some(ending) = RECORDS.iter().find(|ending| plain.ends_with(**ending)) {
+        let problem = format!(
+            "holds records, and --data takes plain text: the braces and names of a {ending} file \
+             would be learned. Write the texts to a .txt file, or token ids and targets to a \
+             .jsonl file, which the key `data` of the run file names"
+        );
+        return Err(BossManError::file(path, problem));
+    }
     match disk::is_file(path).map_err(io)? {
         true => std::path::absolute(path).map_err(io),
         false => Err(BossManError::file(path, "is no file; name a text file with --data")),

@@ -97,10 +97,11 @@ fn write_data(lines: &mut String, run: &RunText<'_>) -> Result<(), BossManError>
         }
         lines.push_str("# To train, add samples and the length of training, for example:\n");
         let tokenizer = tokenizer.as_deref().unwrap_or("tokenizer.json");
+        let eos = eos.map(|eos| format!(", eos: {eos}")).unwrap_or_default();
         writeln!(
             lines,
             "# data: {{train: {{text: {{path: text.txt, tokenizer: {tokenizer}, sequence_length: \
-             {length}}}}}}}\n# steps: 100"
+             {length}{eos}}}}}}}\n# steps: 100"
         )
         .ok();
         return Ok(());

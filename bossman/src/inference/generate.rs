@@ -138,14 +138,13 @@ impl Generator {
             // Text that may still change is held back.
             let text = self.text_after_prompt(&tokens, prompt_tokens, &prompt)?;
             let sure = text.trim_end_matches('\u{fffd}');
-            if let Some(more) = sure.strip_prefix(emitted.as_str()).filter(|more| !more.is_empty())
-            {
+            if let Some(more) = not_yet_emitted(&emitted, sure) {
                 on_text(more);
                 emitted = sure.to_string();
             }
         }
         let text = self.text_after_prompt(&tokens, prompt_tokens, &prompt)?;
-        if let Some(rest) = text.strip_prefix(emitted.as_str()) {
+        if let Some(rest) = not_yet_emitted(&emitted, &text) {
             on_text(rest);
         }
         tokens.drain(..prompt_tokens);
@@ -207,6 +206,18 @@ impl Generator {
     }
 }
 
+/// The end of a text whose beginning was emitted, if there is more. A stray byte may have changed
+/// characters of the beginning, because some tokenizers decode bytes in a row as a whole. What
+/// follows the first changed one is then emitted.
+fn not_yet_emitted<'a>(emitted: &str, text: &'a str) -> Option<&'a str> {
+    if emitted.starts_with(text) {
+        return None;
+    }
+    let same = emitted.chars().zip(text.chars()).take_while(|(a, b)| a == b);
+    let same: usize = same.map(|(character, _)| character.len_utf8()).sum();
+    text.get(same..)
+}
+
 /// The last of the positions of a model's output: `[batch, vocabulary, positions]`, or `[batch,
 /// positions, vocabulary]` if the loss has its classes in the last dimension.
 pub(crate) fn last_position(positions: usize, loss: Option<&LossSpec>) -> LastPosition {
@@ -246,6 +257,17 @@ mod tests {
     use super::*;
     use pipeline::loss::Classes;
     use tch::{Device, Kind};
+
+    #[test]
+    fn text_goes_on_after_a_stray_byte_changed_what_was_emitted() {
+        assert_eq!(not_yet_emitted("", "On"), Some("On"));
+        assert_eq!(not_yet_emitted("One", "One two"), Some(" two"));
+        assert_eq!(not_yet_emitted("One", "One"), None);
+        assert_eq!(not_yet_emitted("One\n", "One"), None, "its last byte waits for others");
+        let changed = "One\u{fffd}\u{fffd} there";
+        assert_eq!(not_yet_emitted("One\n", changed), Some("\u{fffd}\u{fffd} there"));
+        assert_eq!(not_yet_emitted(changed, &format!("{changed} ok")), Some(" ok"));
+    }
 
     #[test]
     fn logits_of_the_last_position_are_found_in_both_layouts() {

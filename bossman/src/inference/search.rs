@@ -18,6 +18,11 @@ impl Search {
     /// The most beams: each is a row of a batch.
     pub const MAX_BEAMS: u32 = 256;
 
+    /// The log probability of a translation with so many tokens, divided by its penalty.
+    pub(super) fn normalized(&self, score: f64, tokens: usize) -> f64 {
+        score / ((5.0 + tokens as f64) / 6.0).powf(self.length_penalty)
+    }
+
     /// # Errors
     /// A number that is out of its range.
     pub(super) fn check(&self) -> Result<(), BossManError> {

@@ -228,6 +228,12 @@ struct Beam {
     row: u32,
 }
 
+impl Beam {
+    fn normalized_score(&self, search: &Search) -> f64 {
+        search.normalized(self.score, self.tokens.len() - 1)
+    }
+}
+
 impl Sentence {
     /// Continues with the log probabilities of the next tokens of its beams. `first` is the row of
     /// the first beam.
@@ -259,9 +265,8 @@ impl Sentence {
             let from = &self.beams[beam as usize];
             if token == eos {
                 if rank < wide {
-                    let length = from.tokens.len() as f64;
-                    let penalty = ((5.0 + length) / 6.0).powf(search.length_penalty);
-                    self.finished.push((score / penalty, from.tokens[1..].to_vec()));
+                    let score = search.normalized(score, from.tokens.len());
+                    self.finished.push((score, from.tokens[1..].to_vec()));
                 }
             } else if beams.len() < wide {
                 let tokens = from.tokens.iter().copied().chain([token]).collect();
@@ -272,15 +277,27 @@ impl Sentence {
         Ok(())
     }
 
-    /// The best translation, if it is found. With `now`, the best one so far.
+    /// The best translation, if it is found. With `now`, the best one so far, ended or not.
     fn best(&mut self, search: &Search, now: bool) -> Option<Vec<u32>> {
-        if self.finished.len() < search.beams as usize && !now && !self.beams.is_empty() {
+        if now {
+            for beam in std::mem::take(&mut self.beams) {
+                self.finished.push((beam.normalized_score(search), beam.tokens[1..].to_vec()));
+            }
+        } else if self.may_improve(search) {
             return None;
         }
         let finished = std::mem::take(&mut self.finished).into_iter();
         let best = finished.reduce(|best, other| if other.0 > best.0 { other } else { best });
-        let unfinished = || self.beams.first().map(|beam| beam.tokens[1..].to_vec());
-        Some(best.map(|(_, tokens)| tokens).or_else(unfinished).unwrap_or_default())
+        Some(best.map(|(_, tokens)| tokens).unwrap_or_default())
+    }
+
+    /// Whether an unfinished translation is better than the worst of the best ones that ended, or
+    /// fewer than the beams have ended. This is the rule of transformers (`early_stopping: false`).
+    fn may_improve(&mut self, search: &Search) -> bool {
+        let Some(running) = self.beams.first() else { return false };
+        self.finished.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        let worst = self.finished.get(search.beams as usize - 1);
+        worst.is_none_or(|(worst, _)| running.normalized_score(search) > *worst)
     }
 }
 
@@ -315,6 +332,27 @@ mod tests {
         assert_eq!(two.beams.len(), 2);
         advance(&mut two, &[[0.3, 0.3, 0.4], [0.0, 0.1, 0.9]], &wide);
         assert_eq!(two.best(&wide, false), Some(vec![1]));
+    }
+
+    #[test]
+    fn a_better_translation_is_not_given_up_for_short_ones() {
+        let search = Search { beams: 2, length_penalty: 0.0, max_length: 9 };
+        let mut one = sentence();
+        advance(&mut one, &[[0.9, 0.04, 0.06]], &search);
+        advance(&mut one, &[[0.9, 0.0, 0.1], [0.0, 0.0, 1.0]], &search);
+        assert_eq!(one.finished.len(), 2, "two have ended");
+        assert_eq!(one.best(&search, false), None, "but one that goes on is better");
+        advance(&mut one, &[[0.0, 0.0, 1.0]], &search);
+        assert_eq!(one.best(&search, false), Some(vec![0, 0]));
+    }
+
+    #[test]
+    fn a_translation_that_is_too_long_is_cut_rather_than_exchanged_for_a_bad_one() {
+        let search = Search { beams: 2, length_penalty: 0.0, max_length: 2 };
+        let mut one = sentence();
+        advance(&mut one, &[[0.9, 0.04, 0.06]], &search);
+        advance(&mut one, &[[0.98, 0.0, 0.02], [1.0, 0.0, 0.0]], &search);
+        assert_eq!(one.best(&search, true), Some(vec![0, 0]));
     }
 
     #[test]

@@ -21,24 +21,39 @@ impl RunFile {
         self.length.ok_or_else(|| self.lacks_data())
     }
 
-    /// The texts to train on, for their tokenizer. Without such data, that of the key `tokenizer`,
-    /// without files. `None` if there is neither.
+    /// The tokenizer of generated texts, their most tokens and their ends: those of the key
+    /// `tokenizer`, and where it does not tell them, those of the texts to train on. `None` if
+    /// there is neither.
     pub fn text(&self) -> Option<Text> {
-        match (&self.data, &self.tokenizer) {
-            (Some(Data { train: Source::Text(text), .. }), _) => Some(text.clone()),
-            (_, text) => text.clone(),
+        let trained_on = match &self.data {
+            Some(Data { train: Source::Text(text), .. }) => Some(text),
+            _ => None,
+        };
+        let Some(chosen) = &self.tokenizer else { return trained_on.cloned() };
+        let mut text = chosen.clone();
+        if let Some(trained_on) = trained_on {
+            if text.sequence_length == u64::MAX {
+                text.sequence_length = trained_on.sequence_length;
+            }
+            if text.eos.is_empty() {
+                text.eos.clone_from(&trained_on.eos);
+            }
         }
+        Some(text)
     }
 
     fn lacks_data(&self) -> BossManError {
-        let tokenizer = match self.tokenizer.as_ref().map(|text| &text.tokenizer) {
-            Some(Tokenizer::File(path)) => path.display().to_string(),
-            _ => "bytes".into(),
+        let (tokenizer, eos) = match &self.tokenizer {
+            Some(Text { tokenizer: Tokenizer::File(path), eos, .. }) => {
+                let eos = eos.first().map(|eos| format!(", eos: {eos:?}"));
+                (path.display().to_string(), eos.unwrap_or_default())
+            }
+            _ => ("bytes".into(), String::new()),
         };
         let problem = format!(
             "has no `data`, which this command needs. Add it, and the length of training, as:\n  \
              data: {{train: {{text: {{path: FILE, tokenizer: {tokenizer}, sequence_length: \
-             128}}}}}}\n  steps: 100"
+             128{eos}}}}}}}\n  steps: 100"
         );
         BossManError::file(self.loss_place.file(), problem)
     }
@@ -86,9 +101,18 @@ mod tests {
     }
 
     #[test]
-    fn texts_to_train_on_come_first() {
-        let data = "data: {train: {text: {path: a.txt, sequence_length: 8}}}\nsteps: 1\n";
-        let run = read(&format!("{RUN}{data}tokenizer: t.json\n"));
-        assert_eq!(run.text().unwrap().sequence_length, 8);
+    fn the_tokenizer_tells_more_about_generated_texts_than_the_texts_to_train_on() {
+        let text = "{path: a.txt, sequence_length: 8, eos: <a>}";
+        let data = format!("data: {{train: {{text: {text}}}}}\nsteps: 1\n");
+        let of = |tokenizer: &str| {
+            let text = read(&format!("{RUN}{data}{tokenizer}")).text().unwrap();
+            (text.tokenizer, text.sequence_length, text.eos)
+        };
+        let a = || vec!["<a>".to_string()];
+        assert_eq!(of(""), (Tokenizer::Bytes, 8, a()));
+        let (Tokenizer::File(path), length, eos) = of("tokenizer: t.json\n") else { panic!() };
+        assert_eq!((path.ends_with("t.json"), length, eos), (true, 8, a()));
+        let (_, length, eos) = of("tokenizer: {path: t.json, sequence_length: 64, eos: <b>}\n");
+        assert_eq!((length, eos), (64, vec!["<b>".to_string()]));
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct LearningMonitor {
     losses: VecDeque<f32>,
     /// Whether a loss below its least value was told of.
     told_of_negative: bool,
+    /// Whether a step without a target that counts was told of.
+    told_of_nothing_learned: bool,
 }
 
 /// A fault of a layer.
@@ -145,6 +147,16 @@ impl LearningMonitor {
                  guessing ({chance:.4}): look whether samples and targets belong together, and at \
                  the learning rate",
                 self.losses.len()
+            )
+        })
+    }
+
+    /// The warning about a step in which no target counts. It comes once.
+    pub(super) fn nothing_learned_warning(&mut self, step: u64) -> Option<String> {
+        (!std::mem::replace(&mut self.told_of_nothing_learned, true)).then(|| {
+            format!(
+                "step {step} changes nothing, because no target counts: each is of the ignored \
+                 class, or its class weighs nothing; later steps of this kind are not told"
             )
         })
     }

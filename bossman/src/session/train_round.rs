@@ -38,6 +38,9 @@ impl Trainer {
         preparing: Duration,
     ) -> Result<TrainedStep, BossManError> {
         let began = Instant::now();
+        if self.has_nothing_to_learn(batch) {
+            return Ok(self.pass_over(batch, preparing));
+        }
         let before = self.position.counters.step;
         let error = match self.train_batch(batch).await {
             Ok(done) => return self.finish_step(batch, done, preparing + began.elapsed()),
@@ -50,6 +53,32 @@ impl Trainer {
         // The step is void. A step that is tried again has the same dropout.
         self.position.counters.step = before;
         Err(error)
+    }
+
+    /// Whether an update is due and no target counts in all of its steps. A member of a pool counts
+    /// steps by their rounds, so there it is an error.
+    fn has_nothing_to_learn(&self, batch: &PreparedBatch) -> bool {
+        let (before, accumulate) = (self.position.accumulated, self.settings.accumulate);
+        let counted: f64 = batch.loss_weights.iter().sum();
+        let accumulated = before.with_step(counted, accumulate, None);
+        accumulated.steps == accumulate
+            && accumulated.counted == 0.0
+            && !before.has_manual_backward
+            && !self.strategy.is_pool
+    }
+
+    /// A step that changes nothing. Gradients of earlier steps that wait for the update are 0.
+    fn pass_over(&mut self, batch: &PreparedBatch, time: Duration) -> TrainedStep {
+        self.position.counters.step += 1;
+        self.position.accumulated = Default::default();
+        let step = self.position.counters.step;
+        if let Some(warning) = self.monitor.nothing_learned_warning(step) {
+            self.events.warn(warning);
+        }
+        let (samples, tokens) = (batch.samples, batch.tokens);
+        let report =
+            StepReport { step, loss: f32::NAN, samples, tokens, time, lr: None, grad_norm: None };
+        TrainedStep { report, updated: false, behind: Vec::new() }
     }
 
     async fn train_batch(&mut self, batch: &PreparedBatch) -> Result<FinishedRound, BossManError> {

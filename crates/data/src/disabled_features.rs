@@ -59,6 +59,10 @@ pub(super) mod vocabulary {
             match *self {}
         }
 
+        pub(crate) fn begin_tokens(&self) -> Result<Vec<u32>, String> {
+            match *self {}
+        }
+
         pub(crate) fn decode(&self, _: &[u32]) -> Result<String, String> {
             match *self {}
         }

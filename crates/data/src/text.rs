@@ -16,7 +16,8 @@ use std::sync::Arc;
 /// Text files, and how they become samples.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Text {
-    /// The files, plain or gzipped, read one after the other.
+    /// The files, plain or gzipped, read one after the other. Each begins with the special tokens
+    /// that the tokenizer puts before a text.
     pub paths: Vec<PathBuf>,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
@@ -32,6 +33,9 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
     let eos = text.eos.first().map(|name| tokens.special_token("eos", name)).transpose()?;
     tokens.check_embedding_rows(wanted, false)?;
     tokens.check_rows(eos.as_slice(), wanted)?;
+    // Prompts begin with them, too.
+    let begin = tokens.begin_tokens()?;
+    tokens.check_rows(&begin, wanted)?;
     // Keep bytes as bytes if no other tokens are among them.
     let element = match (&tokens, eos) {
         (LoadedTokenizer::Bytes, None) => Element::U8,
@@ -41,6 +45,7 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
     let (mut piece, mut numbers) = (String::new(), Vec::new());
     for path in &text.paths {
         let (mut file, _) = plain_or_gzip::open(path)?;
+        write(&mut spool, &begin)?;
         match (&tokens, element) {
             (LoadedTokenizer::Bytes, Element::U8) => {
                 plain_or_gzip::copy(path, &mut file, &mut spool, u64::MAX)?;

@@ -70,6 +70,17 @@ impl LoadedTokenizer {
         }
     }
 
+    /// The special tokens with which a text begins, as in
+    /// [`encode_with_special_tokens`](Self::encode_with_special_tokens).
+    pub(super) fn begin_tokens(&self) -> Result<Vec<u32>, DataError> {
+        match self {
+            LoadedTokenizer::Bytes => Ok(Vec::new()),
+            LoadedTokenizer::Loaded(path, vocabulary) => {
+                vocabulary.begin_tokens().map_err(|e| DataError::file(path, e))
+            }
+        }
+    }
+
     /// Checks that the model has an embedding row for each token of the vocabulary. `special` says
     /// that tokens which stand for no text are used, too. Without it, those may have no row:
     /// Gemma's tokenizers have one for pictures. [`check_rows`](Self::check_rows) finds them in a

@@ -39,6 +39,14 @@ impl TokenizerFile {
         Ok(())
     }
 
+    /// The special tokens that the file puts before a text.
+    pub(super) fn begin_tokens(&self) -> Result<Vec<u32>, String> {
+        let encoding = self.encoding("a", true)?;
+        let special = encoding.get_special_tokens_mask();
+        let of_text = special.iter().position(|special| *special == 0);
+        Ok(encoding.get_ids()[..of_text.unwrap_or(0)].to_vec())
+    }
+
     pub(super) fn decode(&self, tokens: &[u32]) -> Result<String, String> {
         caught(|| self.0.decode(tokens, true).map_err(|e| e.to_string()))
     }

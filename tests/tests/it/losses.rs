@@ -166,3 +166,42 @@ fn every_loss_is_libtorchs_over_the_whole_batch_however_it_is_cut() {
         }
     });
 }
+
+/// Fine-tuning has such batches: a prompt that fills its sequence leaves nothing to learn.
+#[test]
+fn a_step_without_a_target_that_counts_changes_nothing() {
+    within_limit(async {
+        let loss = Loss::CrossEntropyLoss {
+            classes: Classes { ignore_index: IGNORED, ..Classes::default() },
+            label_smoothing: 0.0,
+        };
+        let ignored = Batch::new(&x(), &Tensor::full_like(&classes(), IGNORED));
+        let counted = Batch::new(&x(), &classes());
+        let mut found = Vec::new();
+        for (accumulate, batches) in [
+            (1, vec![&counted, &counted]),
+            (1, vec![&ignored, &counted, &ignored, &counted]),
+            (2, vec![&counted, &counted]),
+            (2, vec![&ignored, &ignored, &counted, &counted]),
+        ] {
+            let builder = BossMan::builder(model("Identity")).loss(loss.clone()).microbatches(2);
+            let builder = builder.accumulate(accumulate);
+            let mut boss = builder.build(BossMan::setup_local(2).await.unwrap()).unwrap();
+            boss.distribute_model().await.unwrap();
+            boss.send_optimizer(Optimizer::adam(0.1)).await.unwrap();
+            let mut losses = Vec::new();
+            for (batch, step) in batches.into_iter().zip(1..) {
+                let report = boss.train_step(batch).await.unwrap();
+                assert_eq!(report.step, step);
+                losses.extend((!report.loss.is_nan()).then_some(report.loss));
+            }
+            assert_eq!(losses.len(), 2);
+            found.push((losses, boss.state_dict().await.unwrap()));
+            boss.shutdown().await;
+        }
+        for pair in found.chunks(2) {
+            assert_eq!(pair[0].0, pair[1].0);
+            assert_eq!(worst(&pair[0].1, &pair[1].1), 0.0);
+        }
+    });
+}

@@ -179,6 +179,7 @@ fn transformers_is_told_the_class_of_the_tokenizer_and_where_a_turn_ends() {
     let mut maker = llama();
     maker.size("tokenizer.ggml.eos_token_id", 3);
     maker.size("tokenizer.ggml.eot_token_id", 1);
+    maker.value("tokenizer.chat_template", TEXT, &text("{{ messages }}"));
     let (_place, to, imported) = imported(&maker.bytes());
     assert_eq!(imported.unwrap().warnings, [""; 0]);
     let read = |name: &str| -> serde_json::Value {
@@ -187,6 +188,7 @@ fn transformers_is_told_the_class_of_the_tokenizer_and_where_a_turn_ends() {
     let config = read("config.json");
     assert_eq!(config["eos_token_id"], json!([3, 1]));
     let expected = json!({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>",
+        "chat_template": "{{ messages }}",
         "clean_up_tokenization_spaces": false,
         "model_max_length": config["max_position_embeddings"]});
     assert_eq!(read("tokenizer_config.json"), expected);

@@ -120,6 +120,9 @@ pub(super) fn tokenizer_config(gguf: &Gguf, max_positions: &Json) -> Json {
     ];
     let mut config: Map<String, Json> =
         names.into_iter().filter_map(|(key, name)| Some((key.to_string(), token(name)?))).collect();
+    if let Some(Value::Text(template)) = value("chat_template") {
+        config.insert("chat_template".into(), template.as_str().into());
+    }
     config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
     config.insert("clean_up_tokenization_spaces".into(), false.into());
     config.insert("model_max_length".into(), max_positions.clone());

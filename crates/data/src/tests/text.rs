@@ -88,14 +88,38 @@ fn a_token_without_a_row_is_an_error_where_a_text_has_it() {
     assert_eq!(folder.error(open("c.txt", "a b c", Some("<picture>"))), expected);
 }
 
+/// [`WORDS`] with `<s>` before each text and, if `ends`, `</s>` after it.
+fn words_with_special_tokens(ends: bool) -> String {
+    let end = if ends { r#", {"SpecialToken": {"id": "</s>", "type_id": 0}}"# } else { "" };
+    let processor = format!(
+        r#""post_processor": {{"type": "TemplateProcessing",
+        "single": [{{"SpecialToken": {{"id": "<s>", "type_id": 0}}}},
+            {{"Sequence": {{"id": "A", "type_id": 0}}}}{end}], "pair": [],
+        "special_tokens": {{"<s>": {{"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+            "</s>": {{"id": "</s>", "ids": [2], "tokens": ["</s>"]}}}}}}"#
+    );
+    WORDS.replace(r#""post_processor": null"#, &processor)
+}
+
 #[test]
-fn special_tokens_are_put_around_a_prompt_alone() {
+fn each_file_begins_as_a_prompt_does_and_ends_with_eos_alone() {
     let folder = Folder::new();
-    let begin = r#""post_processor": {"type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
-        "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}"#;
-    let words = WORDS.replace(r#""post_processor": null"#, begin);
+    let paths = vec![folder.file("a.txt", "a b c"), folder.file("b.txt", "b a")];
+    for ends in [false, true] {
+        let words = words_with_special_tokens(ends);
+        let words = Tokenizer::File(folder.file("tokenizer.json", &words));
+        let source = text(paths.clone(), words, 4, Some("</s>"));
+        let data = Dataset::open(&source, &tokens_model(), &CLASSES, None).unwrap();
+        let batch = data.batch(&[0, 1]).unwrap();
+        assert_eq!(numbers(batch.x()), [1.0, 4.0, 5.0, 70000.0, 2.0, 1.0, 5.0, 4.0]);
+        assert_eq!(numbers(batch.y()), [4.0, 5.0, 70000.0, 2.0, 1.0, 5.0, 4.0, 2.0]);
+    }
+}
+
+#[test]
+fn special_tokens_are_put_around_a_prompt() {
+    let folder = Folder::new();
+    let words = words_with_special_tokens(false);
     let file = Tokenizer::File(folder.file("begins.json", &words));
     for (tokenizer, text, plain, special) in [
         (file.clone(), "a b", vec![4, 5], vec![1, 4, 5]),
