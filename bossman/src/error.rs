@@ -5,6 +5,16 @@ use pipeline::message::FailureKind;
 use thiserror::Error;
 
 /// An error of the BossMan API: what, where, what was expected and what to do.
+///
+/// ```
+/// use bossman::{BossManError, Failure, FailureKind};
+///
+/// fn worker_was_out_of_memory(error: &BossManError) -> bool {
+///     matches!(error, BossManError::Worker(failure) if failure.kind == FailureKind::OutOfMemory)
+/// }
+/// let other = BossManError::Worker(Failure::new("no reason"));
+/// assert!(!worker_was_out_of_memory(&other));
+/// ```
 #[derive(Debug, Error)]
 pub enum BossManError {
     /// The model file is wrong.

@@ -83,13 +83,20 @@ pub use inference::score::Score;
 pub use inference::search::Search;
 pub use inference::translate::Translator;
 pub use inference::translation_score::{TranslationSettings, Translations};
-pub use layerspec::{Precision, Recompute};
-pub use link::Transport;
+pub use layerspec::{LayerGraph, Precision, Recompute, SpecError};
+pub use link::{LinkError, Ticket, Transport};
+pub use pipeline::auto::{Candidate, Choice};
+pub use pipeline::ids::{StageId, WorkerId};
 pub use pipeline::loss::{ClassDim, Classes};
 pub use pipeline::lr_schedule::{LrDecay, LrSchedule, Warmup};
+pub use pipeline::message::{Failure, FailureKind, LinkReport};
+pub use pipeline::optimizer::AdamArgs;
+pub use pipeline::plan::PlanError;
 pub use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
+pub use pipeline::schedule::Timeline;
 pub use pipeline::{
-    Cuts, Determinism, LossSpec as Loss, OptimizerSpec as Optimizer, ScheduleKind, StateDigest,
+    Cuts, Determinism, LossSpec as Loss, OptimizerSpec as Optimizer, Plan, ScheduleKind,
+    StateDigest,
 };
 pub use recovery::recovery_source::RecoverySource;
 pub use session::evaluation::Evaluation;
@@ -97,6 +104,7 @@ pub use session::position::BatchId;
 pub use session::step_report::StepReport;
 pub use settings::guards::{Guards, NonFinite};
 pub use status::{MemberStatus, Phase, Status, Wait, WorkerStatus};
+pub use tensor::TensorError;
 pub use train::epochs::best_path;
 pub use train::validation::validate;
 pub use train::validation_result::ValidationResult;

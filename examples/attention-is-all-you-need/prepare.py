@@ -2,7 +2,8 @@
 """Makes data/tokenizer.json: 8,000 tokens of both languages by byte-pair encoding, from the
 sentences to train on.
 
-Needs the tokenizers package: python3 -m pip install tokenizers
+Needs the tokenizers package. README.md installs it in a virtual environment, because the Python of
+many systems takes no packages from pip.
 """
 
 import sys
@@ -17,7 +18,9 @@ def main():
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError:
         sys.exit(
-            f"prepare: needs the tokenizers package: {sys.executable} -m pip install tokenizers"
+            "prepare: needs the tokenizers package: python3 -m venv .venv && "
+            ".venv/bin/python -m pip install --no-deps tokenizers; "
+            "then start this with .venv/bin/python"
         )
     train = DATA / "train.tsv"
     if not train.is_file():

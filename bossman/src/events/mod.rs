@@ -23,3 +23,5 @@ pub use event::{
 };
 pub use events::Events;
 pub use observer::Observer;
+pub use pipeline::membership::Notice;
+pub use pipeline::recovery::{RecoveryCost, ResumeReport, StateSource};

@@ -203,13 +203,19 @@ pub(crate) fn worker_program(chosen: Option<&Path>) -> Result<PathBuf, BossManEr
 
 /// The command that starts a worker from any folder: a name in PATH, or the path of the program.
 pub(crate) fn worker_command(chosen: Option<&Path>) -> String {
-    let found = worker_program(chosen).unwrap_or_else(|_| "worker".into());
+    command_of(worker_program(chosen).ok().as_deref())
+}
+
+/// The command for this program. Without one here it is a name, because only the other machine
+/// knows the place of its own.
+fn command_of(found: Option<&Path>) -> String {
+    let Some(found) = found else { return "worker".into() };
     let path = std::env::var_os("PATH").unwrap_or_default();
     let name = found.file_name().unwrap_or_default();
     let first_in_path = std::env::split_paths(&path)
         .map(|folder| folder.join(name))
         .find(|program| program.is_file());
-    let program = std::path::absolute(&found).unwrap_or(found.clone());
+    let program = std::path::absolute(found).unwrap_or_else(|_| found.to_path_buf());
     match first_in_path.is_some_and(|first| first == program) {
         true => shell_word(&name.to_string_lossy()),
         false => shell_word(&program.display().to_string()),
@@ -256,5 +262,10 @@ mod tests {
         assert!(command.ends_with("target/release/worker"), "{command}");
         assert_eq!(shell_word("/home/me/my models/worker"), "'/home/me/my models/worker'");
         assert_eq!(shell_word("/home/o'neill/worker"), r"'/home/o'\''neill/worker'");
+    }
+
+    #[test]
+    fn without_a_worker_program_here_the_command_names_no_folder() {
+        assert_eq!(command_of(None), "worker");
     }
 }

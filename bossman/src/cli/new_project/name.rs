@@ -9,8 +9,10 @@ const KEYWORDS: &str = "abstract as async await become box break const continue 
                         try type typeof unsized use virtual where while yield unsafe";
 /// Folders of cargo, and crates that are always there.
 const RESERVED: &str = "alloc build core deps examples incremental proc_macro proc-macro std test";
-/// The project's dependencies, and its second program.
-const USED: &str = "anyhow bossman tch tokio worker";
+/// The project's dependencies, its second program, and the crates of BossMan's checkout that come
+/// with them: they have the project's version, so its lock file could not tell them apart.
+const USED: &str = "anyhow bossman data layerspec link pipeline runtime shm tch tensor tensor-cpp \
+                    tokio worker";
 
 /// Refuses a name that cargo would refuse or that the project already uses.
 pub(super) fn check(name: &str) -> Result<()> {
@@ -41,7 +43,9 @@ mod tests {
         for good in ["hello", "my-model", "_x", "model_2", "Hello"] {
             assert!(check(good).is_ok(), "{good}");
         }
-        for bad in ["", "2x", "-x", "a b", "a.b", "über", "_", "fn", "test", "worker", "bossman"] {
+        let odd = ["", "2x", "-x", "a b", "a.b", "über", "_", "fn", "test"];
+        let used = "bossman data layerspec link pipeline runtime shm tensor tensor-cpp worker";
+        for bad in odd.into_iter().chain(used.split(' ')) {
             let error = check(bad).unwrap_err().to_string();
             assert!(error.starts_with(&format!("`{bad}` cannot be the name")), "{error}");
         }
