@@ -77,7 +77,7 @@ pub struct Options {
         value_parser = clap::value_parser!(u64).range(1..))]
     pub task_timeout: u64,
     /// After SIGTERM, the time for the current step. A second signal ends the worker at once, as
-    /// Ctrl-C does.
+    /// Ctrl-C does; another SIGTERM only if it comes a second later.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub grace: u64,
     /// Run the TorchScript layers of the model. They are programs that can read and write this
