@@ -64,6 +64,16 @@ fn a_port_that_is_none_is_named() {
     assert!(said.contains("65536"), "{said}");
 }
 
+/// The check needs no boss.
+#[test]
+fn a_port_of_the_environment_does_not_stop_a_self_check() {
+    for argument in ["--self-check", "--self-check=cuda:99"] {
+        let arguments = [argument, "--threads", "0"];
+        let said = errors(worker(&arguments, &[("MODEL_PORT", "abc")]), 1);
+        assert_eq!(said, "worker: --threads 0: at least one compute thread is needed\n");
+    }
+}
+
 /// As a compose file leaves a variable that nobody sets.
 #[test]
 fn an_empty_variable_counts_as_none() {
@@ -95,8 +105,9 @@ fn devices_that_are_not_here_are_named_with_those_that_are() {
 #[test]
 fn a_cpu_is_checked_without_a_boss() {
     let arguments = ["--self-check", "cpu", "--threads", "1"];
-    // Variables for a worker that works are no mistake.
-    let output = worker(&arguments, &[("MODEL_HOST", "nowhere.invalid"), ("MODEL_TICKET", "none")]);
+    // Variables for a worker that works are not read, even if they are no port.
+    let variables = [("MODEL_HOST", "nowhere.invalid"), ("MODEL_PORT", "x"), ("MODEL_DATA", "/no")];
+    let output = worker(&arguments, &variables);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     let expected = [
@@ -143,6 +154,17 @@ fn a_device_that_is_not_here_is_not_checked() {
         "worker: --self-check: driver failed; not checked: streams, copies, memory, layers, \
          products\n"
     );
+}
+
+/// Its disk is full.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_report_that_cannot_be_written_is_an_error() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_worker"));
+    command.args(["--self-check", "cuda:99"]).stdin(Stdio::null()).stdout(full);
+    let said = errors(command.output().unwrap(), 1);
+    assert!(said.contains("products; standard output: No space left on device"), "{said}");
 }
 
 #[test]

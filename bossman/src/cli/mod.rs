@@ -148,7 +148,9 @@ fn execute(command: Command) -> Result<()> {
 }
 
 fn ticket() -> Result<()> {
-    output::print_line(&link::Identity::load_or_create()?.ticket().to_string())?;
+    let identity = link::Identity::load_or_create()?;
+    identity.warnings().iter().for_each(|text| output::warn(&format!("warning: {text}")));
+    output::print_line(&identity.ticket().to_string())?;
     Ok(())
 }
 

@@ -33,18 +33,33 @@ pub(crate) struct SelfCheck {
 impl SelfCheck {
     pub(crate) fn run(self) -> Result<()> {
         let settings = Settings { devices: self.device, preset: self.preset, only: self.only };
+        let mut unwritten = None;
         let print = |result: &SectionResult| {
-            output::print_progress(&match self.json {
+            let written = output::print_line(&output::safe(&match self.json {
                 true => result.json(),
                 false => result.text(),
-            });
+            }));
+            let problem = match written {
+                Ok(true) => None,
+                Ok(false) => Some("standard output: its reader has gone".to_string()),
+                Err(error) => Some(error.to_string()),
+            };
+            unwritten = unwritten.take().or(problem);
         };
         let check = self_check::run(&settings, print);
         let Summary { failed, unchecked } = until_interrupted("nothing more was checked", check)?;
-        match (failed.join(", "), unchecked.join(", ")) {
-            (failed, _) if failed.is_empty() => Ok(()),
-            (failed, unchecked) if unchecked.is_empty() => anyhow::bail!("{failed} failed"),
-            (failed, unchecked) => anyhow::bail!("{failed} failed; not checked: {unchecked}"),
+        let mut problems = Vec::new();
+        if !failed.is_empty() {
+            problems.push(format!("{} failed", failed.join(", ")));
+        }
+        if !unchecked.is_empty() {
+            problems.push(format!("not checked: {}", unchecked.join(", ")));
+        }
+        // A report with gaps is no report.
+        problems.extend(unwritten);
+        match problems.is_empty() {
+            true => Ok(()),
+            false => anyhow::bail!("{}", problems.join("; ")),
         }
     }
 }

@@ -269,6 +269,9 @@ impl Host {
             Some(folder) => Identity::load_or_create_in(folder)?,
             None => Identity::load_or_create()?,
         };
+        if matches!(reason, WaitReason::Start) {
+            identity.warnings().iter().for_each(|warning| self.events.warn(warning));
+        }
         let only_local = self.local == self.workers && !self.open_to_joins;
         let address = self.address(only_local)?;
         let listener = self.listener(&identity, address).await?.transport(self.transport);

@@ -10,6 +10,7 @@ use crate::watchdog::TaskWatch;
 use pipeline::ids::Ticket;
 use pipeline::message::{Failure, FailureKind};
 use pipeline::task::{EarlyOutput, Outcome, Task, TaskError};
+use std::convert::Infallible;
 use std::future::Future;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::thread::JoinHandle;
@@ -51,13 +52,15 @@ struct Submission {
 /// order never needs as long. It is the default of PyTorch's NCCL watchdog.
 const DEFAULT_TASK_LIMIT: Duration = Duration::from_secs(600);
 
-/// The compute thread. Dropping it interrupts a task that waits for other workers, and waits for
-/// the thread's end.
+/// The compute thread. Dropping it interrupts a task that waits for other workers, and blocks until
+/// the thread's end. [`ComputeThread::end`] waits without blocking.
 pub struct ComputeThread {
     /// `None` ends the thread.
     tasks: Option<std::sync::mpsc::Sender<Submission>>,
     results: results::UnboundedReceiver<ComputeEvent>,
     thread: Option<JoinHandle<()>>,
+    /// Disconnects when the thread has ended and its memory is free.
+    alive: results::Receiver<Infallible>,
     interrupt: Interrupt,
     watch: TaskWatch,
     device_watch: TaskWatch,
@@ -83,11 +86,14 @@ impl ComputeThread {
         let interrupt = Interrupt::default();
         let given = interrupt.clone();
         let (watch, device_watch) = (TaskWatch::default(), TaskWatch::default());
-        let thread_watch = watch.clone();
+        let (thread_watch, completion_watch) = (watch.clone(), device_watch.clone());
         let (tasks, todo) = std::sync::mpsc::channel::<Submission>();
         let (done, results) = results::unbounded_channel();
-        let mut completions = CompletionQueue::new(done, device_watch.clone());
+        let (living, alive) = results::channel(1);
         let thread = std::thread::Builder::new().name("compute".into()).spawn(move || {
+            // Dropped last, after the tensors and the thread that waits for the device.
+            let _living = living;
+            let mut completions = CompletionQueue::new(done, completion_watch);
             let mut compute = make(given);
             for Submission { ticket, task, span } in todo {
                 let _in_span = span.entered();
@@ -112,12 +118,16 @@ impl ComputeThread {
                 let pending = compute.pending();
                 let finished = FinishedTask { ticket, result, start, end: Instant::now() };
                 if completions.report(ComputeEvent::Done(finished), pending).is_err() {
-                    return;
+                    break;
                 }
             }
+            // A device that hangs does not free its memory, either.
+            thread_watch.begin(false);
+            drop(compute);
+            thread_watch.end();
         })?;
         let (tasks, thread, limit) = (Some(tasks), Some(thread), DEFAULT_TASK_LIMIT);
-        Ok(ComputeThread { tasks, results, thread, interrupt, watch, device_watch, limit })
+        Ok(ComputeThread { tasks, results, thread, alive, interrupt, watch, device_watch, limit })
     }
 
     /// Sets the time limit of a task. A task that takes longer counts as hanging, and ends the run
@@ -167,13 +177,29 @@ impl ComputeThread {
     pub(crate) async fn next(&mut self) -> Option<ComputeEvent> {
         self.results.recv().await
     }
+
+    /// Ends the thread after its current task, and waits until its memory is free. Does not block.
+    /// If the wait is cancelled, the thread is abandoned.
+    pub(crate) async fn end(&mut self) {
+        self.stop();
+        if let Some(thread) = self.thread.take() {
+            self.alive.recv().await;
+            // Nothing is left for it to do.
+            thread.join().ok();
+        }
+    }
+
+    /// Lets the thread end after its current task, which waits for no other workers any more.
+    fn stop(&mut self) {
+        self.tasks = None;
+        self.interrupt.raise();
+        self.results.close();
+    }
 }
 
 impl Drop for ComputeThread {
     fn drop(&mut self) {
-        self.tasks = None;
-        self.interrupt.raise();
-        self.results.close();
+        self.stop();
         // Without this, the old thread would hold its memory while the next one fills its own.
         if let Some(thread) = self.thread.take() {
             thread.join().ok();

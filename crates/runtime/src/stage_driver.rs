@@ -24,8 +24,10 @@ use pipeline::replicas::Node;
 use pipeline::stage::StageSession;
 use pipeline::task::{Task, TaskError};
 use quinn::Endpoint;
+use std::future::Future;
 use std::io::Write;
 use std::ops::ControlFlow;
+use std::pin::Pin;
 use tracing::{debug, info, Instrument, Span};
 
 /// How the work of a worker for a boss ended.
@@ -92,7 +94,9 @@ struct Driver {
 
 impl Driver {
     async fn serve(mut self, events: PeerEvents, leave: &LeaveSignal) -> Result<End, LinkError> {
-        let result = self.run(events, leave).await;
+        let watchdog = self.compute.watchdog();
+        tokio::pin!(watchdog);
+        let result = self.run(events, leave, watchdog.as_mut()).await;
         let (code, reason) = match &result {
             Ok(End::RunOver) => (DONE, "the run is over".to_string()),
             Ok(End::Left { .. }) => (DONE, "the worker was told to leave".to_string()),
@@ -100,13 +104,17 @@ impl Driver {
         };
         info!(reason, "run ends");
         self.connections.close(code, &reason);
-        result
+        let left = self.left();
+        end_compute(&mut self.compute, watchdog, leave, result, left).await
     }
 
-    async fn run(&mut self, mut events: PeerEvents, leave: &LeaveSignal) -> Result<End, LinkError> {
+    async fn run(
+        &mut self,
+        mut events: PeerEvents,
+        leave: &LeaveSignal,
+        mut watchdog: Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<End, LinkError> {
         self.session.on_measuring(Peer::Boss);
-        let watchdog = self.compute.watchdog();
-        tokio::pin!(watchdog);
         let mut is_leaving = false;
         loop {
             if let ControlFlow::Break(end) = self.execute_effects()? {
@@ -137,7 +145,7 @@ impl Driver {
                 }
                 () = &mut watchdog => {
                     self.compute.abandon();
-                    return Err(LinkError::Hung { seconds: self.compute.limit().as_secs() });
+                    return Err(hung(&self.compute));
                 }
             }
         }
@@ -352,6 +360,37 @@ impl Driver {
     }
 }
 
+/// Waits for the end of the compute thread, and returns the result of the work. `left` is the
+/// result if the worker is asked to leave.
+///
+/// The next membership needs the memory. Meanwhile signals and time limits must work, so this does
+/// not block: a pass may be long, and a device that hangs never ends it.
+async fn end_compute(
+    compute: &mut ComputeThread,
+    watchdog: Pin<&mut impl Future<Output = ()>>,
+    leave: &LeaveSignal,
+    result: Result<End, LinkError>,
+    left: End,
+) -> Result<End, LinkError> {
+    let hung = hung(compute);
+    let instead = tokio::select! {
+        biased;
+        () = compute.end() => return result,
+        () = watchdog => Err(hung),
+        // The memory is not needed again.
+        () = leave.wait() => Ok(left),
+    };
+    match result {
+        // It ends this worker, too, and tells the first cause.
+        Err(e) if !matches!(e, LinkError::Lost { .. }) => Err(e),
+        _ => instead,
+    }
+}
+
+fn hung(compute: &ComputeThread) -> LinkError {
+    LinkError::Hung { seconds: compute.limit().as_secs() }
+}
+
 /// Translates the measured figures of a path for the boss, which predicts schedules with them.
 fn link_report(report: PathReport) -> LinkReport {
     LinkReport {
@@ -396,4 +435,101 @@ fn defect(reason: String) -> LinkError {
 
 fn broken(peer: &str, reason: String) -> LinkError {
     LinkError::Protocol { peer: peer.into(), reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compute::Compute;
+    use pipeline::ids::Ticket as TaskTicket;
+    use pipeline::task::{EarlyOutput, Outcome};
+    use std::sync::{mpsc, Arc};
+    use std::time::Duration;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+    const LEFT: End = End::Left { after: Some(7) };
+
+    /// Each of its tasks lasts until the gate opens: its sender is dropped.
+    struct Gated {
+        gate: mpsc::Receiver<()>,
+        /// Stands for its tensors.
+        _memory: Arc<()>,
+    }
+
+    impl Compute for Gated {
+        fn run(
+            &mut self,
+            _: Task<TaskTensor>,
+            _: &mut dyn FnMut(EarlyOutput<TaskTensor>),
+        ) -> Result<Outcome<TaskTensor>, TaskError> {
+            self.gate.recv().unwrap_err();
+            Ok(Outcome::Done)
+        }
+
+        fn prepare(&mut self, _: &Task<TaskTensor>) {}
+    }
+
+    /// A compute thread in a task, its gate and its memory.
+    fn busy(limit: Duration) -> (ComputeThread, mpsc::Sender<()>, Arc<()>) {
+        let (open, gate) = mpsc::channel();
+        let memory = Arc::new(());
+        let compute = Gated { gate, _memory: memory.clone() };
+        let compute = ComputeThread::start(move || compute).unwrap().task_limit(limit);
+        compute.submit(TaskTicket(1), Task::Digest);
+        (compute, open, memory)
+    }
+
+    fn lost() -> Result<End, LinkError> {
+        Err(LinkError::Lost { peer: "the boss".into(), reason: "silent".into() })
+    }
+
+    /// This runtime has one thread: if anything blocked it, no timer would fire.
+    #[tokio::test]
+    async fn a_task_that_lasts_after_the_boss_is_lost_blocks_nobody() {
+        let (mut compute, open, memory) = busy(TIMEOUT);
+        let watchdog = compute.watchdog();
+        tokio::pin!(watchdog);
+        let leave = LeaveSignal::default();
+        {
+            let end = end_compute(&mut compute, watchdog.as_mut(), &leave, lost(), LEFT);
+            tokio::pin!(end);
+            assert!(tokio::time::timeout(Duration::from_millis(1), &mut end).await.is_err());
+            assert_eq!(Arc::strong_count(&memory), 2);
+            drop(open);
+            let result = tokio::time::timeout(TIMEOUT, end).await.unwrap();
+            assert!(matches!(result, Err(LinkError::Lost { .. })), "{result:?}");
+        }
+        assert_eq!(Arc::strong_count(&memory), 1, "the next membership needs the memory");
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_is_asked_to_leave_waits_for_no_task() {
+        let (mut compute, _open, _memory) = busy(TIMEOUT);
+        let watchdog = compute.watchdog();
+        tokio::pin!(watchdog);
+        let leave = LeaveSignal::default();
+        leave.leave();
+        let result = end_compute(&mut compute, watchdog, &leave, lost(), LEFT).await;
+        assert_eq!(result.unwrap(), LEFT);
+        // It would block here if it waited for the thread.
+        drop(compute);
+    }
+
+    #[tokio::test]
+    async fn a_task_that_never_ends_ends_the_worker_also_after_its_boss_is_lost() {
+        let broken = || Err(LinkError::DeviceBroken { failure: "illegal address".into() });
+        for (result, expected) in [
+            (lost(), "one task has taken 0 s and is not done"),
+            (Ok(End::RunOver), "one task has taken 0 s and is not done"),
+            (broken(), "its device is broken for this process"),
+        ] {
+            let (mut compute, _open, _memory) = busy(Duration::from_millis(50));
+            let watchdog = compute.watchdog();
+            tokio::pin!(watchdog);
+            let leave = LeaveSignal::default();
+            let end = end_compute(&mut compute, watchdog, &leave, result, LEFT);
+            let error = tokio::time::timeout(TIMEOUT, end).await.unwrap().unwrap_err();
+            assert!(error.to_string().starts_with(expected), "{error}");
+        }
+    }
 }

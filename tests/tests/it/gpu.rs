@@ -2,6 +2,8 @@
 //! them, and what follows when one breaks or is full. A machine that cannot have the fake passes;
 //! `tools/run_tests.py` tells that it skipped tests.
 
+use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::Duration;
 use testkit::fake_gpu::{Assertions, FakeGpu};
 use tests::programs::{send_signal, Process, TestFolder};
@@ -126,6 +128,42 @@ async fn a_worker_tells_its_driver_and_gpus_or_why_there_are_none() {
         let Some(line) = line(&[variable], &[], "CUDA").await else { return };
         assert_eq!(line, expected);
     }
+}
+
+/// As after `make setup` before the driver was installed.
+#[tokio::test]
+async fn a_libtorch_for_cpus_on_a_machine_with_gpus_is_a_fault() {
+    let Some(machine) = Machine::new(&[]) else { return };
+    let (_, path) = machine.environment.iter().find(|(name, _)| name == "LD_LIBRARY_PATH").unwrap();
+    let with_cuda = Path::new(path.split(':').next().unwrap());
+    let folder = machine.place.file("torch/lib");
+    std::fs::create_dir_all(&folder).unwrap();
+    for entry in std::fs::read_dir(with_cuda).unwrap() {
+        let entry = entry.unwrap();
+        if !["libtorch_cuda.so", "libc10_cuda.so"].iter().any(|name| entry.file_name() == *name) {
+            symlink(entry.path(), folder.join(entry.file_name())).unwrap();
+        }
+    }
+    // libtorch_cpu looks for NVIDIA's runtime beside its folder.
+    if let Ok(nvidia) = with_cuda.join("../../nvidia").canonicalize() {
+        symlink(nvidia, machine.place.file("nvidia")).unwrap();
+    }
+    let start = |arguments: &[&str]| {
+        let libraries = [("LD_LIBRARY_PATH", folder.to_str().unwrap())];
+        let arguments = [&["--threads", "1"], arguments].concat();
+        machine.start_with("worker", &arguments, &libraries)
+    };
+    let reason = format!(
+        "no CUDA: the driver has 2 GPUs, but {} holds no libtorch_cuda.so: install a libtorch for \
+         CUDA",
+        folder.display()
+    );
+    let line = start(&["--port", "9"]).line("CUDA").await;
+    assert_eq!(line, format!("worker: warning: computes on the CPU; {reason}"));
+    let ended = start(&["--self-check"]).end_within(PATIENCE).await;
+    assert_eq!(ended.status.code(), Some(1));
+    let line = ended.output.join("\n");
+    assert!(line.starts_with("driver ... failed (") && line.contains(&reason), "{line}");
 }
 
 #[tokio::test]

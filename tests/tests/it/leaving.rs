@@ -134,11 +134,29 @@ async fn a_second_signal_and_the_grace_end_a_worker_at_once() {
     has_no_time.signal("TERM");
     let line = told_twice.line("leaving after this step").await;
     assert!(line.contains("within 10 s; a second signal ends it at once"), "{line}");
-    told_twice.signal("TERM");
+    told_twice.signal("INT");
     assert_eq!(terminated(&told_twice.end().await), "; it ended at once");
     let ended = has_no_time.end().await;
     assert_eq!(terminated(&ended), "; the step did not end within 0 s (--grace)");
     boss.signal("KILL");
+}
+
+/// As systemd and `timeout` do. The second one is heard while the boss stands still, because the
+/// worker says then that it leaves.
+#[tokio::test]
+async fn a_sigterm_that_arrives_twice_lets_a_worker_complete_its_step() {
+    let place = TestFolder::new();
+    let (mut boss, at) = place.boss(&place.endless_run(), 2, &[]).await;
+    let _stays = place.worker(&at.port, &[]);
+    let mut told_twice = place.worker(&at.port, &[]);
+    boss.line("step 1/").await;
+    boss.stop().await;
+    told_twice.signal("TERM");
+    told_twice.line("leaving after this step").await;
+    told_twice.signal("TERM");
+    boss.signal("CONT");
+    let ended = told_twice.end().await;
+    assert!(terminated(&ended).starts_with("; left after step "), "{:?}", ended.errors);
 }
 
 /// The kernel ignores signals to process 1 of a container that it does not handle.

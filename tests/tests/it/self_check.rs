@@ -2,7 +2,11 @@
 //! it is tested in `gpu.rs`.
 
 use serde_json::Value;
+#[cfg(target_os = "linux")]
+use std::process::Stdio;
 use std::time::Duration;
+#[cfg(target_os = "linux")]
+use tests::programs::program;
 use tests::programs::TestFolder;
 
 /// The time limit of all sections; far longer than they take.
@@ -53,6 +57,23 @@ async fn a_device_that_is_not_there_fails_and_what_follows_is_not_checked() {
     assert!(line.contains("cuda:99: not on this machine"), "{line}");
     let last = ended.errors.last().unwrap();
     assert_eq!(last, "bossman: device.driver failed; not checked: cuts, speed");
+}
+
+/// Its disk is full.
+#[tokio::test]
+#[cfg(target_os = "linux")]
+async fn a_report_that_cannot_be_written_is_an_error() {
+    let place = TestFolder::new();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut check = tokio::process::Command::new(program("bossman"));
+    check.args(["self-check", "--device", "cpu", "--only", "speed"]).kill_on_drop(true);
+    check.env("BOSSMAN_CONFIG_DIR", place.file("config")).stdin(Stdio::null());
+    let check = check.stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+    let ended = tokio::time::timeout(PATIENCE, check.wait_with_output()).await.unwrap().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    let expected = "bossman: standard output: No space left on device";
+    assert!(said.lines().last().unwrap().starts_with(expected), "{said}");
 }
 
 #[tokio::test]

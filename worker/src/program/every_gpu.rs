@@ -2,7 +2,7 @@
 
 use crate::program::exit_code::DEVICE_BROKEN;
 use crate::program::output;
-use crate::program::signals::{Signal, Signals};
+use crate::program::signals::{FirstTerminate, Signal, Signals};
 use anyhow::{bail, Context, Result};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -49,11 +49,12 @@ pub(crate) fn run() -> Result<Option<Signal>> {
             signal = signals.next() => signal,
         };
         if signal == Signal::Terminate {
+            let first = FirstTerminate::now();
             leave.send(()).ok();
             tokio::select! {
                 failed = ended => drop(failed),
                 // The pipes close, and the workers end at once.
-                _ = signals.next() => {}
+                () = signals.overruling(first) => {}
             }
         }
         Ok(Some(signal))

@@ -2,6 +2,7 @@
 
 use crate::engine::TorchScriptPolicy;
 use clap::{CommandFactory, Parser};
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 /// Works for a BossMan boss: receives a part of its model, trains it, and ends when the boss ends
@@ -77,7 +78,7 @@ pub struct Options {
         value_parser = clap::value_parser!(u64).range(1..))]
     pub task_timeout: u64,
     /// After SIGTERM, the time for the current step. A second signal ends the worker at once, as
-    /// Ctrl-C does.
+    /// Ctrl-C does; another SIGTERM only if it comes a second later.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub grace: u64,
     /// Run the TorchScript layers of the model. They are programs that can read and write this
@@ -128,11 +129,13 @@ const LOCAL_WORKER_FLAG: &str = "--end-with-stdin";
 
 impl Options {
     /// Reads flags and environment. An empty variable counts as none: a unit or compose file that
-    /// leaves it open sets it so. Call it first in `main`, because it removes those variables.
+    /// leaves it open sets it so. A self-check reads none, because they describe the work for a
+    /// boss. Call it first in `main`, because it removes those variables.
     pub(crate) fn read() -> Self {
         let command = Options::command();
+        let ignores_all = std::env::args_os().skip(1).any(|argument| is_self_check(&argument));
         for name in command.get_arguments().filter_map(|argument| argument.get_env()) {
-            if std::env::var_os(name).is_some_and(|value| value.is_empty()) {
+            if ignores_all || std::env::var_os(name).is_some_and(|value| value.is_empty()) {
                 std::env::remove_var(name);
             }
         }
@@ -159,6 +162,12 @@ impl Options {
             false => TorchScriptPolicy::Refused,
         }
     }
+}
+
+/// Whether an argument is `--self-check`, with or without a device.
+fn is_self_check(argument: &OsStr) -> bool {
+    let rest = argument.as_encoded_bytes().strip_prefix(b"--self-check");
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"="))
 }
 
 const EXAMPLES: &str = "\

@@ -1,11 +1,20 @@
-//! The program's lines for the user. Output errors are ignored: work does not depend on a reader.
+//! The program's lines for the user. Work does not depend on a reader, so it ignores output errors.
 
-use std::io::Write;
+use std::io::{Result, Write};
 
 /// A line on standard output.
 pub(crate) fn line(text: &str) {
+    result(text).ok();
+}
+
+/// A line of a result on standard output.
+///
+/// # Errors
+/// It cannot be written, for example because the disk is full or its reader has gone.
+pub(crate) fn result(text: &str) -> Result<()> {
     let mut output = std::io::stdout().lock();
-    output.write_all(format!("{}\n", safe(text)).as_bytes()).and_then(|()| output.flush()).ok();
+    output.write_all(format!("{}\n", safe(text)).as_bytes())?;
+    output.flush()
 }
 
 /// A line on standard error.

@@ -8,7 +8,7 @@ use crate::program::chosen_device::{device, set_threads};
 use crate::program::exit_code::{self, exit_now, FAILURE, SUCCESS};
 use crate::program::nccl::NcclNetwork;
 use crate::program::options::Options;
-use crate::program::signals::{Signal, Signals};
+use crate::program::signals::{FirstTerminate, Signal, Signals};
 use crate::program::{every_gpu, nccl, output};
 use crate::self_check;
 use anyhow::{bail, Context, Result};
@@ -97,6 +97,7 @@ fn run_until_signal(
             signal = signals.next() => signal,
         };
         if signal == Signal::Terminate {
+            let first = FirstTerminate::now();
             leave.leave();
             let grace = options.grace;
             let how = tokio::select! {
@@ -106,7 +107,7 @@ fn run_until_signal(
                     End::Left { after: Some(step) } => format!("; left after step {step}"),
                     End::Left { after: None } => String::new(),
                 },
-                _ = signals.next() => "; it ended at once".into(),
+                () = signals.overruling(first) => "; it ended at once".into(),
                 () = tokio::time::sleep(Duration::from_secs(grace)) => {
                     format!("; the step did not end within {grace} s (--grace)")
                 }
@@ -229,13 +230,19 @@ impl BossWait {
             "waiting for the boss at {} ({reason})",
             link::host_and_port(&options.model_host, options.model_port)
         );
-        if line != self.last_message {
+        if self.is_news(&line, had_joined) {
             output::line(&line);
-            self.last_message = line;
         }
         tokio::time::sleep(left.min(if refused { REFUSED_WAIT } else { self.wait })).await;
         self.wait = (self.wait * 2).min(MAX_WAIT);
         Ok(())
+    }
+
+    /// Whether the user has yet to read this line. The loss of a boss is news each time.
+    fn is_news(&mut self, line: &str, had_joined: bool) -> bool {
+        let is_news = had_joined || line != self.last_message;
+        self.last_message = line.to_string();
+        is_news
     }
 }
 
@@ -401,4 +408,25 @@ fn exit_on_stdin_eof() {
         std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()).ok();
         exit_now(SUCCESS)
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_loss_of_a_boss_is_told_and_each_wait_once() {
+        let mut wait = BossWait::default();
+        let told = [
+            ("no answer", false),
+            ("no answer", false),
+            ("lost", true),
+            ("lost", true),
+            ("no answer", false),
+            ("no answer", false),
+            ("lost", true),
+        ];
+        let told = told.map(|(line, had_joined)| wait.is_news(line, had_joined));
+        assert_eq!(told, [true, false, true, true, true, false, true]);
+    }
 }

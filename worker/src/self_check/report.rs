@@ -118,6 +118,8 @@ pub(crate) struct Report {
     json: bool,
     failed: Vec<&'static str>,
     unchecked: Vec<&'static str>,
+    /// Why the first line that is missing was not written.
+    unwritten: Option<std::io::Error>,
     stopped: bool,
 }
 
@@ -144,26 +146,31 @@ impl Report {
             self.failed.push(name);
             self.stopped = problem.is_last;
         }
-        output::line(&match self.json {
+        let written = output::result(&match self.json {
             true => json_line(name, &result, seconds),
             false => text_line(name, &result, seconds),
         });
+        self.unwritten = self.unwritten.take().or(written.err());
     }
 
     /// The result of all sections.
     ///
     /// # Errors
-    /// A section failed.
+    /// A section failed, or the report is incomplete.
     pub(crate) fn end(self) -> Result<()> {
-        if self.failed.is_empty() {
-            return Ok(());
+        let mut problems = Vec::new();
+        if !self.failed.is_empty() {
+            problems.push(format!("{} failed", self.failed.join(", ")));
         }
-        let failed = self.failed.join(", ");
-        match self.unchecked.is_empty() {
-            true => bail!("--self-check: {failed} failed"),
-            false => {
-                bail!("--self-check: {failed} failed; not checked: {}", self.unchecked.join(", "))
-            }
+        if !self.unchecked.is_empty() {
+            problems.push(format!("not checked: {}", self.unchecked.join(", ")));
+        }
+        if let Some(error) = self.unwritten {
+            problems.push(format!("standard output: {error}"));
+        }
+        match problems.is_empty() {
+            true => Ok(()),
+            false => bail!("--self-check: {}", problems.join("; ")),
         }
     }
 }
@@ -231,6 +238,17 @@ mod tests {
             "--self-check: streams, memory failed; not checked: layers"
         );
         assert!(Report::new(false).end().is_ok());
+    }
+
+    #[test]
+    fn a_report_that_was_not_written_is_an_error() {
+        let unwritten = || Some(std::io::Error::other("the disk is full"));
+        let report = Report { unwritten: unwritten(), ..Report::default() };
+        let said = report.end().unwrap_err().to_string();
+        assert_eq!(said, "--self-check: standard output: the disk is full");
+        let report = Report { unwritten: unwritten(), failed: vec!["memory"], ..Report::default() };
+        let said = report.end().unwrap_err().to_string();
+        assert_eq!(said, "--self-check: memory failed; standard output: the disk is full");
     }
 
     #[test]

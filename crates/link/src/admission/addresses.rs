@@ -1,7 +1,7 @@
 //! The addresses of a boss, from the name that the user gave.
 
 use crate::error::LinkError;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 
 /// The most addresses that are dialled. A name rarely has more than four.
 const MAX_ADDRESSES: usize = 8;
@@ -14,14 +14,11 @@ const MAX_ADDRESSES: usize = 8;
 /// The host cannot be resolved.
 pub async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, LinkError> {
     let host = host.trim();
-    let is_name = !host.contains('/') && host.parse::<SocketAddr>().is_err();
-    let failed = |reason: String| LinkError::Host {
-        host: host.to_string(),
-        reason: match is_name {
-            true => reason,
-            false => "name the machine alone, as 192.168.1.20; MODEL_PORT has the port".into(),
-        },
-    };
+    let failed = |reason: String| LinkError::Host { host: host.to_string(), reason };
+    if !is_host(host) {
+        let hint = "name the machine alone, as 192.168.1.20; MODEL_PORT has the port";
+        return Err(failed(hint.into()));
+    }
     let name = without_brackets(host);
     let found = tokio::net::lookup_host((name, port)).await.map_err(|e| failed(e.to_string()))?;
     let addresses = in_turns(found);
@@ -34,9 +31,23 @@ pub async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, LinkError
 /// The host and the port as one text, such as `[fd00::2]:1024`.
 pub fn host_and_port(host: &str, port: u16) -> String {
     match without_brackets(host) {
-        host if host.contains(':') => format!("[{host}]:{port}"),
+        host if is_ipv6(host) => format!("[{host}]:{port}"),
         host => format!("{host}:{port}"),
     }
+}
+
+/// Whether a text may be the name or the address of a machine: no URL, and without a port.
+fn is_host(text: &str) -> bool {
+    let has_port = match text.rsplit_once(':') {
+        Some((name, port)) => !name.contains(':') && port.parse::<u16>().is_ok(),
+        None => false,
+    };
+    !text.contains('/') && !has_port && text.parse::<SocketAddr>().is_err()
+}
+
+/// Whether a text is an IPv6 address. It may have a zone, as in `fe80::1%eth0`.
+fn is_ipv6(text: &str) -> bool {
+    text.split('%').next().is_some_and(|address| address.parse::<Ipv6Addr>().is_ok())
 }
 
 /// An IPv6 address as it is written in an URL may be given, too.
@@ -87,6 +98,18 @@ mod tests {
         assert_eq!(host_and_port("10.0.0.1", 1), "10.0.0.1:1");
         assert_eq!(host_and_port("fd00::2", 1024), "[fd00::2]:1024");
         assert_eq!(host_and_port("[fd00::2]", 1024), "[fd00::2]:1024");
+        assert_eq!(host_and_port("fe80::1%eth0", 1024), "[fe80::1%eth0]:1024");
+        assert_eq!(host_and_port("lab.local:1024", 1024), "lab.local:1024:1024");
+    }
+
+    #[test]
+    fn a_name_with_a_port_is_no_host() {
+        for host in ["lab", "lab.local", "10.0.0.1", "::1", "fd00::2", "[fd00::2]", "fe80::1%eth0"]
+        {
+            assert!(is_host(host), "{host}");
+        }
+        let others = ["lab:1024", "lab.local:1024", "10.0.0.1:1", "[fd00::2]:1024", "quic://lab"];
+        assert!(!others.iter().any(|text| is_host(text)));
     }
 
     #[tokio::test]
@@ -98,5 +121,8 @@ mod tests {
         }
         let error = resolve("", 7).await.unwrap_err().to_string();
         assert!(error.starts_with("cannot find the host ``: "), "{error}");
+        let error = resolve("nowhere.invalid:1024", 7).await.unwrap_err().to_string();
+        let hint = "name the machine alone, as 192.168.1.20; MODEL_PORT has the port";
+        assert!(error.ends_with(hint), "{error}");
     }
 }

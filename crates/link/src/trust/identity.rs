@@ -19,6 +19,7 @@ const TICKET_FILE: &str = "ticket";
 pub struct Identity {
     pub(crate) key: KeyPair,
     ticket: Ticket,
+    warnings: Vec<String>,
 }
 
 impl Identity {
@@ -31,7 +32,7 @@ impl Identity {
     }
 
     /// Loads the identity from `folder`. The first call creates it, with files that only their
-    /// owner can read.
+    /// owner can read. The files may also be on a mount for reading, as a secret of Kubernetes.
     ///
     /// # Errors
     /// A file cannot be read, written or used.
@@ -39,7 +40,8 @@ impl Identity {
         make_private_folder(folder).map_err(|e| IdentityError::file(folder, &e))?;
         let key_path = folder.join(KEY_FILE);
         let fresh = KeyPair::generate_for(&PKCS_ED25519).map_err(LinkError::tls)?;
-        let der = create_or_read(&key_path, fresh.serialized_der())?;
+        let mut warnings = Vec::new();
+        let der = create_or_read(&key_path, fresh.serialized_der(), &mut warnings)?;
         let key = KeyPair::try_from(der.as_slice()).map_err(|e| IdentityError::Damaged {
             path: key_path.clone(),
             reason: format!("it is not a private key ({e})"),
@@ -50,18 +52,24 @@ impl Identity {
             .fill(&mut secret)
             .map_err(|_| LinkError::tls("no randomness from the system"))?;
         let ticket_path = folder.join(TICKET_FILE);
-        let text = create_or_read(&ticket_path, Ticket { secret, boss }.to_string().as_bytes())?;
+        let fresh = Ticket { secret, boss }.to_string();
+        let text = create_or_read(&ticket_path, fresh.as_bytes(), &mut warnings)?;
         let ticket = parse_ticket(&ticket_path, &text)?;
         if ticket.boss != boss {
             let reason = format!("it was made for another key than {KEY_FILE}");
             return Err(IdentityError::Damaged { path: ticket_path, reason }.into());
         }
-        Ok(Identity { key, ticket })
+        Ok(Identity { key, ticket, warnings })
     }
 
     /// The ticket that admits workers.
     pub fn ticket(&self) -> &Ticket {
         &self.ticket
+    }
+
+    /// What the user should know of the files: who else may read them.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 }
 
@@ -112,7 +120,11 @@ fn make_private_folder(folder: &Path) -> std::io::Result<()> {
 
 /// Creates the file if it does not exist, and returns its content. If two processes start at once,
 /// both get the same content, because a complete file takes the name once.
-fn create_or_read(path: &Path, fresh: &[u8]) -> Result<Vec<u8>, LinkError> {
+fn create_or_read(
+    path: &Path,
+    fresh: &[u8],
+    warnings: &mut Vec<String>,
+) -> Result<Vec<u8>, LinkError> {
     let error = |e: &std::io::Error| IdentityError::file(path, e);
     if !path.exists() {
         let mut random = [0; 8];
@@ -136,7 +148,7 @@ fn create_or_read(path: &Path, fresh: &[u8]) -> Result<Vec<u8>, LinkError> {
             Err(e) => return Err(error(&e).into()),
         }
     }
-    restrict_permissions(path).map_err(|e| error(&e))?;
+    warnings.extend(restrict_permissions(path).map_err(|e| error(&e))?);
     Ok(std::fs::read(path).map_err(|e| error(&e))?)
 }
 
@@ -150,17 +162,42 @@ fn flush_folder_of(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Lets only the owner read the file. A copy, a backup or a umask may have allowed more.
-fn restrict_permissions(path: &Path) -> std::io::Result<()> {
+/// Lets only the owner read the file. A copy, a backup or a umask may have allowed more. Returns a
+/// warning if that cannot be changed.
+fn restrict_permissions(path: &Path) -> std::io::Result<Option<String>> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        let mode = std::fs::metadata(path)?.permissions().mode();
+        let mode = std::fs::metadata(path)?.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
-            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+            let owner_alone = std::fs::Permissions::from_mode(0o600);
+            return unless_fixed(path, mode, std::fs::set_permissions(path, owner_alone));
         }
     }
-    Ok(())
+    Ok(None)
+}
+
+/// Permissions may not be this program's to change: a mount for reading, or the file of another
+/// user, as in a container. The file can be used nevertheless.
+#[cfg(unix)]
+fn unless_fixed(
+    path: &Path,
+    mode: u32,
+    restricted: std::io::Result<()>,
+) -> std::io::Result<Option<String>> {
+    match restricted {
+        Err(e)
+            if matches!(e.kind(), ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied) =>
+        {
+            let warning = format!(
+                "{}: others than its owner may read this secret (mode {mode:04o}), and that cannot \
+                 be changed: {e}",
+                path.display()
+            );
+            Ok((mode & 0o044 != 0).then_some(warning))
+        }
+        restricted => restricted.map(|()| None),
+    }
 }
 
 #[cfg(test)]
@@ -191,5 +228,38 @@ mod tests {
         std::fs::remove_file(home.path().join(KEY_FILE)).unwrap();
         let refused = Identity::load_or_create_in(home.path()).err().unwrap().to_string();
         assert!(refused.contains("it was made for another key than boss.key"), "{refused}");
+    }
+
+    /// A file that was copied with more permissions is restricted again, without a warning.
+    #[cfg(unix)]
+    #[test]
+    fn permissions_are_restricted_where_they_can_be() {
+        use std::os::unix::fs::PermissionsExt;
+        let home = tempfile::tempdir().unwrap();
+        assert_eq!(Identity::load_or_create_in(home.path()).unwrap().warnings(), [""; 0]);
+        let key = home.path().join(KEY_FILE);
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(Identity::load_or_create_in(home.path()).unwrap().warnings(), [""; 0]);
+        assert_eq!(key.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    /// As a secret of Kubernetes, which is mounted for reading.
+    #[cfg(unix)]
+    #[test]
+    fn permissions_that_cannot_be_changed_are_no_error() {
+        let path = Path::new("/secret/boss.key");
+        let fixed = |kind, mode| unless_fixed(path, mode, Err(std::io::Error::from(kind)));
+        for kind in [ErrorKind::ReadOnlyFilesystem, ErrorKind::PermissionDenied] {
+            for mode in [0o644, 0o640, 0o440, 0o604] {
+                let warning = fixed(kind, mode).unwrap().unwrap();
+                let begin = format!(
+                    "/secret/boss.key: others than its owner may read this secret (mode {mode:04o})"
+                );
+                assert!(warning.starts_with(&begin), "{warning}");
+            }
+            assert_eq!(fixed(kind, 0o611).unwrap(), None, "nobody else reads it");
+        }
+        assert!(fixed(ErrorKind::NotFound, 0o644).is_err());
+        assert_eq!(unless_fixed(path, 0o644, Ok(())).unwrap(), None);
     }
 }

@@ -28,6 +28,8 @@ pub enum CudaStatus {
     NoLibrary {
         /// The folder in which it was expected.
         folder: PathBuf,
+        /// How many GPUs the driver has nevertheless.
+        gpus: usize,
     },
     /// The library exists, but this machine has no NVIDIA driver, so it was not loaded.
     NoDriver,
@@ -47,7 +49,8 @@ impl CudaStatus {
     /// Whether the machine seems to have a GPU that cannot be used.
     pub fn is_fault(&self) -> bool {
         match self {
-            CudaStatus::Loaded(_) | CudaStatus::NoLibrary { .. } | CudaStatus::NoDriver => false,
+            CudaStatus::Loaded(_) | CudaStatus::NoDriver => false,
+            CudaStatus::NoLibrary { gpus, .. } => *gpus > 0,
             CudaStatus::NoGpu { .. } | CudaStatus::Failed { .. } => true,
         }
     }
@@ -61,9 +64,16 @@ impl fmt::Display for CudaStatus {
                 let mut gpus = gpus.iter().enumerate();
                 gpus.try_for_each(|(number, name)| write!(f, ", cuda:{number} {name}"))
             }
-            CudaStatus::NoLibrary { folder } => {
+            CudaStatus::NoLibrary { folder, gpus: 0 } => {
                 write!(f, "no CUDA: {} holds no libtorch_cuda.so", folder.display())
             }
+            CudaStatus::NoLibrary { folder, gpus } => write!(
+                f,
+                "no CUDA: the driver has {gpus} GPU{}, but {} holds no libtorch_cuda.so: install a \
+                 libtorch for CUDA",
+                if *gpus == 1 { "" } else { "s" },
+                folder.display()
+            ),
             CudaStatus::NoDriver => {
                 f.write_str("no CUDA: this machine has no NVIDIA driver (libcuda.so.1)")
             }
@@ -95,7 +105,9 @@ fn first_load() -> CudaStatus {
     };
     let libraries = [folder.join("libc10_cuda.so"), folder.join("libtorch_cuda.so")];
     if libraries.iter().any(|library| !library.exists()) {
-        return CudaStatus::NoLibrary { folder };
+        // Only GPUs make this a fault: packages of libraries bring the driver to other machines.
+        let gpus = Driver::ask().map_or(0, |driver| driver.gpus.len());
+        return CudaStatus::NoLibrary { folder, gpus };
     }
     // libtorch_cuda has half a gigabyte, so it is not loaded without a driver.
     let driver = match Driver::ask() {
@@ -246,5 +258,19 @@ mod tests {
         let loaded = CudaStatus::Loaded(driver);
         assert_eq!(loaded.to_string(), "CUDA 12.4 driver, cuda:0 Tesla T4");
         assert!(!loaded.is_fault() && !CudaStatus::NoDriver.is_fault());
+    }
+
+    #[test]
+    fn a_libtorch_for_cpus_is_a_fault_where_there_are_gpus() {
+        let status = |gpus| CudaStatus::NoLibrary { folder: "/opt/torch/lib".into(), gpus };
+        assert_eq!(status(0).to_string(), "no CUDA: /opt/torch/lib holds no libtorch_cuda.so");
+        assert!(!status(0).is_fault());
+        assert_eq!(
+            status(2).to_string(),
+            "no CUDA: the driver has 2 GPUs, but /opt/torch/lib holds no libtorch_cuda.so: install \
+             a libtorch for CUDA"
+        );
+        assert!(status(1).to_string().contains("has 1 GPU, but"));
+        assert!(status(1).is_fault());
     }
 }
