@@ -132,8 +132,8 @@ impl BossMan {
     /// If the future is dropped before its end, the workers may complete the step, and nobody
     /// learns its loss or error. To go on from a known state then, call [`BossMan::restore`].
     ///
-    /// If all targets are ignored, the step changes nothing, and its loss is NaN. A warning tells of
-    /// the first such step.
+    /// If all targets are ignored, the step changes nothing, and its loss is NaN. A warning tells
+    /// of the first such step.
     ///
     /// # Errors
     /// No loss was set, a tensor does not fit the model, or a worker failed. The step is then void

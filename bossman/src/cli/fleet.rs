@@ -8,7 +8,7 @@ use bossman::train::StopSignal;
 use bossman::{BossManError, Transport};
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// The workers of a run.
@@ -101,6 +101,16 @@ impl Signals {
         })
     }
 
+    /// Waits for a signal that ends the program at once, after the first one.
+    async fn overruling(&mut self, first: Instant) {
+        loop {
+            let code = self.next().await;
+            if is_overruled(first.elapsed(), code) {
+                return;
+            }
+        }
+    }
+
     /// Waits for the next signal, and returns its exit code.
     async fn next(&mut self) -> u8 {
         #[cfg(unix)]
@@ -114,6 +124,12 @@ impl Signals {
             INTERRUPTED
         }
     }
+}
+
+/// Whether a further signal ends the program at once, so long after the first. One SIGTERM may
+/// arrive twice: `timeout` signals its child and then its group.
+fn is_overruled(after: Duration, code: u8) -> bool {
+    code == INTERRUPTED || after >= Duration::from_secs(1)
 }
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
@@ -182,6 +198,7 @@ async fn follow(
     ends: oneshot::Sender<Interrupted>,
 ) {
     let code = signals.next().await;
+    let first = Instant::now();
     heard.set(code).ok();
     stop.stop();
     let seconds = grace.as_secs_f64();
@@ -190,11 +207,34 @@ async fn follow(
     ));
     let why = tokio::select! {
         () = tokio::time::sleep(grace) => format!("it did not end within {seconds} s (--grace)"),
-        _ = signals.next() => "it ended at once".into(),
+        () = signals.overruling(first) => "it ended at once".into(),
     };
     let text = format!("{why}, so what was not written by then is not saved");
     ends.send(Interrupted { code, text: text.clone() }).ok();
     tokio::time::sleep(UNHEARD).await;
     output::warn(&format!("bossman: {}", Interrupted { code, text }));
     exit_now(code);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sigterm_that_arrives_twice_is_one_and_ctrl_c_always_counts() {
+        let golden = [
+            (TERMINATED, 0, false),
+            (TERMINATED, 999, false),
+            (TERMINATED, 1000, true),
+            (INTERRUPTED, 0, true),
+            (INTERRUPTED, 2000, true),
+        ];
+        for (code, millis, expected) in golden {
+            assert_eq!(
+                is_overruled(Duration::from_millis(millis), code),
+                expected,
+                "{code} {millis}"
+            );
+        }
+    }
 }

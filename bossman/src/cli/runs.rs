@@ -52,7 +52,7 @@ pub(crate) struct Train {
     #[arg(long, value_name = "DIR", env = "BOSSMAN_RUNS_DIR", default_value = "runs")]
     runs_dir: PathBuf,
     /// After Ctrl-C or SIGTERM, the time for the current step and for saving. A second signal ends
-    /// the run at once.
+    /// the run at once; another SIGTERM only if it comes a second later.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     grace: u64,
     /// Leave no folder: weights and metrics are only where --save and --metrics say.

@@ -23,7 +23,8 @@ use tch::Tensor;
 impl Trainer {
     /// Runs a batch through all stages in evaluation mode, and continues from the positions of the
     /// previous call (see [`KvCacheStep`]): the model's first output. Only its last position comes
-    /// back if it has these positions and no other stage uses it. `inputs` are in the model's order.
+    /// back if it has these positions and no other stage uses it. `inputs` are in the model's
+    /// order.
     pub(crate) fn forward_cached<'a>(
         &'a mut self,
         inputs: &[Tensor],

@@ -53,7 +53,7 @@ struct Submission {
 const DEFAULT_TASK_LIMIT: Duration = Duration::from_secs(600);
 
 /// The compute thread. Dropping it interrupts a task that waits for other workers, and blocks until
-/// the thread's end. [`ComputeThread::end`] waits without blocking.
+/// the thread's end. `end` waits without blocking.
 pub struct ComputeThread {
     /// `None` ends the thread.
     tasks: Option<std::sync::mpsc::Sender<Submission>>,

@@ -141,8 +141,7 @@ async fn a_second_signal_and_the_grace_end_a_worker_at_once() {
     boss.signal("KILL");
 }
 
-/// As systemd and `timeout` do. The second one is heard while the boss stands still, because the
-/// worker says then that it leaves.
+/// As systemd and `timeout` do. The boss stands still, so that the worker has heard both.
 #[tokio::test]
 async fn a_sigterm_that_arrives_twice_lets_a_worker_complete_its_step() {
     let place = TestFolder::new();
@@ -152,8 +151,8 @@ async fn a_sigterm_that_arrives_twice_lets_a_worker_complete_its_step() {
     boss.line("step 1/").await;
     boss.stop().await;
     told_twice.signal("TERM");
-    told_twice.line("leaving after this step").await;
     told_twice.signal("TERM");
+    told_twice.line("leaving after this step").await;
     boss.signal("CONT");
     let ended = told_twice.end().await;
     assert!(terminated(&ended).starts_with("; left after step "), "{:?}", ended.errors);

@@ -120,7 +120,7 @@ pub(super) fn tokenizer_config(gguf: &Gguf, max_positions: &Json) -> Json {
     ];
     let mut config: Map<String, Json> =
         names.into_iter().filter_map(|(key, name)| Some((key.to_string(), token(name)?))).collect();
-    if let Some(Value::Text(template)) = value("chat_template") {
+    if let Some(Value::Text(template)) = gguf.metadata.get("tokenizer.chat_template") {
         config.insert("chat_template".into(), template.as_str().into());
     }
     config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
