@@ -175,6 +175,11 @@ impl<M: Send + 'static> TestConnection<M> {
         self.connection.close(DONE, "done");
     }
 
+    /// The connection's number, which events name.
+    pub fn id(&self) -> u64 {
+        self.connection.id()
+    }
+
     /// The current packet size in bytes, and the number of lost packets that were not probes.
     pub fn packets(&self) -> (u16, u64) {
         self.connection.packets()

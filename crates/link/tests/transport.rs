@@ -221,3 +221,17 @@ async fn shared_memory_is_used_again() {
     })
     .await;
 }
+
+/// A worker that broke the protocol calls again. If its new connection had the number of the old
+/// one, all that arrives on it would be ignored.
+#[tokio::test]
+async fn no_connection_has_the_number_of_one_that_has_ended() {
+    let mut numbers = std::collections::BTreeSet::new();
+    for connections in 1..=10 {
+        let mut pair = soon(Pair::new(Transport::Quic, None)).await;
+        numbers.extend([pair.boss.id(), pair.worker.id()]);
+        assert_eq!(numbers.len(), 2 * connections, "{numbers:?}");
+        pair.worker.close();
+        soon(pair.boss.receive()).await.unwrap_err();
+    }
+}

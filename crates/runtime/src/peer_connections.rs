@@ -31,7 +31,7 @@ pub(crate) struct PeerConnections {
     boss_address: SocketAddr,
     workers: BTreeMap<WorkerId, Connection<ToWorker>>,
     /// The number of the last connection to each worker that broke the protocol.
-    hung_up: BTreeMap<WorkerId, usize>,
+    hung_up: BTreeMap<WorkerId, u64>,
     endpoint: Endpoint,
     ticket: Ticket,
     events: mpsc::Sender<ConnectionEvent<ToWorker>>,
@@ -225,7 +225,7 @@ impl PeerConnections {
 
     /// Removes the connection with this number, unless a newer connection to the same worker took
     /// its place. Returns whether it did.
-    pub(crate) fn remove(&mut self, worker: WorkerId, connection: usize) -> bool {
+    pub(crate) fn remove(&mut self, worker: WorkerId, connection: u64) -> bool {
         let is_current = self.workers.get(&worker).is_some_and(|c| c.id() == connection);
         if is_current {
             self.workers.remove(&worker);
@@ -243,7 +243,7 @@ impl PeerConnections {
 
     /// Whether this is the connection that was last closed because its worker broke the protocol.
     /// Frames that had arrived by then may be reported when the next one has begun.
-    pub(crate) fn is_hung_up(&self, peer: Peer, connection: usize) -> bool {
+    pub(crate) fn is_hung_up(&self, peer: Peer, connection: u64) -> bool {
         matches!(peer, Peer::Worker(worker) if self.hung_up.get(&worker) == Some(&connection))
     }
 

@@ -21,7 +21,7 @@ pub enum ConnectionEvent<M> {
         from: Peer,
         /// The connection's [number](super::Connection::id). A frame that was read before its
         /// connection was closed may be reported after the next connection has begun.
-        connection: usize,
+        connection: u64,
         /// The frame's head, and the dtypes and shapes of its tensors.
         envelope: TensorEnvelope,
         /// The tensors' bytes, in the order of the envelope.
@@ -40,7 +40,7 @@ pub enum ConnectionEvent<M> {
         from: Peer,
         /// The connection's [number](super::Connection::id). A newer connection to the same peer
         /// has another one.
-        connection: usize,
+        connection: u64,
         /// Why the connection ended, as far as known.
         reason: String,
         /// The other end wants no new connection.

@@ -47,14 +47,15 @@ pub(crate) async fn watch_liveness(shared: Arc<ConnectionShared>, limit: Silence
             _ = shared.quic.closed() => return,
             _ = checks.tick() => {}
         }
-        let now = shared.quic.stats().udp_rx.datagrams;
+        let stats = shared.quic.stats();
+        let now = stats.udp_rx.datagrams;
         silent_checks = if now == received { silent_checks + 1 } else { 0 };
         received = now;
         shared.silent_checks.store(silent_checks, Ordering::Relaxed);
         if silent_checks >= limit.0 {
             break (DONE, SILENT);
         }
-        if stall.is_stuck(&shared.progress) {
+        if stall.is_stuck(&shared.progress, stats.frame_tx.stream) {
             break (PROTOCOL_VIOLATION, STALLED);
         }
     };

@@ -39,7 +39,7 @@ use crate::connection::ordered_stream::OrderedStream;
 use crate::connection::outgoing::Channel;
 use crate::connection::progress::SendProgress;
 use crate::connection::readers::read_streams;
-use crate::connection::shared::{ConnectionShared, MAX_PENDING_ANSWERS};
+use crate::connection::shared::{next_id, ConnectionShared, MAX_PENDING_ANSWERS};
 use crate::connection::writers::{write_background, write_large, LargeFrame};
 use crate::memory::pool::BufferPool;
 use crate::memory::shared::{SharedMemory, Transport};
@@ -84,6 +84,7 @@ impl<M: Send + 'static> Connection<M> {
         send.set_priority(CONTROL_PRIORITY).ok();
         let progress = Arc::new(SendProgress::default());
         let shared = Arc::new(ConnectionShared {
+            id: next_id(),
             peer,
             path: NetworkPath::to(quic.remote_address()),
             quic,
@@ -146,9 +147,9 @@ impl<M: Send + 'static> Connection<M> {
         (path.current_mtu, path.lost_packets)
     }
 
-    /// A number that no other connection of this process has.
-    pub fn id(&self) -> usize {
-        self.shared.quic.stable_id()
+    /// A number that no other connection of this process has, also not after this one has ended.
+    pub fn id(&self) -> u64 {
+        self.shared.id
     }
 
     /// The address of the other end.

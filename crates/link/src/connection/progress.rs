@@ -54,19 +54,24 @@ impl Drop for PendingWrite<'_> {
 
 /// Compares the progress at regular checks. Counts checks instead of time, because this process may
 /// have stood still itself.
+///
+/// A write makes no progress while what quinn has taken before goes out: on a slow line, longer than
+/// all checks. So the stream frames that quinn sends count as progress, too. It sends none to a peer
+/// that reads nothing, as soon as that peer's window is full.
 #[derive(Default)]
 pub(crate) struct StallDetector {
-    written: u64,
+    progress: (u64, u64),
     idle_checks: u32,
 }
 
 impl StallDetector {
-    /// Makes a check. Returns whether the other end takes nothing any more.
-    pub(crate) fn is_stuck(&mut self, progress: &SendProgress) -> bool {
-        let written = progress.written.load(Ordering::Relaxed);
+    /// Makes a check, with the number of stream frames that quinn has sent on this connection.
+    /// Returns whether the other end takes nothing any more.
+    pub(crate) fn is_stuck(&mut self, progress: &SendProgress, sent_frames: u64) -> bool {
+        let now = (progress.written.load(Ordering::Relaxed), sent_frames);
         let waits = progress.waiting.load(Ordering::Relaxed) > 0;
-        self.idle_checks = if waits && written == self.written { self.idle_checks + 1 } else { 0 };
-        self.written = written;
+        self.idle_checks = if waits && now == self.progress { self.idle_checks + 1 } else { 0 };
+        self.progress = now;
         self.idle_checks >= MAX_STALLED_CHECKS
     }
 }
@@ -80,19 +85,23 @@ mod tests {
     fn a_stalled_peer_is_detected_and_a_slow_one_is_not() {
         let (progress, mut detector) = (SendProgress::default(), StallDetector::default());
         assert!(
-            (0..2 * MAX_STALLED_CHECKS).all(|_| !detector.is_stuck(&progress)),
+            (0..2 * MAX_STALLED_CHECKS).all(|_| !detector.is_stuck(&progress, 0)),
             "nothing waits"
         );
         let waits = progress.begin_write();
         for _ in 0..3 {
-            assert!((1..MAX_STALLED_CHECKS).all(|_| !detector.is_stuck(&progress)));
+            assert!((1..MAX_STALLED_CHECKS).all(|_| !detector.is_stuck(&progress, 0)));
             progress.record_progress();
         }
+        // A slow line: what quinn took before goes out, frame by frame.
+        for frames in 1..4 {
+            assert!((1..MAX_STALLED_CHECKS).all(|_| !detector.is_stuck(&progress, frames)));
+        }
         assert!(
-            (0..MAX_STALLED_CHECKS).all(|_| !detector.is_stuck(&progress))
-                && detector.is_stuck(&progress)
+            (0..MAX_STALLED_CHECKS).all(|_| !detector.is_stuck(&progress, 4))
+                && detector.is_stuck(&progress, 4)
         );
         drop(waits);
-        assert!(!detector.is_stuck(&progress));
+        assert!(!detector.is_stuck(&progress, 4));
     }
 }

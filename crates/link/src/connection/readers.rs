@@ -39,7 +39,7 @@ pub(crate) async fn read_streams<D, M>(
     let reason =
         shared.closed_here.get().map_or_else(|| close_reason(&error), |reason| reason.to_string());
     info!(peer = %shared.peer, reason, permanent, "connection closed");
-    let (from, connection) = (shared.peer, shared.quic.stable_id());
+    let (from, connection) = (shared.peer, shared.id);
     events.send(ConnectionEvent::Closed { from, connection, reason, permanent }).await.ok();
 }
 
@@ -59,7 +59,7 @@ async fn read_stream<D: DeserializeOwned + Into<M>, M>(
                 info!(peer = %shared.peer, problem, "protocol violation");
                 let closed = ConnectionEvent::Closed {
                     from: shared.peer,
-                    connection: shared.quic.stable_id(),
+                    connection: shared.id,
                     reason: format!("it broke the protocol: {problem}"),
                     permanent: false,
                 };
@@ -85,7 +85,7 @@ async fn read_item<D: DeserializeOwned + Into<M>, M>(
             Ok(events.send(event).await.is_ok())
         }
         Some(Incoming::Frame(envelope, payloads)) => {
-            let (from, connection) = (shared.peer, shared.quic.stable_id());
+            let (from, connection) = (shared.peer, shared.id);
             let frame = ConnectionEvent::Frame { from, connection, envelope, payloads };
             Ok(events.send(frame).await.is_ok())
         }

@@ -9,12 +9,23 @@ use crate::quic::network_path::NetworkPath;
 use crate::quic::report::PathReport;
 use parking_lot::Mutex;
 use pipeline::effect::Peer;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::mpsc;
 
+/// The number of connections that this process has begun.
+static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+
+/// A number that no other connection of this process has, also not after this one has ended.
+///
+/// quinn's `stable_id` is an address, which a later connection may have again.
+pub(crate) fn next_id() -> u64 {
+    CONNECTIONS.fetch_add(1, Ordering::Relaxed)
+}
+
 /// The state that the tasks of a connection share.
 pub(crate) struct ConnectionShared {
+    pub(crate) id: u64,
     pub(crate) peer: Peer,
     pub(crate) quic: quinn::Connection,
     pub(crate) path: NetworkPath,
