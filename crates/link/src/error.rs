@@ -104,6 +104,15 @@ pub enum LinkError {
         /// The seconds since the task began.
         seconds: u64,
     },
+    /// The thread that reads samples is in a reading that does not end.
+    #[error(
+        "samples have not been read after {seconds} s: the disk or the file server that holds them \
+         seems to hang; a worker that needs longer is started with a longer --task-timeout"
+    )]
+    ReadingHung {
+        /// The seconds since the reading began.
+        seconds: u64,
+    },
     /// A task found that the device fails every later task in this process.
     #[error("its device is broken for this process, so it ends: {failure}")]
     DeviceBroken {

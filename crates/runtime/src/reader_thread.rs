@@ -1,10 +1,13 @@
 //! The thread that reads samples from this worker's own files. It works beside the compute thread.
 
+use crate::watchdog::TaskWatch;
 use link::Payload;
 use pipeline::ids::Ticket;
 use pipeline::message::Failure;
 use pipeline::samples::{DataSpec, DataTask, Reading};
+use std::future::Future;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::time::Duration;
 use tokio::sync::mpsc as results;
 
 /// A reader of samples. The worker crate implements it with the crate `data`.
@@ -30,7 +33,10 @@ enum Job {
 }
 
 /// The thread that reads samples. It starts with the first task, and ends after this is dropped.
-pub(crate) struct ReaderThread(State);
+pub(crate) struct ReaderThread {
+    state: State,
+    watch: TaskWatch,
+}
 
 enum State {
     Idle(Option<Box<dyn SampleReader>>),
@@ -39,7 +45,14 @@ enum State {
 
 impl ReaderThread {
     pub(crate) fn new(reader: Option<Box<dyn SampleReader>>) -> Self {
-        ReaderThread(State::Idle(reader))
+        ReaderThread { state: State::Idle(reader), watch: TaskWatch::default() }
+    }
+
+    /// A future that ends if one reading exceeds the limit: a file server that is gone reports no
+    /// error. To open a data set may take any time, because it reads whole files.
+    pub(crate) fn watchdog(&self, limit: Duration) -> impl Future<Output = ()> + Send + 'static {
+        let watch = self.watch.clone();
+        async move { watch.wait_until_hanging(limit).await }
     }
 
     /// Queues a task.
@@ -59,13 +72,13 @@ impl ReaderThread {
     }
 
     fn send(&mut self, job: Job) -> Result<(), String> {
-        if let State::Idle(reader) = &mut self.0 {
+        if let State::Idle(reader) = &mut self.state {
             let reader = reader.take().ok_or("it has no reader of samples")?;
-            let (todo, done) = start(reader)
+            let (todo, done) = start(reader, self.watch.clone())
                 .map_err(|e| format!("cannot start a thread that reads samples: {e}"))?;
-            self.0 = State::Running { todo, done };
+            self.state = State::Running { todo, done };
         }
-        match &self.0 {
+        match &self.state {
             State::Running { todo, .. } => {
                 todo.send(job).map_err(|_| "the thread that reads samples has ended".into())
             }
@@ -75,7 +88,7 @@ impl ReaderThread {
 
     /// The next result. `None` if nothing was requested. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Done> {
-        match &mut self.0 {
+        match &mut self.state {
             State::Running { done, .. } => done.recv().await,
             State::Idle(_) => None,
         }
@@ -84,11 +97,11 @@ impl ReaderThread {
 
 type Channels = (std::sync::mpsc::Sender<Job>, results::UnboundedReceiver<Done>);
 
-fn start(reader: Box<dyn SampleReader>) -> std::io::Result<Channels> {
+fn start(reader: Box<dyn SampleReader>, watch: TaskWatch) -> std::io::Result<Channels> {
     let (sender, todo) = std::sync::mpsc::channel::<Job>();
     let (done, receiver) = results::unbounded_channel();
     std::thread::Builder::new().name("samples".into()).spawn(move || {
-        let mut samples = PrefetchingReader { reader, read_ahead: Vec::new() };
+        let mut samples = PrefetchingReader { reader, watch, read_ahead: Vec::new() };
         for todo in todo {
             match todo {
                 Job::Prefetch(readings) => samples.prefetch(readings),
@@ -106,6 +119,7 @@ fn start(reader: Box<dyn SampleReader>) -> std::io::Result<Channels> {
 /// A reader, and the samples that it has read before they were requested.
 struct PrefetchingReader {
     reader: Box<dyn SampleReader>,
+    watch: TaskWatch,
     read_ahead: Vec<(Reading, Vec<Payload>)>,
 }
 
@@ -119,17 +133,24 @@ impl PrefetchingReader {
             DataTask::Read(reading) => {
                 match self.read_ahead.iter().position(|(read, _)| *read == reading) {
                     Some(place) => Ok(self.read_ahead.swap_remove(place).1),
-                    None => catch_panic(|| self.reader.read(&reading)),
+                    None => self.read(&reading),
                 }
             }
         }
+    }
+
+    fn read(&mut self, reading: &Reading) -> Result<Vec<Payload>, Failure> {
+        self.watch.begin(false);
+        let read = catch_panic(|| self.reader.read(reading));
+        self.watch.end();
+        read
     }
 
     fn prefetch(&mut self, readings: Vec<Reading>) {
         self.read_ahead.clear();
         for reading in readings {
             // A failure here repeats when the samples are requested, and is reported then.
-            if let Ok(payloads) = catch_panic(|| self.reader.read(&reading)) {
+            if let Ok(payloads) = self.read(&reading) {
                 self.read_ahead.push((reading, payloads));
             }
         }
@@ -189,8 +210,11 @@ mod tests {
     #[test]
     fn what_was_read_ahead_is_not_read_again() {
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let mut samples =
-            PrefetchingReader { reader: Box::new(Counting(asked.clone())), read_ahead: Vec::new() };
+        let mut samples = PrefetchingReader {
+            reader: Box::new(Counting(asked.clone())),
+            watch: TaskWatch::default(),
+            read_ahead: Vec::new(),
+        };
         let read = |samples: &mut PrefetchingReader, batch: &[i64]| {
             let result = samples.execute(DataTask::Read(reading(batch)));
             result.map(|payloads| payloads[0].bytes.to_vec()).map_err(|failure| failure.message)
@@ -207,5 +231,34 @@ mod tests {
         assert_eq!(samples.read_ahead.len(), 1);
         let panicked = read(&mut samples, &[i64::MIN]).unwrap_err();
         assert!(panicked.contains("please report it"), "{panicked}");
+    }
+
+    /// Opens and reads only when its gate opens.
+    struct Gated(std::sync::mpsc::Receiver<()>);
+
+    impl SampleReader for Gated {
+        fn open(&mut self, _: DataSpec) -> Result<(), Failure> {
+            self.0.recv().map_err(|_| Failure::new("the gate is gone"))
+        }
+
+        fn read(&mut self, _: &Reading) -> Result<Vec<Payload>, Failure> {
+            self.0.recv().map(|()| Vec::new()).map_err(|_| Failure::new("the gate is gone"))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reading_that_never_ends_is_found() {
+        let (gate, wait) = std::sync::mpsc::channel();
+        let limit = Duration::from_millis(50);
+        let mut thread = ReaderThread::new(Some(Box::new(Gated(wait))));
+        let hangs = thread.watchdog(limit);
+        tokio::pin!(hangs);
+        thread.submit(Ticket(1), DataTask::Read(reading(&[1]))).unwrap();
+        gate.send(()).unwrap();
+        assert!(thread.next().await.unwrap().1.unwrap().is_empty());
+        assert!(tokio::time::timeout(2 * limit, &mut hangs).await.is_err(), "nothing is read");
+        thread.read_ahead(vec![reading(&[2])]).unwrap();
+        tokio::time::timeout(Duration::from_secs(60), hangs).await.unwrap();
+        drop(gate);
     }
 }

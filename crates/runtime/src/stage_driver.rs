@@ -115,6 +115,8 @@ impl Driver {
         mut watchdog: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<End, LinkError> {
         self.session.on_measuring(Peer::Boss);
+        let reader_watchdog = self.reader.watchdog(self.compute.limit());
+        tokio::pin!(reader_watchdog);
         let mut is_leaving = false;
         loop {
             if let ControlFlow::Break(end) = self.execute_effects()? {
@@ -146,6 +148,9 @@ impl Driver {
                 () = &mut watchdog => {
                     self.compute.abandon();
                     return Err(hung(&self.compute));
+                }
+                () = &mut reader_watchdog => {
+                    return Err(LinkError::ReadingHung { seconds: self.compute.limit().as_secs() });
                 }
             }
         }
@@ -380,10 +385,12 @@ async fn end_compute(
         // The memory is not needed again.
         () = leave.wait() => Ok(left),
     };
-    match result {
+    match (result, instead) {
         // It ends this worker, too, and tells the first cause.
-        Err(e) if !matches!(e, LinkError::Lost { .. }) => Err(e),
-        _ => instead,
+        (Err(e), _) if !matches!(e, LinkError::Lost { .. }) => Err(e),
+        // A worker that is told to leave a run that is over has not left it.
+        (Ok(End::RunOver), Ok(_)) => Ok(End::RunOver),
+        (_, instead) => instead,
     }
 }
 
@@ -509,8 +516,10 @@ mod tests {
         tokio::pin!(watchdog);
         let leave = LeaveSignal::default();
         leave.leave();
-        let result = end_compute(&mut compute, watchdog, &leave, lost(), LEFT).await;
-        assert_eq!(result.unwrap(), LEFT);
+        for (result, expected) in [(lost(), LEFT), (Ok(End::RunOver), End::RunOver)] {
+            let end = end_compute(&mut compute, watchdog.as_mut(), &leave, result, LEFT).await;
+            assert_eq!(end.unwrap(), expected);
+        }
         // It would block here if it waited for the thread.
         drop(compute);
     }

@@ -72,8 +72,8 @@ pub struct Options {
     /// ever]
     #[arg(long, value_name = "SECONDS")]
     pub orphan_timeout: Option<u64>,
-    /// End if one task, for example a pass, takes longer than this number of seconds: the device or
-    /// its driver hangs. Others then take this worker's place.
+    /// End if one task, for example a pass or the reading of samples, takes longer than this number
+    /// of seconds: the device, its driver or a disk hangs. Others then take this worker's place.
     #[arg(long, value_name = "SECONDS", default_value_t = 600,
         value_parser = clap::value_parser!(u64).range(1..))]
     pub task_timeout: u64,

@@ -5,7 +5,7 @@ use crate::connection::shared::ConnectionShared;
 use crate::quic::report::{Carrier, PathReport};
 use bytes::Bytes;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, Mutex};
 
 /// The time for each answer of the other end. After it, the path counts as not measured.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -20,12 +20,30 @@ const LAST_BURST: u32 = 4 << 20;
 const LAST_BURST_LOCAL: u32 = 1 << 20;
 /// No burst begins after this long.
 const MAX_DURATION: Duration = Duration::from_secs(1);
+/// A burst that takes this long beside the round trip is the last: it is exact enough, and the next
+/// one takes four times as long.
+const LONG_BURST: Duration = Duration::from_millis(200);
 /// Bytes that are copied to measure the speed of memory.
 const COPY_BYTES: usize = 4 << 20;
 static ZEROS: [u8; FIRST_BURST as usize] = [0; FIRST_BURST as usize];
+/// One path is measured at a time. Together they would share this machine's line, and each would
+/// seem to be a part of it.
+static TURN: Mutex<()> = Mutex::const_new(());
 
 /// Measures the path. Returns `None` if the other end does not answer or the connection is lost.
 pub(crate) async fn measure(
+    shared: &ConnectionShared,
+    answers: &mut mpsc::Receiver<LinkMessage>,
+) -> Option<PathReport> {
+    let _turn = TURN.lock().await;
+    tokio::select! {
+        report = measure_now(shared, answers) => report,
+        // The next path does not wait for answers that never come.
+        _ = shared.quic.closed() => None,
+    }
+}
+
+async fn measure_now(
     shared: &ConnectionShared,
     answers: &mut mpsc::Receiver<LinkMessage>,
 ) -> Option<PathReport> {
@@ -82,7 +100,7 @@ async fn burst_rate(
         // The first byte and the answer each take half a round trip.
         let took = began.elapsed().saturating_sub(rtt).max(Duration::from_micros(1));
         best = best.max(f64::from(size) / took.as_secs_f64());
-        if size >= last || start.elapsed() > MAX_DURATION {
+        if size >= last || took > LONG_BURST || start.elapsed() > MAX_DURATION {
             return Some(best);
         }
         size *= 4;
@@ -130,4 +148,33 @@ pub(crate) async fn receive_burst(
     }
     shared.send_answer(LinkMessage::BurstReceived { bytes });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connection::event::ConnectionEvent;
+    use crate::{join, worker_endpoint, Identity, Listener, Transport, WorkerInfo};
+    use std::net::Ipv4Addr;
+
+    #[tokio::test]
+    async fn a_path_is_measured_when_no_other_one_is() {
+        let keys = tempfile::tempdir().unwrap();
+        let identity = Identity::load_or_create_in(keys.path()).unwrap();
+        let mut boss = Listener::open(&identity, (Ipv4Addr::LOCALHOST, 0).into(), 1).unwrap();
+        let addresses = [boss.address()];
+        let endpoint = worker_endpoint(identity.ticket(), &addresses).unwrap();
+        let joining = join(&endpoint, &addresses, identity.ticket(), WorkerInfo::default());
+        let (joined, _) = tokio::join!(joining, boss.next());
+        let mut joined = joined.unwrap();
+
+        let turn_of_another = TURN.lock().await;
+        joined.boss.negotiate(Transport::Quic);
+        let soon = tokio::time::timeout(Duration::from_millis(50), joined.events.recv()).await;
+        assert!(soon.is_err(), "{soon:?}");
+        drop(turn_of_another);
+        let event = tokio::time::timeout(Duration::from_secs(60), joined.events.recv()).await;
+        let Ok(Some(ConnectionEvent::Measured { report, .. })) = event else { panic!("{event:?}") };
+        assert!(report.is_some());
+    }
 }

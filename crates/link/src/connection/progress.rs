@@ -55,9 +55,9 @@ impl Drop for PendingWrite<'_> {
 /// Compares the progress at regular checks. Counts checks instead of time, because this process may
 /// have stood still itself.
 ///
-/// A write makes no progress while what quinn has taken before goes out: on a slow line, longer than
-/// all checks. So the stream frames that quinn sends count as progress, too. It sends none to a peer
-/// that reads nothing, as soon as that peer's window is full.
+/// A write makes no progress while what quinn has taken before goes out: on a slow line, longer
+/// than all checks. So the stream frames that quinn sends count as progress, too. It sends none to
+/// a peer that reads nothing, as soon as that peer's window is full.
 #[derive(Default)]
 pub(crate) struct StallDetector {
     progress: (u64, u64),
