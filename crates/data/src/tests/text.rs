@@ -117,6 +117,25 @@ fn each_file_begins_as_a_prompt_does_and_ends_with_eos_alone() {
 }
 
 #[test]
+fn a_vocabulary_need_not_have_a_certain_word_or_an_unknown_token() {
+    let folder = Folder::new();
+    let paths = vec![folder.file("a.txt", "b c b b")];
+    let golden: [(String, &[f64]); 2] = [
+        (WORDS.to_string(), &[5.0, 70000.0, 5.0, 5.0]),
+        (words_with_special_tokens(true), &[1.0, 5.0, 70000.0, 5.0, 5.0]),
+    ];
+    for (words, expected) in golden {
+        let words = words.replace(r#""?": 0, "#, "").replace(r#""a": 4, "#, "");
+        let words = Tokenizer::File(folder.file("tokenizer.json", &words));
+        let loaded = LoadedTokenizer::load(&words).unwrap();
+        assert!(loaded.encode("a", &mut Vec::new()).is_err());
+        let source = text(paths.clone(), words, expected.len() as u64, Some("</s>"));
+        let data = Dataset::open(&source, &tokens_model(), &CLASSES, None).unwrap();
+        assert_eq!(numbers(data.batch(&[0]).unwrap().x()), expected);
+    }
+}
+
+#[test]
 fn special_tokens_are_put_around_a_prompt() {
     let folder = Folder::new();
     let words = words_with_special_tokens(false);
