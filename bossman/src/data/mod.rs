@@ -4,6 +4,7 @@
 //! ```text
 //! data_parts: train, validation, test -> crate data      fetch: data sets with npm or pip
 //! batch_inputs -> fixed_batch, loss_weights, tensor_payload    a batch as microbatches
+//! read_ahead                                                   batches before they are needed
 //! worker_data_sets                                             data that workers read
 //! atomic_file, disk                                            files that appear whole
 //! bounded_file                                                 files of strangers, up to a limit
@@ -16,6 +17,7 @@ pub(crate) mod disk;
 pub mod fetch;
 pub(crate) mod fixed_batch;
 pub(crate) mod loss_weights;
+pub(crate) mod read_ahead;
 pub(crate) mod tensor_payload;
 pub(crate) mod worker_data_sets;
 

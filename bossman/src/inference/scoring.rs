@@ -3,6 +3,7 @@
 use super::score::Score;
 use crate::data::batch_inputs::Inputs;
 use crate::data::loss_weights::{expect_counted, has_counted_targets};
+use crate::data::read_ahead::ReadAhead;
 use crate::session::evaluation::Outputs;
 use crate::Batch;
 use crate::{BossMan, BossManError};
@@ -19,16 +20,26 @@ impl Score {
         boss: &mut BossMan,
         batches: impl IntoIterator<Item = Result<Batch, BossManError>>,
     ) -> Result<Self, BossManError> {
+        Self::of_read(boss, ReadAhead::in_memory(batches.into_iter())).await
+    }
+
+    /// Computes the score over batches that may still be read.
+    ///
+    /// # Errors
+    /// Those of [`Score::of`].
+    pub(crate) async fn of_read<I: Iterator<Item = Result<Batch, BossManError>>>(
+        boss: &mut BossMan,
+        mut batches: ReadAhead<I>,
+    ) -> Result<Self, BossManError> {
         let classes = boss.trainer.loss.as_ref().and_then(|loss| loss.classes()).cloned();
         let (mut loss, mut counted, mut right, mut targets) = (0.0, 0.0, 0.0, 0.0);
         let outputs = if classes.is_some() { Outputs::Likeliest } else { Outputs::Discard };
-        let mut batches = batches.into_iter().fuse();
         loop {
             // Several for each stage and replica. Results are added in the order of batches, so
             // that the sum does not depend on the workers.
             let (mut group, mut room) = (Vec::new(), boss.trainer.evaluation_room());
             while room.is_left() {
-                let Some(batch) = batches.next().transpose()? else { break };
+                let Some(batch) = batches.next().await? else { break };
                 if has_counted_targets(boss.trainer.loss.as_ref(), batch.target())? {
                     let inputs = Inputs::of(boss.model().graph(), &batch)?;
                     room.take(boss.trainer.batch_bytes(&inputs, outputs));

@@ -3,6 +3,7 @@
 use super::{Data, Length, RunFile};
 use crate::data::{Source, Text, Tokenizer};
 use crate::BossManError;
+use std::path::Path;
 
 impl RunFile {
     /// The run's data.
@@ -22,8 +23,8 @@ impl RunFile {
     }
 
     /// The tokenizer of generated texts, their most tokens and their ends: those of the key
-    /// `tokenizer`, and where it does not tell them, those of the texts to train on. `None` if
-    /// there is neither.
+    /// `tokenizer`, and where it does not tell them, those of the texts to train on. The ends are
+    /// names of tokens, so they count only if both have one tokenizer. `None` if there is neither.
     pub fn text(&self) -> Option<Text> {
         let trained_on = match &self.data {
             Some(Data { train: Source::Text(text), .. }) => Some(text),
@@ -35,7 +36,7 @@ impl RunFile {
             if text.sequence_length == u64::MAX {
                 text.sequence_length = trained_on.sequence_length;
             }
-            if text.eos.is_empty() {
+            if text.eos.is_empty() && is_same(&text.tokenizer, &trained_on.tokenizer) {
                 text.eos.clone_from(&trained_on.eos);
             }
         }
@@ -56,6 +57,17 @@ impl RunFile {
              128{eos}}}}}}}\n  steps: 100"
         );
         BossManError::file(self.loss_place.file(), problem)
+    }
+}
+
+/// Whether both are one tokenizer: bytes, or one file by whatever path.
+fn is_same(one: &Tokenizer, other: &Tokenizer) -> bool {
+    match (one, other) {
+        (Tokenizer::File(one), Tokenizer::File(other)) => {
+            let whole = |path: &Path| std::fs::canonicalize(path).ok();
+            one == other || whole(one).is_some_and(|one| whole(other) == Some(one))
+        }
+        _ => one == other,
     }
 }
 
@@ -102,17 +114,45 @@ mod tests {
 
     #[test]
     fn the_tokenizer_tells_more_about_generated_texts_than_the_texts_to_train_on() {
-        let text = "{path: a.txt, sequence_length: 8, eos: <a>}";
-        let data = format!("data: {{train: {{text: {text}}}}}\nsteps: 1\n");
-        let of = |tokenizer: &str| {
+        let of = |trained_on: &str, tokenizer: &str| {
+            let text = format!("{{path: a.txt, {trained_on}sequence_length: 8, eos: <a>}}");
+            let data = format!("data: {{train: {{text: {text}}}}}\nsteps: 1\n");
             let text = read(&format!("{RUN}{data}{tokenizer}")).text().unwrap();
-            (text.tokenizer, text.sequence_length, text.eos)
+            let name = match text.tokenizer {
+                Tokenizer::File(path) => path.file_name().map(|name| name.to_owned()),
+                Tokenizer::Bytes => None,
+            };
+            (name.and_then(|name| name.into_string().ok()), text.sequence_length, text.eos)
         };
+        let t = || Some("t.json".to_string());
         let a = || vec!["<a>".to_string()];
-        assert_eq!(of(""), (Tokenizer::Bytes, 8, a()));
-        let (Tokenizer::File(path), length, eos) = of("tokenizer: t.json\n") else { panic!() };
-        assert_eq!((path.ends_with("t.json"), length, eos), (true, 8, a()));
-        let (_, length, eos) = of("tokenizer: {path: t.json, sequence_length: 64, eos: <b>}\n");
-        assert_eq!((length, eos), (64, vec!["<b>".to_string()]));
+        assert_eq!(of("", ""), (None, 8, a()));
+        assert_eq!(of("", "tokenizer: bytes\n"), (None, 8, a()));
+        assert_eq!(of("tokenizer: t.json, ", "tokenizer: t.json\n"), (t(), 8, a()));
+        assert_eq!(of("tokenizer: ./t.json, ", "tokenizer: t.json\n"), (t(), 8, a()));
+        let more = "tokenizer: {path: t.json, sequence_length: 64, eos: <b>}\n";
+        for trained_on in ["", "tokenizer: t.json, "] {
+            assert_eq!(of(trained_on, more), (t(), 64, vec!["<b>".to_string()]));
+        }
+        // The name of a token of another tokenizer says nothing.
+        assert_eq!(of("", "tokenizer: t.json\n"), (t(), 8, vec![]));
+        assert_eq!(of("tokenizer: other.json, ", "tokenizer: t.json\n"), (t(), 8, vec![]));
+        assert_eq!(of("tokenizer: other/t.json, ", "tokenizer: t.json\n"), (t(), 8, vec![]));
+        assert_eq!(of("tokenizer: t.json, ", "tokenizer: bytes\n"), (None, 8, vec![]));
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_tokenizer_is_the_same_by_each_of_its_paths() {
+        let place = tempfile::tempdir().unwrap();
+        let file = |name: &str| Tokenizer::File(place.path().join(name));
+        for name in ["t.json", "other.json"] {
+            std::fs::write(place.path().join(name), "{}").unwrap();
+        }
+        std::os::unix::fs::symlink("t.json", place.path().join("link.json")).unwrap();
+        assert!(is_same(&file("t.json"), &file("link.json")));
+        assert!(!is_same(&file("t.json"), &file("other.json")));
+        assert!(!is_same(&file("gone.json"), &file("gone too.json")));
+        assert!(!is_same(&file("t.json"), &Tokenizer::Bytes));
     }
 }

@@ -1,6 +1,7 @@
 //! The validation of a model on a part of a run's data.
 
 use crate::data::fixed_batch::FixedBatch;
+use crate::data::read_ahead::ReadAhead;
 use crate::data::{Dataset, Order, Part, Source};
 use crate::inference::score::Score;
 use crate::inference::translation_score::Translations;
@@ -32,8 +33,11 @@ pub async fn validate(
     let order = Order::new(data.samples(), None, 0);
     let size = batch_size(boss, file, data)?;
     let starts = (0..data.samples()).step_by(usize::try_from(size).unwrap_or(usize::MAX));
-    let batches = starts.map(|start| Ok(data.batch(&order.at(start..start.saturating_add(size)))?));
-    let score = Score::of(boss, batches).await?;
+    let of = data.clone();
+    let batches = ReadAhead::start(
+        starts.map(move |start| Ok(of.batch(&order.at(start..start.saturating_add(size)))?)),
+    );
+    let score = Score::of_read(boss, batches).await?;
     let translations = match (&file.translate, file.pairs(part)) {
         (Some(how), Some(texts)) => Some(Translations::of(boss, texts, data, how).await?),
         _ => None,

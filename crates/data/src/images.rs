@@ -3,12 +3,18 @@
 use super::array_column::{ArrayColumn, ColumnWriter};
 use super::element::Element;
 use super::expected_tensor::ExpectedTensor;
-use super::{picture, picture_files};
+use super::{in_parallel, picture, picture_files};
 use crate::DataError;
 use layerspec::DType;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tch::Tensor;
+
+/// The headers of pictures that are read at once, and the fewest of them for a thread.
+const HEADERS: usize = 1024;
+const HEADERS_OF_THREAD: usize = 16;
+/// The fewest bytes of decoded pictures that are worth a thread.
+const BYTES_OF_THREAD: usize = 1 << 14;
 
 /// Pictures of one size, decoded on demand.
 #[derive(Clone, Debug)]
@@ -45,16 +51,21 @@ impl Images {
     fn of(files: Vec<PathBuf>, folder: &Path, wanted: &ExpectedTensor) -> Result<Self, DataError> {
         let (width, height) = size(&files[0])?;
         // Check all sizes before training, so that no batch fails because of them.
-        for file in &files {
+        let check = |file: &PathBuf| {
             let (found_width, found_height) = size(file)?;
             if (found_width, found_height) != (width, height) {
                 let first = files[0].display();
                 let problem = format!(
-                "is {found_width} x {found_height}, but {first} is {width} x {height}; bring all \
-                 pictures to one size"
-            );
+                    "is {found_width} x {found_height}, but {first} is {width} x {height}; bring \
+                     all pictures to one size"
+                );
                 return Err(DataError::file(file, problem));
             }
+            Ok(())
+        };
+        // After an error few others are read.
+        for part in files.chunks(HEADERS) {
+            in_parallel::map(part.iter().collect(), HEADERS_OF_THREAD, check)?;
         }
         let pixels = u64::from(width) * u64::from(height);
         let channels =
@@ -75,28 +86,38 @@ impl Images {
     }
 
     pub(super) fn rows(&self, numbers: &[i64]) -> Result<Tensor, DataError> {
+        let [channels, height, width] = self.shape.map(u64::cast_signed);
+        let shape = [numbers.len() as i64, channels, height, width];
+        let size = self.shape.iter().try_fold(1, |size: u64, side| size.checked_mul(*side));
+        let size = size.and_then(|size| usize::try_from(size).ok()).unwrap_or(usize::MAX);
         let mut bytes = Vec::new();
-        for number in numbers {
+        let whole = numbers.len().checked_mul(size);
+        let room = whole.filter(|whole| bytes.try_reserve_exact(*whole).is_ok());
+        let no_room = || DataError::Usage(format!("no memory for {} pictures", numbers.len()));
+        bytes.resize(room.ok_or_else(no_room)?, 0);
+        // Each is decoded into its place in the batch.
+        let pictures: Vec<_> = numbers.iter().zip(bytes.chunks_exact_mut(size.max(1))).collect();
+        let least = (BYTES_OF_THREAD / size.max(1)).clamp(1, 16);
+        in_parallel::map(pictures, least, |(number, into)| {
             let file = self
                 .file(*number)
                 .ok_or_else(|| DataError::Usage(format!("there is no picture {number}")))?;
-            self.decode(file, &mut bytes).map_err(|problem| DataError::file(file, problem))?;
-        }
-        let [channels, height, width] = self.shape.map(u64::cast_signed);
-        let shape = [numbers.len() as i64, channels, height, width];
+            self.decode(file, into).map_err(|problem| DataError::file(file, problem))
+        })?;
         Ok(tensor::payload::from_bytes(DType::UInt8, &shape, bytes.into())?)
     }
 
-    /// Appends the picture, channel by channel.
-    fn decode(&self, file: &Path, into: &mut Vec<u8>) -> Result<(), String> {
+    /// Decodes a picture into its place, channel by channel.
+    fn decode(&self, file: &Path, into: &mut [u8]) -> Result<(), String> {
         let [channels, height, width] = self.shape;
         let (found_width, found_height, pixels) = picture::decode(file, channels)?;
         if (u64::from(found_width), u64::from(found_height)) != (width, height) {
             return Err(format!("is no longer {width} x {height}; has the file changed?"));
         }
         let channels = channels as usize;
-        (0..channels)
-            .for_each(|channel| into.extend(pixels.iter().skip(channel).step_by(channels)));
+        let values =
+            (0..channels).flat_map(|channel| pixels.iter().skip(channel).step_by(channels));
+        into.iter_mut().zip(values).for_each(|(into, value)| *into = *value);
         Ok(())
     }
 }

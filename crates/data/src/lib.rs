@@ -9,6 +9,7 @@
 //! ```text
 //! source -> csv, jsonl, parquet, idx, npy, npz, safetensors, images, text, pairs
 //!              |  plain_or_gzip, csv_records, spool: copies  tokens: tokenizers  element: types
+//!              |  in_parallel: tokens and pictures by all cores
 //!              v
 //!           column (array_column, images, token_pairs) -> converted_column -> normalize, finite
 //!              |
@@ -36,6 +37,7 @@ mod finite;
 mod gzip_members;
 mod idx;
 mod images;
+mod in_parallel;
 #[cfg(feature = "pictures")]
 mod jpeg_end;
 mod jsonl;

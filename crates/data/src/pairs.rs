@@ -3,14 +3,17 @@
 
 use super::column::{Column, Columns};
 use super::expected_tensor::ExpectedTensor;
+use super::in_parallel;
 use super::plain_or_gzip;
 use super::shown::{reason, shown};
+use super::text::TEXTS;
 use super::token_pairs::{PairColumn, PairsWriter, Role, SpecialTokens};
 use super::tokens::{LoadedTokenizer, Tokenizer};
 use crate::DataError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::io::BufRead;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -41,11 +44,11 @@ impl TextPairs {
 
     /// Returns the first `most` pairs of texts, in the order of the samples.
     pub fn texts(&self, most: u64) -> Result<Vec<[String; 2]>, DataError> {
-        let mut texts = Vec::new();
-        self.each(most, |both| {
-            texts.push(both);
-            Ok(())
-        })?;
+        let (mut lines, mut texts) = (self.lines()?, Vec::new());
+        while (texts.len() as u64) < most {
+            let Some(line) = lines.next()? else { break };
+            texts.push(self.both(&line)?);
+        }
         Ok(texts)
     }
 
@@ -70,25 +73,41 @@ impl TextPairs {
         }
     }
 
-    fn each(
-        &self,
-        most: u64,
-        mut take: impl FnMut([String; 2]) -> Result<(), DataError>,
-    ) -> Result<(), DataError> {
-        let path = &self.path;
-        let (mut file, _) = plain_or_gzip::open(path)?;
-        let (mut number, mut line, mut taken) = (0, String::new(), 0);
-        while taken < most && plain_or_gzip::line(path, &mut file, &mut number, &mut line)? {
-            if line.trim().is_empty() {
-                continue;
+    fn lines(&self) -> Result<PairLines<'_>, DataError> {
+        let (file, _) = plain_or_gzip::open(&self.path)?;
+        Ok(PairLines { texts: self, file, number: 0 })
+    }
+
+    /// Returns both texts of a line.
+    fn both(&self, line: &Line) -> Result<[String; 2], DataError> {
+        both(&line.text, self.keys.as_ref()).map_err(|problem| {
+            DataError::file(&self.path, format!("line {}: {problem}", line.number))
+        })
+    }
+}
+
+/// A line with its number, counted from 1.
+struct Line {
+    number: u64,
+    text: String,
+}
+
+/// The lines of a file that are not empty.
+struct PairLines<'a> {
+    texts: &'a TextPairs,
+    file: Box<dyn BufRead>,
+    number: u64,
+}
+
+impl PairLines<'_> {
+    fn next(&mut self) -> Result<Option<Line>, DataError> {
+        let mut text = String::new();
+        while plain_or_gzip::line(&self.texts.path, &mut self.file, &mut self.number, &mut text)? {
+            if !text.trim().is_empty() {
+                return Ok(Some(Line { number: self.number, text }));
             }
-            taken += 1;
-            let both = both(&line, self.keys.as_ref());
-            take(
-                both.map_err(|problem| DataError::file(path, format!("line {number}: {problem}")))?,
-            )?;
         }
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -116,15 +135,17 @@ pub(super) fn open(texts: &TextPairs, inputs: &[ExpectedTensor]) -> Result<Colum
     };
     let length = texts.max_length.map(|length| usize::try_from(length).unwrap_or(usize::MAX));
     let mut pairs = PairsWriter::new(length.map_or(usize::MAX, |length| length.saturating_sub(1)));
-    let mut tokens = Vec::new();
-    texts.each(u64::MAX, |both| {
-        for (tokenizer, text) in [&source, target].into_iter().zip(both) {
-            tokens.clear();
-            tokenizer.encode(&text, &mut tokens)?;
-            pairs.push(&tokens)?;
-        }
-        Ok(())
-    })?;
+    let encode = |line: Line| {
+        let [first, second] = texts.both(&line)?;
+        let mut tokens = [Vec::new(), Vec::new()];
+        source.encode(&first, &mut tokens[0])?;
+        target.encode(&second, &mut tokens[1])?;
+        Ok::<_, DataError>(tokens)
+    };
+    let take = |both: [Vec<u32>; 2]| both.iter().try_for_each(|tokens| pairs.push(tokens));
+    let mut lines = texts.lines()?;
+    let size = |line: &Line| size_of::<Line>() + line.text.len();
+    in_parallel::stream(&TEXTS, || lines.next(), size, encode, take)?;
     let pairs = Arc::new(pairs.finish(path, marks, length.filter(|_| texts.fixed))?);
     let column = |role| Column::Pair(PairColumn { pairs: pairs.clone(), role });
     Ok(Columns {

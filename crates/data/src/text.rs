@@ -4,6 +4,7 @@ use super::array_column::{ArrayColumn, Layout};
 use super::column::{Column, Columns};
 use super::element::Element;
 use super::expected_tensor::ExpectedTensor;
+use super::in_parallel::{self, Limits};
 use super::plain_or_gzip;
 use super::spool::Spool;
 use super::tokens::{LoadedTokenizer, Tokenizer};
@@ -42,25 +43,32 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
         _ => Element::U32,
     };
     let mut spool = Spool::new();
-    let (mut piece, mut numbers) = (String::new(), Vec::new());
-    for path in &text.paths {
-        let (mut file, _) = plain_or_gzip::open(path)?;
-        write(&mut spool, &begin)?;
-        match (&tokens, element) {
-            (LoadedTokenizer::Bytes, Element::U8) => {
-                plain_or_gzip::copy(path, &mut file, &mut spool, u64::MAX)?;
-            }
-            (LoadedTokenizer::Bytes, _) => write_bytes(path, &mut file, &mut spool)?,
-            (LoadedTokenizer::Loaded(..), _) => {
-                while plain_or_gzip::lines(path, &mut file, &mut piece)? {
-                    numbers.clear();
-                    tokens.encode(&piece, &mut numbers)?;
-                    tokens.check_rows(&numbers, wanted)?;
-                    write(&mut spool, &numbers)?;
+    match &tokens {
+        LoadedTokenizer::Bytes => {
+            for path in &text.paths {
+                let (mut file, _) = plain_or_gzip::open(path)?;
+                match element {
+                    Element::U8 => plain_or_gzip::copy(path, &mut file, &mut spool, u64::MAX)?,
+                    _ => write_bytes(path, &mut file, &mut spool)?,
                 }
+                write(&mut spool, eos.as_slice())?;
             }
         }
-        write(&mut spool, eos.as_slice())?;
+        LoadedTokenizer::Loaded(..) => {
+            let mut pieces = Pieces { paths: text.paths.iter(), file: None };
+            let encode = |piece| match piece {
+                Piece::Begin => Ok::<_, DataError>(begin.clone()),
+                Piece::Lines(lines) => {
+                    let mut numbers = Vec::new();
+                    tokens.encode(&lines, &mut numbers)?;
+                    tokens.check_rows(&numbers, wanted)?;
+                    Ok(numbers)
+                }
+                Piece::End => Ok(eos.into_iter().collect()),
+            };
+            let take = |numbers: Vec<u32>| write(&mut spool, &numbers);
+            in_parallel::stream(&TEXTS, || pieces.next(), Piece::size, encode, take)?;
+        }
     }
     let (size, length) = (element.size(), text.sequence_length);
     let found = spool.length() / size;
@@ -79,6 +87,51 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
         Ok::<_, DataError>(Column::Array(ArrayColumn::new(&path, store.clone(), layout, samples)?))
     };
     Ok(Columns { inputs: vec![windows(0)?], target: Some(windows(size)?) })
+}
+
+/// The text that is encoded at once. Meanwhile a text takes many times its size, so the most bounds
+/// the memory.
+pub(super) const TEXTS: Limits = Limits { least_bytes: 16 << 10, most_bytes: 16 << 20 };
+
+/// A part of the files.
+enum Piece {
+    /// The beginning of a file.
+    Begin,
+    /// Whole lines.
+    Lines(String),
+    /// The end of a file.
+    End,
+}
+
+impl Piece {
+    fn size(&self) -> usize {
+        match self {
+            Piece::Lines(lines) => lines.len(),
+            Piece::Begin | Piece::End => size_of::<Piece>(),
+        }
+    }
+}
+
+/// The files in pieces, one file after the other.
+struct Pieces<'a> {
+    paths: std::slice::Iter<'a, PathBuf>,
+    file: Option<(&'a Path, Box<dyn BufRead>)>,
+}
+
+impl Pieces<'_> {
+    fn next(&mut self) -> Result<Option<Piece>, DataError> {
+        let Some((path, file)) = &mut self.file else {
+            let Some(path) = self.paths.next() else { return Ok(None) };
+            self.file = Some((path.as_path(), plain_or_gzip::open(path)?.0));
+            return Ok(Some(Piece::Begin));
+        };
+        let mut lines = String::new();
+        if plain_or_gzip::lines(path, file, &mut lines)? {
+            return Ok(Some(Piece::Lines(lines)));
+        }
+        self.file = None;
+        Ok(Some(Piece::End))
+    }
 }
 
 /// Writes a file whose bytes are the tokens, as they are.

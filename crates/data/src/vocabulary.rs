@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use std::panic::AssertUnwindSafe;
-use tokenizers::{Encoding, Tokenizer};
+use tokenizers::{Encoding, Token, Tokenizer};
 
 /// The most that replacements may lengthen a text.
 const MAX_GROWTH: f64 = 1024.0;
@@ -39,12 +39,15 @@ impl TokenizerFile {
         Ok(())
     }
 
-    /// The special tokens that the file puts before a text.
+    /// The special tokens that the file puts before a text. Only the post-processor is asked, with
+    /// a token that stands for any text: the vocabulary need not have a token of a certain text.
     pub(super) fn begin_tokens(&self) -> Result<Vec<u32>, String> {
-        let encoding = self.encoding("a", true)?;
-        let special = encoding.get_special_tokens_mask();
+        let text = Encoding::from_tokens(vec![Token::new(0, "a".into(), (0, 1))], 0);
+        let whole = || self.0.post_process(text, None, true).map_err(|e| e.to_string());
+        let whole = caught(whole)?;
+        let special = whole.get_special_tokens_mask();
         let of_text = special.iter().position(|special| *special == 0);
-        Ok(encoding.get_ids()[..of_text.unwrap_or(0)].to_vec())
+        Ok(whole.get_ids()[..of_text.unwrap_or(0)].to_vec())
     }
 
     pub(super) fn decode(&self, tokens: &[u32]) -> Result<String, String> {
@@ -149,6 +152,42 @@ mod tests {
         assert!(error.contains("its rules contradict"), "{error}");
         let file = TokenizerFile::from_bytes(&tokenizer(&[("decoder", strip)])).unwrap();
         assert!(file.decode(&[0]).unwrap_err().contains("its rules contradict"));
+    }
+
+    #[test]
+    fn the_tokens_before_a_text_are_those_of_the_post_processor() {
+        let begin = |more: &[(&str, Value)]| {
+            TokenizerFile::from_bytes(&tokenizer(more)).unwrap().begin_tokens().unwrap()
+        };
+        let of = |processor: Value| begin(&[("post_processor", processor)]);
+        let bytes = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
+            "use_regex": true});
+        let bert = json!({"type": "BertProcessing", "sep": ["[SEP]", 8], "cls": ["[CLS]", 7]});
+        let roberta = json!({"type": "RobertaProcessing", "sep": ["</s>", 6], "cls": ["<s>", 5],
+            "trim_offsets": true, "add_prefix_space": true});
+        let special = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
+        let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+        let template = |single: Vec<Value>| {
+            json!({"type": "TemplateProcessing", "single": single, "pair": [],
+                "special_tokens": {"<bos>": {"id": "<bos>", "ids": [9], "tokens": ["<bos>"]}}})
+        };
+        let llama = template(vec![special("<bos>"), text.clone()]);
+        let both = json!({"type": "Sequence", "processors": [bytes.clone(), llama.clone()]});
+        assert_eq!(begin(&[]), [0; 0]);
+        assert_eq!(of(bytes), [0; 0]);
+        assert_eq!(of(bert), [7]);
+        assert_eq!(of(roberta), [5]);
+        assert_eq!(of(llama), [9]);
+        assert_eq!(of(both), [9]);
+        assert_eq!(of(template(vec![text, special("<bos>")])), [0; 0]);
+        // It makes a text of nothing.
+        let deletes = json!({"type": "Replace", "pattern": {"String": "a"}, "content": ""});
+        let processor = template(vec![
+            special("<bos>"),
+            json!({"Sequence": {"id": "A",
+            "type_id": 0}}),
+        ]);
+        assert_eq!(begin(&[("normalizer", deletes), ("post_processor", processor)]), [9]);
     }
 
     #[test]

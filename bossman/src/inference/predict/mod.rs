@@ -9,6 +9,7 @@ mod elements;
 
 use crate::data::batch_inputs::Inputs;
 use crate::data::fixed_batch::FixedBatch;
+use crate::data::read_ahead::ReadAhead;
 use crate::data::{Dataset, Order};
 use crate::session::evaluation::Outputs;
 use crate::{data::atomic_file, BossMan, BossManError, Loss, StateDict};
@@ -96,13 +97,16 @@ impl Predictions {
         let order = Order::new(data.samples(), None, 0);
         let starts =
             (0..data.samples()).step_by(usize::try_from(together).unwrap_or(usize::MAX).max(1));
+        let of = data.clone();
         let mut batches =
-            starts.map(|start| data.inputs(&order.at(start..start.saturating_add(together))));
+            ReadAhead::start(starts.map(move |start| {
+                Ok(of.inputs(&order.at(start..start.saturating_add(together)))?)
+            }));
         loop {
             // Several for each stage and replica.
             let (mut group, mut room) = (Vec::new(), boss.trainer.evaluation_room());
             while room.is_left() {
-                let Some((x, variables)) = batches.next().transpose()? else { break };
+                let Some((x, variables)) = batches.next().await? else { break };
                 let inputs = Inputs::check(boss.model().graph(), &x, &variables)?;
                 room.take(boss.trainer.batch_bytes(&inputs, Outputs::Fetch));
                 group.push((x, variables));

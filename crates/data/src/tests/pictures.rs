@@ -105,6 +105,30 @@ fn jpeg_files_are_read_by_all_of_their_endings() {
     assert_eq!(unlabelled(&of(&folder, "t/cat/4.JPE")).unwrap().samples(), 1);
 }
 
+/// Enough pictures for several threads.
+#[test]
+fn many_pictures_stay_in_order_and_the_first_broken_one_is_named() {
+    let folder = Folder::new();
+    for number in 0..100u8 {
+        let picture = image::RgbImage::from_pixel(2, 1, image::Rgb([number, 100, 200]));
+        picture.save(folder.file(&format!("t/cat/{number:03}.png"), "")).unwrap();
+    }
+    let data = Dataset::open(&of(&folder, "t"), &model("3, 1, 2"), &CLASSES, None).unwrap();
+    let order: Vec<i64> = (0..100).rev().collect();
+    let found = numbers(data.batch(&order).unwrap().x());
+    for (number, picture) in order.iter().zip(found.chunks(6)) {
+        let red = *number as f64;
+        assert_eq!(picture, [red, red, 100.0, 100.0, 200.0, 200.0]);
+    }
+    folder.file("t/cat/030.png", "broken");
+    image::RgbImage::new(1, 1).save(folder.path("t/cat/070.png")).unwrap();
+    let expected = "t/cat/070.png: is no longer 2 x 1; has the file changed?";
+    assert_eq!(folder.error(data.batch(&order)), expected);
+    // The sizes are read in the order of the files.
+    let error = folder.error(Dataset::open(&of(&folder, "t"), &model("6"), &CLASSES, None));
+    assert!(error.starts_with("t/cat/030.png: "), "{error}");
+}
+
 #[test]
 fn pictures_of_other_formats_are_refused() {
     for ending in ["ppm", "PGM", "pbm", "pnm", "tga", "jp2", "webp"] {

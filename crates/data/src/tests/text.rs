@@ -117,6 +117,53 @@ fn each_file_begins_as_a_prompt_does_and_ends_with_eos_alone() {
 }
 
 #[test]
+fn a_vocabulary_need_not_have_a_certain_word_or_an_unknown_token() {
+    let folder = Folder::new();
+    let paths = vec![folder.file("a.txt", "b c b b")];
+    let golden: [(String, &[f64]); 2] = [
+        (WORDS.to_string(), &[5.0, 70000.0, 5.0, 5.0]),
+        (words_with_special_tokens(true), &[1.0, 5.0, 70000.0, 5.0, 5.0]),
+    ];
+    for (words, expected) in golden {
+        let words = words.replace(r#""?": 0, "#, "").replace(r#""a": 4, "#, "");
+        let words = Tokenizer::File(folder.file("tokenizer.json", &words));
+        let loaded = LoadedTokenizer::load(&words).unwrap();
+        assert!(loaded.encode("a", &mut Vec::new()).is_err());
+        let source = text(paths.clone(), words, expected.len() as u64, Some("</s>"));
+        let data = Dataset::open(&source, &tokens_model(), &CLASSES, None).unwrap();
+        assert_eq!(numbers(data.batch(&[0]).unwrap().x()), expected);
+    }
+}
+
+/// Enough text for several threads, in files that are encoded at once.
+#[test]
+fn many_texts_become_the_tokens_of_one_after_the_other() {
+    let folder = Folder::new();
+    let words = Tokenizer::File(folder.file("tokenizer.json", words_with_special_tokens(false)));
+    let loaded = LoadedTokenizer::load(&words).unwrap();
+    let (mut paths, mut expected) = (Vec::new(), Vec::new());
+    for number in 0..60 {
+        let content = ["a ", "b a ", "c\n", "never b "][number % 4].repeat(500 + number);
+        loaded.encode_with_special_tokens(&content, &mut expected).unwrap();
+        expected.push(2);
+        paths.push(folder.file(&format!("{number}.txt"), content));
+    }
+    let read = |paths: &[PathBuf]| {
+        let source = text(paths.to_vec(), words.clone(), 100, Some("</s>"));
+        Dataset::open(&source, &tokens_model(), &CLASSES, None)
+    };
+    let data = read(&paths).unwrap();
+    assert_eq!(data.samples() as usize, (expected.len() - 1) / 100);
+    let all: Vec<i64> = (0..data.samples() as i64).collect();
+    let found = numbers(data.batch(&all).unwrap().x());
+    assert!(found.iter().zip(&expected).all(|(found, token)| *found == f64::from(*token)));
+    // The first wrong file is named.
+    folder.file("55.txt", b"\xff");
+    std::fs::remove_file(folder.path("57.txt")).unwrap();
+    assert_eq!(folder.error(read(&paths)), "55.txt: is not text (UTF-8)");
+}
+
+#[test]
 fn special_tokens_are_put_around_a_prompt() {
     let folder = Folder::new();
     let words = words_with_special_tokens(false);
@@ -227,6 +274,31 @@ fn pairs_are_padded_and_their_targets_come_one_later() {
         .unwrap();
     assert_eq!(numbers(batch.x()), [99.0, eos, pad, 97.0, 98.0, eos]);
     assert_eq!(numbers(batch.y()), [68.0, 69.0, eos, 65.0, eos, no]);
+}
+
+/// Enough lines for several threads.
+#[test]
+fn many_pairs_stay_in_order_and_the_first_mistake_is_named() {
+    let folder = Folder::new();
+    let both = |number: usize| [format!("{number}"), "b".repeat(number % 50)];
+    let mut lines: Vec<String> = (0..2000).map(|number| both(number).join("\t")).collect();
+    let read = |lines: &[String]| {
+        let source = Source::Pairs(pairs(folder.file("a.tsv", lines.join("\n"))));
+        Dataset::open(&source, &pairs_model(), &CLASSES, None)
+    };
+    let data = read(&lines).unwrap();
+    assert_eq!(data.samples(), 2000);
+    for number in [0, 1, 999, 1000, 1700, 1999] {
+        let batch = data.batch(&[number as i64]).unwrap();
+        let [source, target] = both(number).map(|text| text.bytes().map(f64::from).collect());
+        let (x, y) = (numbers(batch.x()), numbers(batch.y()));
+        let expected: [Vec<f64>; 2] = [source, target];
+        assert_eq!([&x[..x.len() - 1], &y[..y.len() - 1]], expected, "{number}");
+    }
+    lines[1200] = "no tab".into();
+    lines[1900] = "no tab".into();
+    let expected = "a.tsv: line 1201: expected two columns with a tab between them";
+    assert_eq!(folder.error(read(&lines)), expected);
 }
 
 #[test]
