@@ -200,7 +200,8 @@ fn of_kind(
         ScheduleKind::OneFOneB => one_f_one_b::of_unequal(work, costs),
         ScheduleKind::Interleaved if is_pipeline => interleaved::actions(work, costs),
         ScheduleKind::Interleaved => interleaved::of_unequal(work, costs),
-        ScheduleKind::ZbH1 => zb_h1::actions(work, costs),
+        ScheduleKind::ZbH1 if is_pipeline => zb_h1::actions(work, costs),
+        ScheduleKind::ZbH1 => zb_h1::of_unequal(work, costs),
         ScheduleKind::ZbV => zb_v::actions(work, costs),
         ScheduleKind::GPipe => gpipe::actions(work),
         // Its order is free, so any list will do.
