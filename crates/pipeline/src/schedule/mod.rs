@@ -139,6 +139,9 @@ impl Schedule {
             ScheduleKind::Ready => {
                 (work.passes(true), ready::order(&work, &costs, terms.room.as_deref()))
             }
+            ScheduleKind::GPipe if lanes(&work, &costs).is_none() => {
+                (gpipe::of_unequal(&work, terms.costs.as_ref()), Order::Listed)
+            }
             _ => (listed(kind, &work, &costs), Order::Listed),
         };
         if order != Order::Listed

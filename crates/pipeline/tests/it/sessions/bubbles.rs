@@ -1,7 +1,8 @@
 //! The waits of schedules, compared with those of the papers.
 
 use super::schedules::{all, layout, name, played, schedule};
-use pipeline::schedule::{check, Costs, Schedule, StageTimes, Terms};
+use pipeline::replicas::WorkerGroups;
+use pipeline::schedule::{check, Costs, Layout, Placement, Schedule, StageTimes, Terms};
 use pipeline::ScheduleKind::{GPipe, Interleaved, OneFOneB, Ready, ZbH1, ZbV};
 
 /// The time of Megatron-LM's lists for full groups, without the microbatches that the last group
@@ -127,5 +128,34 @@ fn splitting_backward_shortens_the_step() {
             interleaved < plain || microbatches % u32::from(workers) > 0,
             "{workers}, {microbatches}: {interleaved}"
         );
+    }
+}
+
+#[test]
+fn gpipe_keeps_replicas_of_unequal_stages_busy() {
+    // Twice the work on two replicas: every worker is as busy as the others.
+    for (replicas, microbatches) in [(&[1, 2][..], 8), (&[2, 1], 8), (&[2, 1, 2], 18)] {
+        let layout =
+            Layout::chain(Placement::of(GPipe, None).stage_placement(&WorkerGroups::of(replicas)));
+        let times = |replicas: &u16| {
+            let forward = u64::from(*replicas);
+            StageTimes { forward, backward: 2 * forward, ..StageTimes::default() }
+        };
+        let costs = Costs::of_stages(replicas.iter().map(times).collect());
+        let end = |costs: &Costs, measured: Option<Costs>| {
+            let terms = Terms { costs: measured, ..Terms::new(GPipe, microbatches) };
+            let schedule = Schedule::new(&layout, &terms).expect("it fits");
+            check(&schedule).expect("it ends");
+            played(&schedule, costs).end()
+        };
+        let work = 3 * u64::from(microbatches);
+        // A microbatch crosses all stages, and another replica has its turn first.
+        let bubble = 3 * replicas.iter().map(|n| u64::from(*n)).sum::<u64>();
+        let unknown = end(&costs, None);
+        assert!(unknown <= work + bubble, "{replicas:?}: {unknown}, {work} of it work");
+        assert!(end(&costs, Some(costs.clone())) <= unknown, "{replicas:?}, measured");
+        // If the replicas have little to do, the order of numbers is shorter.
+        let equal = Costs::unit(layout.stages());
+        assert!(end(&equal, Some(equal.clone())) <= end(&equal, None), "{replicas:?}, equal");
     }
 }
