@@ -83,6 +83,14 @@ fn named_cuts_leave_the_placements_that_they_fit() {
     };
     assert!(placements(at(&["4"])).iter().all(|p| *p == Placement::Plain));
     assert!(placements(at(&["2", "4", "6"])).iter().all(|p| p.chunks() == 2));
+    // Three stages on each worker, and with one worker eight.
+    let six = chosen(&fleet(2), &SearchSpace { cuts: at(&["1", "2", "4", "5", "6"]), ..space() });
+    let kinds: Vec<_> = six.candidates.iter().map(|c| (c.kind, c.placement.chunks())).collect();
+    assert!(kinds.contains(&(ScheduleKind::Ready, 3)), "{kinds:?}");
+    assert!(kinds.contains(&(ScheduleKind::Interleaved, 3)), "{kinds:?}");
+    let eight = at(&["1", "2", "3", "4", "5", "6", "7"]);
+    let eight = chosen(&fleet(1), &SearchSpace { cuts: eight, ..space() });
+    assert!(eight.candidates.iter().any(|c| c.kind == ScheduleKind::Interleaved));
     let table = chosen(&fleet(2), &SearchSpace { cuts: at(&["4"]), ..space() }).to_string();
     assert!(
         table.contains(
