@@ -40,7 +40,8 @@ pub struct SearchSpace {
     pub reduction: Reduction,
     /// The optimizer, which determines the memory of its state.
     pub optimizer: OptimizerSpec,
-    /// The number of stages on a worker in GPipe. `None` is one.
+    /// The number of stages on a worker in GPipe, interleaved 1F1B and `ready`. If it is `None`,
+    /// GPipe has one, and the others try several.
     pub chunks: Option<u16>,
     /// The kinds that may be taken. If empty, all.
     pub kinds: Vec<ScheduleKind>,
@@ -140,6 +141,10 @@ fn schedules(space: &SearchSpace, places: usize) -> Vec<(ScheduleKind, Placement
             continue;
         }
         let placements: Vec<Placement> = match kind {
+            ScheduleKind::Ready if space.chunks == Some(1) => vec![Placement::Plain],
+            ScheduleKind::Interleaved | ScheduleKind::Ready if space.chunks.is_some() => {
+                space.chunks.map(|chunks| Placement::Interleaved { chunks }).into_iter().collect()
+            }
             ScheduleKind::Interleaved => interleaved(2..=MOST_CHUNKS).collect(),
             ScheduleKind::Ready => {
                 let several = interleaved(2..=2);

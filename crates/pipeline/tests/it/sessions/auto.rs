@@ -106,6 +106,19 @@ fn named_cuts_leave_the_placements_that_they_fit() {
 }
 
 #[test]
+fn a_number_of_stages_on_a_worker_is_the_only_one_tried() {
+    let placements = |kind, chunks| {
+        let kinds = vec![kind];
+        let space = SearchSpace { chunks: Some(chunks), kinds, ..space() };
+        chosen(&fleet(2), &space).candidates.into_iter().map(|c| c.placement).collect::<Vec<_>>()
+    };
+    for kind in [ScheduleKind::GPipe, ScheduleKind::Interleaved, ScheduleKind::Ready] {
+        assert_eq!(placements(kind, 3), [Placement::Interleaved { chunks: 3 }], "{kind}");
+    }
+    assert_eq!(placements(ScheduleKind::Ready, 1), [Placement::Plain]);
+}
+
+#[test]
 fn slow_links_ask_for_more_in_flight() {
     let mut far = fleet(4);
     far.link = Link::measured(10_000_000, 100_000_000);
