@@ -1,8 +1,10 @@
 //! GPipe: every microbatch forward, then every microbatch backward. With several stages on a
-//! worker, it takes one stage after the other. If stages have different numbers of replicas, all
-//! take microbatches in the order in which they start, the first one of each replica, then the second
-//! one of each, and so on; or in the order of their numbers, if that is shorter by the measured
-//! times, because the stage with the most replicas has little to do.
+//! worker, it takes one stage after the other.
+//!
+//! If stages have different numbers of replicas, all take microbatches in the order in which they
+//! start: the first one of each replica, then the second one of each, and so on. If by the measured
+//! times the order of their numbers is shorter, they take that. It is shorter if the stage with the
+//! most replicas has little to do.
 //!
 //! ```text
 //! worker 0  F0 F1 F2 F3 .  .  .  B0 << B1 << B2 << B3 << S
