@@ -62,14 +62,52 @@ impl ParallelSettings {
     fn placements(&self, places: usize) -> Vec<Placement> {
         let kind = self.requested_schedule().unwrap_or_default();
         let small = |n: usize| u16::try_from(n).unwrap_or(u16::MAX);
+        let named = match &self.cuts {
+            Cuts::At(names) => Some((names.len() + 1) / places.max(1)),
+            Cuts::Auto => None,
+        };
+        // Neither `auto` nor `ready` fixes the number of stages on a worker. A list of cuts does.
+        if let (None | Some(ScheduleKind::Ready), Some(chunks @ 2..)) =
+            (self.requested_schedule(), named)
+        {
+            return vec![Placement::Interleaved { chunks: small(chunks) }];
+        }
         if kind != ScheduleKind::GPipe || !self.shards_parameters() || self.chunks.is_some() {
             return vec![Placement::of(kind, self.chunks.map(small))];
         }
         // A worker with one stage would gather all parameters at once.
-        let most = match &self.cuts {
-            Cuts::At(names) => (names.len() + 1) / places.max(1),
-            Cuts::Auto => MAX_STAGES_PER_WORKER,
-        };
+        let most = named.unwrap_or(MAX_STAGES_PER_WORKER);
         (1..=small(most).max(1)).rev().map(|chunks| Placement::of(kind, Some(chunks))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::user_settings::Settings;
+    use super::*;
+
+    #[test]
+    fn a_list_of_cuts_sets_the_stages_of_auto_and_ready() {
+        let text = format!(
+            "inputs: {{x: [batch, 4]}}\nlayers:\n{}",
+            "  - Linear: {in_features: 4, out_features: 4}\n".repeat(6)
+        );
+        let graph = LayerGraph::from_yaml(&text, "model.yaml").expect("a good model");
+        let plan = |schedule: Option<ScheduleKind>, names: &[&str]| {
+            let mut settings = Settings::default().parallel;
+            settings.schedule = schedule;
+            settings.cuts = Cuts::At(names.iter().map(ToString::to_string).collect());
+            settings.plan(&graph, 2, &CutMemory::default())
+        };
+        for schedule in [None, Some(ScheduleKind::Ready)] {
+            for (names, chunks) in [(&["1", "3", "4"][..], 2), (&["1", "2", "3", "4", "5"][..], 3)]
+            {
+                let plan = plan(schedule, names).expect("several stages a worker");
+                assert!(Placement::Interleaved { chunks }.is(&plan.stage_placement));
+            }
+            assert_eq!(plan(schedule, &["3"]).expect("a stage a worker").stages.len(), 2);
+            plan(schedule, &["1", "3"]).expect_err("three stages on two workers");
+        }
+        plan(Some(ScheduleKind::OneFOneB), &["1", "3", "4"]).expect_err("1F1B has one a worker");
     }
 }

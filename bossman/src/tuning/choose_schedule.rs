@@ -88,7 +88,8 @@ impl ScheduleState {
         Ok(Decision { kind: best.kind, plan: moves.then(|| best.plan.clone()), why })
     }
 
-    /// Predicts a step for every schedule.
+    /// Predicts a step for every schedule. If the schedule and the groups of workers are requested,
+    /// the stages are those of the plan, since these run.
     ///
     /// # Errors
     /// The workers were not measured.
@@ -103,14 +104,9 @@ impl ScheduleState {
             || BossManError::Usage("the workers were not measured; please report it".into());
         let MeasuredFleet { fleet, .. } = self.measured.as_ref().ok_or_else(missing)?;
         let MicrobatchSizes { sizes, target_bytes } = shape.microbatch.clone();
-        let stage_placement = &context.plan.stage_placement;
-        let first = stage_placement.of(StageId(0));
-        let of_first = stage_placement.iter().filter(|(_, workers)| *workers == first).count();
         let space = SearchSpace {
-            chunks: u16::try_from(of_first)
-                .ok()
-                .filter(|_| context.requested == Some(ScheduleKind::GPipe)),
-            cuts,
+            chunks: fixed_chunks(context),
+            cuts: if is_fixed(context) { current_cuts(context.plan) } else { cuts },
             microbatches: shape.microbatches,
             sizes,
             target_bytes,
@@ -121,6 +117,25 @@ impl ScheduleState {
             kinds: context.requested.into_iter().collect(),
         };
         Ok(choose(context.graph, fleet, &space)?)
+    }
+}
+
+/// Whether the plan was made as requested, and no measurement changes it.
+fn is_fixed(context: &ScheduleContext<'_>) -> bool {
+    context.requested.is_some() && !context.settings.chooses_replicas()
+}
+
+/// The number of stages on each worker, if it is not to be chosen.
+fn fixed_chunks(context: &ScheduleContext<'_>) -> Option<u16> {
+    let stage_placement = &context.plan.stage_placement;
+    let first = stage_placement.of(StageId(0));
+    let of_first = stage_placement.iter().filter(|(_, workers)| *workers == first).count();
+    let in_plan = u16::try_from(of_first).ok();
+    let requested = context.settings.chunks.and_then(|chunks| u16::try_from(chunks).ok());
+    match context.requested {
+        Some(ScheduleKind::GPipe) => in_plan,
+        Some(_) if is_fixed(context) => in_plan,
+        _ => requested,
     }
 }
 

@@ -9,7 +9,7 @@ use crate::BossManError;
 use layerspec::{human, LayerGraph};
 use pipeline::auto::Choice;
 use pipeline::effect::WorkerSpan;
-use pipeline::ids::WorkerId;
+use pipeline::ids::{StageId, WorkerId};
 use pipeline::message::{LinkReport, Reduction};
 use pipeline::replicas::MicrobatchAssignment;
 use pipeline::schedule::{picture, timeline, Costs, Ending, Interval, Schedule, Terms, Timeline};
@@ -35,6 +35,8 @@ pub(crate) struct ScheduleState {
     pub(crate) observed: ObservedTimes,
     /// Schedules by microbatches and ending.
     pub(crate) cache: BTreeMap<(u32, Ending), Arc<Schedule>>,
+    /// Whether the schedules in the cache were made with observed times.
+    made_with_observed: bool,
     /// The last complete step.
     pub(crate) last_step: Option<LastStep>,
 }
@@ -147,6 +149,24 @@ impl ScheduleState {
         Some(fleet.costs(context.graph, context.plan, sizes, *target_bytes))
     }
 
+    /// The costs for `ready` if links were measured, but no layers, as with a named schedule. The
+    /// number of microbatches in flight depends on the times of links beside those of stages. They
+    /// are known once every stage has taken a microbatch.
+    fn observed_costs(&self, context: &ScheduleContext<'_>, kind: ScheduleKind) -> Option<Costs> {
+        let MeasuredFleet { fleet, .. } = self.measured.as_ref()?;
+        if kind != ScheduleKind::Ready || !fleet.times.is_empty() {
+            return None;
+        }
+        let stage_placement = &context.plan.stage_placement;
+        let is_known = |(stage, workers): (StageId, &[WorkerId])| {
+            workers
+                .first()
+                .is_some_and(|first| self.observed.microbatch_time(stage, *first).is_some())
+        };
+        let costs = self.costs(context).filter(|_| stage_placement.iter().all(is_known))?;
+        Some(self.observed.replace_costs(costs, stage_placement))
+    }
+
     /// The schedule of a step with this ending. The assignment of microbatches follows the
     /// observed times.
     pub(crate) fn schedule_of_step(
@@ -155,6 +175,12 @@ impl ScheduleState {
         microbatches: u32,
         ending: Ending,
     ) -> Result<Arc<Schedule>, BossManError> {
+        let kind = context.requested.or(self.chosen).unwrap_or_default();
+        let observed_costs = self.observed_costs(context, kind);
+        if observed_costs.is_some() && !self.made_with_observed {
+            self.cache.clear();
+        }
+        self.made_with_observed = observed_costs.is_some();
         let cached = self.cache.get(&(microbatches, ending));
         let now = cached.map(|schedule| &schedule.microbatch_assignment);
         let microbatch_assignment = self.microbatch_assignment(context, microbatches, now);
@@ -173,10 +199,10 @@ impl ScheduleState {
                 let bytes = fleet.bytes(context.graph, plan, sizes, &context.optimizer);
                 (self.costs(context), fleet.room(plan, &bytes))
             }
-            _ => (None, None),
+            _ => (observed_costs, None),
         };
         let schedule = Arc::new(plan.schedule_for(&Terms {
-            kind: context.requested.or(self.chosen).unwrap_or_default(),
+            kind,
             microbatches,
             ending,
             reduction: context.reduction,
@@ -186,5 +212,70 @@ impl ScheduleState {
         })?);
         self.cache.insert((microbatches, ending), schedule.clone());
         Ok(schedule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::user_settings::Settings;
+    use layerspec::Bindings;
+    use pipeline::effect::Micros;
+    use pipeline::schedule::{Action, Link, Order};
+    use pipeline::{Cuts, Fleet, Placement};
+
+    #[test]
+    fn a_named_ready_counts_the_links_once_it_knows_the_times_of_stages() {
+        let text = format!(
+            "inputs: {{x: [batch, 4]}}\nlayers:\n{}",
+            "  - Linear: {in_features: 4, out_features: 4}\n".repeat(4)
+        );
+        let graph = LayerGraph::from_yaml(&text, "model.yaml").expect("a good model");
+        let plan = Plan::new(&graph, &Cuts::Auto, 4, Placement::Plain).expect("four stages");
+        let settings = Settings::default().parallel;
+        let context = ScheduleContext {
+            graph: &graph,
+            plan: &plan,
+            settings: &settings,
+            requested: Some(ScheduleKind::Ready),
+            reduction: Reduction::default(),
+            optimizer: OptimizerSpec::adam(0.001),
+        };
+        let link = Link { latency: 3_000_000, per_byte: 0.0 };
+        let microbatch =
+            MicrobatchSizes { sizes: Bindings::new().with("batch", 1), target_bytes: None };
+        let fleet = Fleet { link, ..Fleet::default() };
+        let mut state = ScheduleState {
+            measured: Some(MeasuredFleet { fleet, microbatch }),
+            ..ScheduleState::default()
+        };
+        let in_flight = |state: &mut ScheduleState| {
+            let schedule = state.schedule_of_step(&context, 16, Ending::Step).expect("it fits");
+            match &schedule.order {
+                Order::Ready { in_flight, .. } => in_flight.clone(),
+                Order::Listed => panic!("`ready` has no list"),
+            }
+        };
+        assert_eq!(in_flight(&mut state), [4, 3, 2, 1], "as if links were free");
+        let span = |stage: u16, action: Action, start: u64| WorkerSpan {
+            worker: WorkerId(stage),
+            action,
+            start: Micros(start),
+            end: Micros(start + 1000),
+        };
+        let spans = |of: u16| {
+            let (stage, microbatch) = (StageId(of), 0);
+            [
+                span(of, Action::Forward { stage, microbatch }, 0),
+                span(of, Action::BackwardInput { stage, microbatch }, 1000),
+                span(of, Action::BackwardWeight { stage, microbatch }, 2000),
+            ]
+        };
+        let known: Vec<_> = (0..4).flat_map(spans).collect();
+        state.observed.record_step(&known[..9], Duration::from_millis(3));
+        assert_eq!(in_flight(&mut state), [4, 3, 2, 1], "the last stage is not known");
+        state.observed.record_step(&known[9..], Duration::from_millis(3));
+        // A hop there and back takes as long as two microbatches.
+        assert_eq!(in_flight(&mut state), [10, 7, 4, 1]);
     }
 }

@@ -16,6 +16,7 @@ use crate::schedule::{
 };
 use layerspec::{human, Bindings, LayerGraph, Producer};
 use std::fmt;
+use std::ops::RangeInclusive;
 
 /// The training job and the choices that are open.
 #[derive(Clone, Debug)]
@@ -39,7 +40,8 @@ pub struct SearchSpace {
     pub reduction: Reduction,
     /// The optimizer, which determines the memory of its state.
     pub optimizer: OptimizerSpec,
-    /// The number of stages on a worker in GPipe. `None` is one.
+    /// The number of stages on a worker in GPipe, interleaved 1F1B and `ready`. If it is `None`,
+    /// GPipe has one, and the others try several.
     pub chunks: Option<u16>,
     /// The kinds that may be taken. If empty, all.
     pub kinds: Vec<ScheduleKind>,
@@ -94,10 +96,9 @@ pub fn choose(graph: &LayerGraph, fleet: &Fleet, space: &SearchSpace) -> Result<
     let alone = [WorkerGroups::from(fleet.workers())];
     let worker_groups =
         if space.worker_groups.is_empty() { &alone[..] } else { &space.worker_groups };
-    let schedules = schedules(space);
-    let all = worker_groups
-        .iter()
-        .flat_map(|groups| schedules.iter().map(move |schedule| (groups, *schedule)));
+    let all = worker_groups.iter().flat_map(|groups| {
+        schedules(space, groups.len()).into_iter().map(move |schedule| (groups, schedule))
+    });
     for (worker_groups, (kind, placement)) in all {
         match candidate(graph, fleet, space, worker_groups, (kind, placement)) {
             Ok(candidate) => candidates.push(candidate),
@@ -123,30 +124,35 @@ impl Choice {
     }
 }
 
-/// Kinds with their placements, the simplest first.
-fn schedules(space: &SearchSpace) -> Vec<(ScheduleKind, Placement)> {
+/// Kinds with their placements on `places` places, the simplest first.
+fn schedules(space: &SearchSpace, places: usize) -> Vec<(ScheduleKind, Placement)> {
     let mut schedules = Vec::new();
+    // A list of cuts sets the number of stages, which may be more than is tried otherwise.
+    let named = match &space.cuts {
+        Cuts::At(names) => u16::try_from((names.len() + 1) / places.max(1)).ok(),
+        Cuts::Auto => None,
+    };
+    let interleaved = |tried: RangeInclusive<u16>| {
+        let more = named.filter(|chunks| chunks > tried.end());
+        tried.chain(more).map(|chunks| Placement::Interleaved { chunks })
+    };
     for (_, kind) in ScheduleKind::NAMES {
         if !space.kinds.is_empty() && !space.kinds.contains(&kind) {
             continue;
         }
-        match kind {
-            ScheduleKind::Interleaved => {
-                schedules.extend(
-                    (2..=MOST_CHUNKS).map(|chunks| (kind, Placement::Interleaved { chunks })),
-                );
+        let placements: Vec<Placement> = match kind {
+            ScheduleKind::Ready if space.chunks == Some(1) => vec![Placement::Plain],
+            ScheduleKind::Interleaved | ScheduleKind::Ready if space.chunks.is_some() => {
+                space.chunks.map(|chunks| Placement::Interleaved { chunks }).into_iter().collect()
             }
+            ScheduleKind::Interleaved => interleaved(2..=MOST_CHUNKS).collect(),
             ScheduleKind::Ready => {
-                let several = [Placement::Interleaved { chunks: 2 }, Placement::V];
-                schedules.extend(
-                    [Placement::Plain]
-                        .into_iter()
-                        .chain(several)
-                        .map(|placement| (kind, placement)),
-                );
+                let several = interleaved(2..=2);
+                [Placement::Plain].into_iter().chain(several).chain([Placement::V]).collect()
             }
-            _ => schedules.push((kind, Placement::of(kind, space.chunks))),
-        }
+            _ => vec![Placement::of(kind, space.chunks)],
+        };
+        schedules.extend(placements.into_iter().map(|placement| (kind, placement)));
     }
     schedules
 }

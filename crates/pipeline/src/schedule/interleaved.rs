@@ -9,33 +9,30 @@
 //!
 //! The waits at both ends are those of 1F1B divided by the number of stages on a worker. This is
 //! Megatron-LM's construction. If the number of workers does not divide that of the microbatches,
-//! the last group is smaller, or the lists of greedy workers are used if those are shorter.
+//! the lists are those of full groups without the missing microbatches. If one larger group needs
+//! no more memory, or the lists of greedy workers are shorter, these are taken.
 
-use super::list::shortest;
-use super::player::play;
+use super::list::{shorter, shortest, timed};
 use super::work::Work;
-use super::{Action, Costs, Layout, Order, Picker};
+use super::{Action, Costs, Layout};
 use crate::ids::{StageId, WorkerId};
 
 /// The passes of all workers.
 pub(super) fn actions(work: &Work<'_>, costs: &Costs) -> Vec<Vec<Action>> {
     let Work { layout, microbatches, .. } = *work;
-    let workers = (0..layout.workers() as u16).map(|w| worker(layout, WorkerId(w), microbatches));
-    let built: Vec<_> = workers.collect();
-    if microbatches.is_multiple_of(layout.workers().max(1) as u32) {
-        return built;
+    let workers = layout.workers().max(1) as u32;
+    let full = in_groups(layout, workers, microbatches);
+    if microbatches.is_multiple_of(workers) {
+        return full;
     }
-    let pickers = built
-        .iter()
-        .map(|list| Picker::new(list, &Order::Listed, &work.microbatch_order(), |_| true))
-        .collect();
-    let built_end = play(work, pickers, costs).map_or(u64::MAX, |timeline| timeline.end());
-    let (greedy, greedy_end) = shortest(work, costs, false, most(layout, WorkerId(0)));
-    if greedy_end < built_end {
-        greedy
+    let full = timed(work, costs, full);
+    let passes = u64::from(microbatches) * layout.stages_of(WorkerId(0)).count() as u64;
+    let best = if microbatches > workers && passes <= most(layout, WorkerId(0)).into() {
+        shorter(full, timed(work, costs, in_groups(layout, microbatches, microbatches)))
     } else {
-        built
-    }
+        full
+    };
+    shorter(best, shortest(work, costs, false, most(layout, WorkerId(0)))).0
 }
 
 /// The passes of greedy workers, for stages with different numbers of replicas.
@@ -50,18 +47,32 @@ fn most(layout: &Layout, worker: WorkerId) -> u32 {
     2 * (workers - 1 - u32::from(worker.0)) + (chunks - 1) * workers + 1
 }
 
-fn worker(layout: &Layout, worker: WorkerId, microbatches: u32) -> Vec<Action> {
-    let workers = layout.workers() as u32;
+/// The passes of all workers, in groups of `group` microbatches. Microbatches that the last group
+/// lacks are left out of its lists, so the order of the others does not change.
+fn in_groups(layout: &Layout, group: u32, microbatches: u32) -> Vec<Vec<Action>> {
+    (0..layout.workers() as u16)
+        .map(|worker| {
+            let mut list = in_full_groups(layout, WorkerId(worker), group, microbatches);
+            list.retain(|action| action.microbatch().is_some_and(|m| m < microbatches));
+            list
+        })
+        .collect()
+}
+
+/// The passes of a worker. The last group is filled up with microbatches that the batch lacks.
+fn in_full_groups(layout: &Layout, worker: WorkerId, group: u32, microbatches: u32) -> Vec<Action> {
     let stages: Vec<StageId> = layout.stages_of(worker).collect();
-    let groups = |stages: Vec<StageId>| {
-        (0..microbatches).step_by(workers.max(1) as usize).flat_map(move |first| {
-            let group = first..microbatches.min(first + workers);
+    let passes = |stages: Vec<StageId>| {
+        (0..microbatches).step_by(group.max(1) as usize).flat_map(move |first| {
+            let group = first..first.saturating_add(group);
             stages.clone().into_iter().flat_map(move |stage| group.clone().map(move |m| (stage, m)))
         })
     };
-    let forward: Vec<_> = groups(stages.clone()).collect();
-    let backward = groups(stages.iter().rev().copied().collect());
-    let ahead = (most(layout, worker) as usize).min(forward.len());
+    let forward: Vec<_> = passes(stages.clone()).collect();
+    let backward = passes(stages.iter().rev().copied().collect());
+    let larger =
+        group.saturating_sub(layout.workers() as u32) as usize * stages.len().saturating_sub(1);
+    let ahead = (most(layout, worker) as usize + larger).min(forward.len());
     let make = |(stage, microbatch): &(StageId, u32)| Action::Forward {
         stage: *stage,
         microbatch: *microbatch,

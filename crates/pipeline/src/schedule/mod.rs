@@ -139,6 +139,9 @@ impl Schedule {
             ScheduleKind::Ready => {
                 (work.passes(true), ready::order(&work, &costs, terms.room.as_deref()))
             }
+            ScheduleKind::GPipe if lanes(&work, &costs).is_none() => {
+                (gpipe::of_unequal(&work, terms.costs.as_ref()), Order::Listed)
+            }
             _ => (listed(kind, &work, &costs), Order::Listed),
         };
         if order != Order::Listed
@@ -200,7 +203,8 @@ fn of_kind(
         ScheduleKind::OneFOneB => one_f_one_b::of_unequal(work, costs),
         ScheduleKind::Interleaved if is_pipeline => interleaved::actions(work, costs),
         ScheduleKind::Interleaved => interleaved::of_unequal(work, costs),
-        ScheduleKind::ZbH1 => zb_h1::actions(work, costs),
+        ScheduleKind::ZbH1 if is_pipeline => zb_h1::actions(work, costs),
+        ScheduleKind::ZbH1 => zb_h1::of_unequal(work, costs),
         ScheduleKind::ZbV => zb_v::actions(work, costs),
         ScheduleKind::GPipe => gpipe::actions(work),
         // Its order is free, so any list will do.

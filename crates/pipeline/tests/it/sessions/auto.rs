@@ -83,6 +83,14 @@ fn named_cuts_leave_the_placements_that_they_fit() {
     };
     assert!(placements(at(&["4"])).iter().all(|p| *p == Placement::Plain));
     assert!(placements(at(&["2", "4", "6"])).iter().all(|p| p.chunks() == 2));
+    // Three stages on each worker, and with one worker eight.
+    let six = chosen(&fleet(2), &SearchSpace { cuts: at(&["1", "2", "4", "5", "6"]), ..space() });
+    let kinds: Vec<_> = six.candidates.iter().map(|c| (c.kind, c.placement.chunks())).collect();
+    assert!(kinds.contains(&(ScheduleKind::Ready, 3)), "{kinds:?}");
+    assert!(kinds.contains(&(ScheduleKind::Interleaved, 3)), "{kinds:?}");
+    let eight = at(&["1", "2", "3", "4", "5", "6", "7"]);
+    let eight = chosen(&fleet(1), &SearchSpace { cuts: eight, ..space() });
+    assert!(eight.candidates.iter().any(|c| c.kind == ScheduleKind::Interleaved));
     let table = chosen(&fleet(2), &SearchSpace { cuts: at(&["4"]), ..space() }).to_string();
     assert!(
         table.contains(
@@ -95,6 +103,19 @@ fn named_cuts_leave_the_placements_that_they_fit() {
     let expected = "the cuts make 3 stages but a pipeline of 2 workers with one stage a worker \
                     takes 2; name 1 layers, or none to have them chosen";
     assert_eq!(error, expected);
+}
+
+#[test]
+fn a_number_of_stages_on_a_worker_is_the_only_one_tried() {
+    let placements = |kind, chunks| {
+        let kinds = vec![kind];
+        let space = SearchSpace { chunks: Some(chunks), kinds, ..space() };
+        chosen(&fleet(2), &space).candidates.into_iter().map(|c| c.placement).collect::<Vec<_>>()
+    };
+    for kind in [ScheduleKind::GPipe, ScheduleKind::Interleaved, ScheduleKind::Ready] {
+        assert_eq!(placements(kind, 3), [Placement::Interleaved { chunks: 3 }], "{kind}");
+    }
+    assert_eq!(placements(ScheduleKind::Ready, 1), [Placement::Plain]);
 }
 
 #[test]

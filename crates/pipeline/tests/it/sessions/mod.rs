@@ -2,6 +2,7 @@
 
 mod auto;
 mod boss;
+mod bubbles;
 mod collective;
 mod compressed;
 mod evaluation;

@@ -15,13 +15,13 @@ const KINDS: [ScheduleKind; 6] = [GPipe, OneFOneB, Interleaved, ZbH1, ZbV, Ready
 
 /// A chain of stages, placed as the kind requires; two for each worker if the kind allows any
 /// number.
-fn layout(kind: ScheduleKind, workers: u16) -> Layout {
+pub(super) fn layout(kind: ScheduleKind, workers: u16) -> Layout {
     Layout::chain(
         Placement::of(kind, None).stage_placement(&WorkerGroups::from(usize::from(workers))),
     )
 }
 
-fn schedule(kind: ScheduleKind, workers: u16, microbatches: u32) -> Schedule {
+pub(super) fn schedule(kind: ScheduleKind, workers: u16, microbatches: u32) -> Schedule {
     Schedule::new(&layout(kind, workers), &Terms::new(kind, microbatches))
         .expect("a placement that fits")
 }
@@ -30,7 +30,7 @@ fn unit(schedule: &Schedule) -> Costs {
     Costs::unit(schedule.layout.stages())
 }
 
-fn played(schedule: &Schedule, costs: &Costs) -> Timeline {
+pub(super) fn played(schedule: &Schedule, costs: &Costs) -> Timeline {
     timeline(schedule, costs).expect("no deadlock")
 }
 
@@ -152,7 +152,7 @@ fn several_stages_on_a_worker_are_told_apart_in_a_picture() {
 
 /// Every kind for up to 6 workers and 17 microbatches. Kinds that allow any number of stages for
 /// each worker have several.
-fn all() -> impl Iterator<Item = Schedule> {
+pub(super) fn all() -> impl Iterator<Item = Schedule> {
     let chunks = |kind| match kind {
         Interleaved => 2..=4,
         GPipe => 1..=2,
@@ -171,7 +171,7 @@ fn all() -> impl Iterator<Item = Schedule> {
     })
 }
 
-fn name(schedule: &Schedule) -> String {
+pub(super) fn name(schedule: &Schedule) -> String {
     let layout = &schedule.layout;
     let (stages, workers) = (layout.stages(), layout.workers());
     format!(
@@ -275,80 +275,6 @@ fn memory_is_that_of_the_papers() {
                 assert!(of(s) <= held[s.0 as usize] as usize, "{}", name(&schedule));
             }),
         }
-    }
-}
-
-#[test]
-fn the_bubble_is_the_textbooks() {
-    for schedule in all() {
-        let layout = &schedule.layout;
-        let (workers, chunks) =
-            (layout.workers() as u64, (layout.stages() / layout.workers()) as u64);
-        let microbatches = u64::from(schedule.microbatches);
-        let unit = StageTimes {
-            forward: 2,
-            backward: 4,
-            backward_input: 2,
-            backward_weight: 2,
-            optim_step: 0,
-        };
-        let end = played(&schedule, &Costs::of_stages(vec![unit; layout.stages()])).end();
-        let work = 6 * microbatches * chunks;
-        let what = name(&schedule);
-        match schedule.kind {
-            // Breadth first, as long as there are enough to fill the pipeline.
-            GPipe if chunks > 1 && microbatches < workers => {
-                assert!(end <= work + 6 * (workers * chunks - 1), "{what}: {end}");
-            }
-            GPipe | OneFOneB => assert_eq!(end, work + 6 * (workers - 1), "{what}"),
-            // Only if the groups are full.
-            Interleaved if microbatches % workers == 0 => {
-                assert_eq!(end, work + 6 * (workers - 1), "{what}")
-            }
-            Interleaved => assert!(end <= work + 6 * (workers * chunks + 1), "{what}: {end}"),
-            // (p - 1)(F + I - W), and a little more if there are few microbatches to fill the
-            // waits.
-            ZbH1 if microbatches >= workers => assert!(end <= work + 3 * workers, "{what}: {end}"),
-            ZbV if microbatches >= 2 * workers => {
-                assert!(end <= work + 3 * workers, "{what}: {end} for {work}")
-            }
-            ZbH1 | ZbV | Ready => {
-                assert!(end <= work + 6 * (workers * chunks - 1), "{what}: {end}")
-            }
-        }
-    }
-}
-
-#[test]
-fn splitting_backward_shortens_the_step() {
-    let end = |kind, workers, microbatches| {
-        let schedule = schedule(kind, workers, microbatches);
-        // A stage of two on a worker has half its layers.
-        let halves = 2 / (schedule.layout.stages() as u64 / u64::from(workers));
-        let times = StageTimes {
-            forward: halves,
-            backward: 2 * halves,
-            backward_input: halves,
-            backward_weight: halves,
-            optim_step: 0,
-        };
-        played(&schedule, &Costs::of_stages(vec![times; schedule.layout.stages()])).end()
-    };
-    for (workers, microbatches) in [(2, 4), (2, 8), (4, 8), (4, 16), (6, 17)] {
-        let (plain, h1, v) = (
-            end(OneFOneB, workers, microbatches),
-            end(ZbH1, workers, microbatches),
-            end(ZbV, workers, microbatches),
-        );
-        assert!(
-            h1 < plain && v < h1,
-            "{workers} workers, {microbatches} microbatches: {plain}, {h1}, {v}"
-        );
-        let interleaved = end(Interleaved, workers, microbatches);
-        assert!(
-            interleaved < plain || microbatches % u32::from(workers) > 0,
-            "{workers}, {microbatches}: {interleaved}"
-        );
     }
 }
 
