@@ -83,7 +83,7 @@ pub enum PlanError {
 
 impl Plan {
     /// Cuts a model into stages for a number of workers, or for groups of workers with the same
-    /// stages. Automatic cuts are balanced by FLOPs.
+    /// stages. Automatic cuts are balanced by FLOPs, shared by the replicas of a stage.
     pub fn new(
         graph: &LayerGraph,
         cuts: &Cuts,
@@ -106,7 +106,7 @@ impl Plan {
         let starts = match cuts {
             Cuts::Auto => {
                 let stage_placement = placement.stage_placement(&worker_groups);
-                let work = vec![flops(graph); stage_placement.stages()];
+                let work = flops_of_replicas(graph, &stage_placement);
                 automatic(graph, &work, &stage_placement, memory)?
             }
             Cuts::At(names) => named(graph, names, worker_groups.len(), placement)?,
@@ -342,6 +342,16 @@ fn flops(graph: &LayerGraph) -> Vec<u64> {
     let one_sample = one_sample(graph);
     let flops = |layer: &Layer| graph.cost(layer.id, &one_sample).map_or(0, |cost| cost.flops);
     graph.layers().iter().map(flops).collect()
+}
+
+/// The FLOPs of each layer on each stage for one replica. Replicas share the microbatches. If all
+/// stages have as many replicas, they are those of one.
+fn flops_of_replicas(graph: &LayerGraph, stage_placement: &StagePlacement) -> Vec<Vec<u64>> {
+    let flops = flops(graph);
+    let replicas: Vec<u64> = stage_placement.iter().map(|(_, w)| w.len().max(1) as u64).collect();
+    let most = replicas.iter().copied().max().unwrap_or(1);
+    let share = |replicas: u64| flops.iter().map(|all| all.saturating_mul(most) / replicas);
+    replicas.into_iter().map(|replicas| share(replicas).collect()).collect()
 }
 
 /// The first layers of stages that are balanced by the work of each layer on each stage.

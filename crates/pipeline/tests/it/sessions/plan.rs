@@ -4,7 +4,7 @@
 use layerspec::{LayerGraph, ValueId};
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::plan::{StageInput, StageSpec};
-use pipeline::replicas::StagePlacement;
+use pipeline::replicas::{StagePlacement, WorkerGroups};
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use std::path::Path;
 use testkit::assert_golden;
@@ -138,6 +138,25 @@ fn a_cut_that_cannot_be_is_refused() {
         text += &format!("{what}\n  {error}\n");
     }
     assert_golden!("plan-errors.txt", &text);
+}
+
+#[test]
+fn a_stage_with_more_replicas_gets_more_layers() {
+    let layer = "{Linear: {in_features: 64, out_features: 64}}";
+    let text = format!("inputs: {{x: [batch, 64]}}\nlayers: [{}]\n", [layer; 6].join(", "));
+    let graph = graph(&text);
+    for (replicas, layers) in [
+        (&[1, 1][..], &[3, 3][..]),
+        (&[2, 2], &[3, 3]),
+        (&[1, 2], &[2, 4]),
+        (&[2, 1], &[4, 2]),
+        (&[1, 4, 1], &[1, 4, 1]),
+    ] {
+        let plan = Plan::new(&graph, &Cuts::Auto, WorkerGroups::of(replicas), Placement::Plain);
+        let stages = plan.expect("a good cut").stages;
+        let found: Vec<usize> = stages.iter().map(|stage| stage.layers.len()).collect();
+        assert_eq!(found, layers, "{replicas:?}");
+    }
 }
 
 #[test]
