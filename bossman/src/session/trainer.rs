@@ -216,7 +216,7 @@ impl Trainer {
 
     /// Lets workers join and leave from now on.
     pub(crate) fn open_pool(&mut self) {
-        self.strategy.open_pool();
+        self.strategy.open_pool(&self.plan);
         // The choice is for workers that stay.
         self.nccl = NcclLink::default();
     }

@@ -6,7 +6,8 @@ use layerspec::LayerGraph;
 use pipeline::message::Reduction;
 use pipeline::replicas::BucketBytes;
 use pipeline::schedule::Ending;
-use pipeline::ScheduleKind;
+use pipeline::{Plan, ScheduleKind};
+use std::collections::BTreeSet;
 
 /// The bytes of a bucket of compressed gradients. Compression implies a slow network. It should
 /// start to send early, and an extra message costs little.
@@ -49,10 +50,16 @@ impl Strategy {
         }
     }
 
-    /// Changes the strategy to that of a pool. Layers are not measured, because that would have to
-    /// be repeated with every worker that joins. So the default schedule is 1F1B.
-    pub(crate) fn open_pool(&mut self) {
-        self.schedule.get_or_insert(ScheduleKind::OneFOneB);
+    /// Changes the strategy to that of a pool with this plan. Layers are not measured, because that
+    /// would have to be repeated with every worker that joins. So the default schedule is 1F1B, or
+    /// interleaved 1F1B if a list of cuts gives a worker several stages.
+    pub(crate) fn open_pool(&mut self, plan: &Plan) {
+        let groups = plan.stage_placement.iter().map(|(_, workers)| workers);
+        let has_several = groups.collect::<BTreeSet<_>>().len() < plan.stages.len();
+        self.schedule.get_or_insert(match has_several {
+            true => ScheduleKind::Interleaved,
+            false => ScheduleKind::OneFOneB,
+        });
         self.is_pool = true;
     }
 
@@ -88,5 +95,41 @@ fn reduction(parallel: &ParallelSettings) -> Reduction {
         (Some(_), Some(compress)) => Reduction::Compressed(compress),
         (Some(_), None) if parallel.fast_reduction => Reduction::Fast,
         (Some(_), None) => Reduction::Tree,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pipeline::replicas::Replicas;
+    use pipeline::room::CutMemory;
+    use pipeline::schedule::Terms;
+    use pipeline::Cuts;
+
+    #[test]
+    fn a_pool_has_a_schedule_for_its_cuts() {
+        let text = format!(
+            "inputs: {{x: [batch, 4]}}\nlayers:\n{}",
+            "  - Linear: {in_features: 4, out_features: 4}\n".repeat(6)
+        );
+        let graph = LayerGraph::from_yaml(&text, "model.yaml").expect("a good model");
+        for (replicas, names, expected) in [
+            (&[2][..], &[][..], ScheduleKind::OneFOneB),
+            (&[2], &["3"], ScheduleKind::Interleaved),
+            (&[1, 1], &["3"], ScheduleKind::OneFOneB),
+            (&[1, 1], &["1", "3", "4"], ScheduleKind::Interleaved),
+        ] {
+            let mut settings = Settings::default();
+            settings.parallel.cuts = Cuts::At(names.iter().map(ToString::to_string).collect());
+            settings.parallel.replicas = Some(Replicas::Of(replicas.to_vec()));
+            let plan = settings.parallel.plan(&graph, 2, &CutMemory::default());
+            let plan = plan.expect("a good cut");
+            let mut strategy = Strategy::new(&settings, &graph, 2);
+            strategy.open_pool(&plan);
+            let kind = strategy.schedule.expect("a schedule");
+            assert_eq!(kind, expected, "{replicas:?} {names:?}");
+            let terms = Terms { reduction: Reduction::Tree, ..Terms::new(kind, 4) };
+            plan.schedule_for(&terms).expect("it goes with the stages");
+        }
     }
 }

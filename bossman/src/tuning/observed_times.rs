@@ -11,6 +11,8 @@ use std::time::Duration;
 /// The number of newest actions of each kind that count, and of steps.
 const ACTION_WINDOW: usize = 64;
 const STEP_WINDOW: usize = 8;
+/// The number of steps after which times are typical.
+const TYPICAL_STEPS: usize = 3;
 /// An hour: durations come from other machines, and are added up.
 const MAX_ACTION_MICROS: u64 = 3_600_000_000;
 
@@ -66,10 +68,28 @@ impl ObservedTimes {
     }
 
     /// The costs with observed times in place of measured or unknown ones.
-    pub(crate) fn replace_costs(
+    pub(crate) fn replace_costs(&self, costs: Costs, stage_placement: &StagePlacement) -> Costs {
+        self.replace(costs, stage_placement, mean)
+    }
+
+    /// The costs with typical times. The first pass, which may be slow, does not count.
+    pub(crate) fn typical_costs(&self, costs: Costs, stage_placement: &StagePlacement) -> Costs {
+        self.replace(costs, stage_placement, median)
+    }
+
+    /// Whether the typical times of all stages are known.
+    pub(crate) fn knows_typical(&self, stage_placement: &StagePlacement) -> bool {
+        let is_known = |(stage, workers): (StageId, &[WorkerId])| {
+            workers.first().is_some_and(|first| self.microbatch_time(stage, *first).is_some())
+        };
+        self.overheads.len() >= TYPICAL_STEPS && stage_placement.iter().all(is_known)
+    }
+
+    fn replace(
         &self,
         mut costs: Costs,
         stage_placement: &StagePlacement,
+        of: fn(&VecDeque<u64>) -> u64,
     ) -> Costs {
         for ((stage, worker, kind), durations) in &self.actions {
             let times = match stage_placement.first(*stage) == Some(*worker) {
@@ -86,7 +106,7 @@ impl ObservedTimes {
                 // It is predicted by the optimizer step's time.
                 Kind::Reduce => continue,
             };
-            *place = mean(durations);
+            *place = of(durations);
         }
         costs
     }

@@ -9,10 +9,12 @@ use crate::BossManError;
 use layerspec::{human, LayerGraph};
 use pipeline::auto::Choice;
 use pipeline::effect::WorkerSpan;
-use pipeline::ids::{StageId, WorkerId};
+use pipeline::ids::WorkerId;
 use pipeline::message::{LinkReport, Reduction};
 use pipeline::replicas::MicrobatchAssignment;
-use pipeline::schedule::{picture, timeline, Costs, Ending, Interval, Schedule, Terms, Timeline};
+use pipeline::schedule::{
+    picture, timeline, Costs, Ending, Interval, Order, Schedule, Terms, Timeline,
+};
 use pipeline::{OptimizerSpec, Plan, ScheduleKind};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -149,22 +151,15 @@ impl ScheduleState {
         Some(fleet.costs(context.graph, context.plan, sizes, *target_bytes))
     }
 
-    /// The costs for `ready` if links were measured, but no layers, as with a named schedule. The
-    /// number of microbatches in flight depends on the times of links beside those of stages. They
-    /// are known once every stage has taken a microbatch.
-    fn observed_costs(&self, context: &ScheduleContext<'_>, kind: ScheduleKind) -> Option<Costs> {
-        let MeasuredFleet { fleet, .. } = self.measured.as_ref()?;
-        if kind != ScheduleKind::Ready || !fleet.times.is_empty() {
-            return None;
-        }
-        let stage_placement = &context.plan.stage_placement;
-        let is_known = |(stage, workers): (StageId, &[WorkerId])| {
-            workers
-                .first()
-                .is_some_and(|first| self.observed.microbatch_time(stage, *first).is_some())
-        };
-        let costs = self.costs(context).filter(|_| stage_placement.iter().all(is_known))?;
-        Some(self.observed.replace_costs(costs, stage_placement))
+    /// Whether observed times take the place of those of layers: for `ready`, if links were measured
+    /// and layers were not, as with a named schedule. The number of microbatches in flight depends
+    /// on the times of links beside those of stages. After a shortage of memory it does not grow.
+    fn relies_on_observed(&self, context: &ScheduleContext<'_>, kind: ScheduleKind) -> bool {
+        let measured_links = self.measured.as_ref().is_some_and(|m| m.fleet.times.is_empty());
+        kind == ScheduleKind::Ready
+            && measured_links
+            && context.settings.shortages == 0
+            && self.observed.knows_typical(&context.plan.stage_placement)
     }
 
     /// The schedule of a step with this ending. The assignment of microbatches follows the
@@ -176,11 +171,11 @@ impl ScheduleState {
         ending: Ending,
     ) -> Result<Arc<Schedule>, BossManError> {
         let kind = context.requested.or(self.chosen).unwrap_or_default();
-        let observed_costs = self.observed_costs(context, kind);
-        if observed_costs.is_some() && !self.made_with_observed {
+        let relies_on_observed = self.relies_on_observed(context, kind);
+        if relies_on_observed && !self.made_with_observed {
             self.cache.clear();
         }
-        self.made_with_observed = observed_costs.is_some();
+        self.made_with_observed = relies_on_observed;
         let cached = self.cache.get(&(microbatches, ending));
         let now = cached.map(|schedule| &schedule.microbatch_assignment);
         let microbatch_assignment = self.microbatch_assignment(context, microbatches, now);
@@ -193,25 +188,40 @@ impl ScheduleState {
             return Ok(cached.clone());
         }
         let plan = context.plan;
-        let (costs, room) = match &self.measured {
-            Some(MeasuredFleet { fleet, microbatch }) if !fleet.times.is_empty() => {
-                let sizes = &microbatch.sizes;
-                let bytes = fleet.bytes(context.graph, plan, sizes, &context.optimizer);
-                (self.costs(context), fleet.room(plan, &bytes))
-            }
-            _ => (observed_costs, None),
-        };
-        let schedule = Arc::new(plan.schedule_for(&Terms {
-            kind,
-            microbatches,
+        let mut terms = Terms {
             ending,
             reduction: context.reduction,
             microbatch_assignment,
-            costs,
-            room,
-        })?);
+            ..Terms::new(kind, microbatches)
+        };
+        match &self.measured {
+            Some(MeasuredFleet { fleet, microbatch }) if !fleet.times.is_empty() => {
+                let sizes = &microbatch.sizes;
+                let bytes = fleet.bytes(context.graph, plan, sizes, &context.optimizer);
+                (terms.costs, terms.room) = (self.costs(context), fleet.room(plan, &bytes));
+            }
+            _ if relies_on_observed => {
+                terms.room = twice_in_flight(&plan.schedule_for(&terms)?.order);
+                let costs = self.costs(context);
+                let placement = &plan.stage_placement;
+                terms.costs = costs.map(|costs| self.observed.typical_costs(costs, placement));
+            }
+            _ => {}
+        }
+        let schedule = Arc::new(plan.schedule_for(&terms)?);
         self.cache.insert((microbatches, ending), schedule.clone());
         Ok(schedule)
+    }
+}
+
+/// The most microbatches of each stage in flight while their memory is not known: twice as many as
+/// if links were free.
+fn twice_in_flight(with_free_links: &Order) -> Option<Vec<u32>> {
+    match with_free_links {
+        Order::Ready { in_flight, .. } => {
+            Some(in_flight.iter().map(|of_stage| of_stage.saturating_mul(2)).collect())
+        }
+        Order::Listed => None,
     }
 }
 
@@ -221,7 +231,8 @@ mod tests {
     use crate::settings::user_settings::Settings;
     use layerspec::Bindings;
     use pipeline::effect::Micros;
-    use pipeline::schedule::{Action, Link, Order};
+    use pipeline::ids::StageId;
+    use pipeline::schedule::{Action, Link};
     use pipeline::{Cuts, Fleet, Placement};
 
     #[test]
@@ -272,10 +283,25 @@ mod tests {
             ]
         };
         let known: Vec<_> = (0..4).flat_map(spans).collect();
-        state.observed.record_step(&known[..9], Duration::from_millis(3));
+        let step = Duration::from_millis(3);
+        // The first pass of a stage is slow.
+        let slow = Action::Forward { stage: StageId(0), microbatch: 0 };
+        state
+            .observed
+            .record_step(&[WorkerSpan { end: Micros(9_000_000), ..span(0, slow, 0) }], step);
+        for _ in 0..2 {
+            state.observed.record_step(&known[..9], step);
+        }
         assert_eq!(in_flight(&mut state), [4, 3, 2, 1], "the last stage is not known");
-        state.observed.record_step(&known[9..], Duration::from_millis(3));
-        // A hop there and back takes as long as two microbatches.
-        assert_eq!(in_flight(&mut state), [10, 7, 4, 1]);
+        state.observed.record_step(&known, step);
+        // A hop there and back takes as long as two microbatches. The first stage would have ten in
+        // flight, the second seven.
+        assert_eq!(in_flight(&mut state), [8, 6, 4, 1]);
+        let short = ParallelSettings { shortages: 1, ..settings.clone() };
+        let context = ScheduleContext { settings: &short, ..context };
+        state.cache.clear();
+        let schedule = state.schedule_of_step(&context, 16, Ending::Step).expect("it fits");
+        let Order::Ready { in_flight, .. } = &schedule.order else { panic!("`ready` has no list") };
+        assert_eq!(in_flight, &[4, 3, 2, 1], "memory ran short before");
     }
 }

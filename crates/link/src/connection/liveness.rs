@@ -49,13 +49,14 @@ pub(crate) async fn watch_liveness(shared: Arc<ConnectionShared>, limit: Silence
         }
         let stats = shared.quic.stats();
         let now = stats.udp_rx.datagrams;
+        let arrived = stats.frame_tx.stream.saturating_sub(stats.path.lost_packets);
         silent_checks = if now == received { silent_checks + 1 } else { 0 };
         received = now;
         shared.silent_checks.store(silent_checks, Ordering::Relaxed);
         if silent_checks >= limit.0 {
             break (DONE, SILENT);
         }
-        if stall.is_stuck(&shared.progress, stats.frame_tx.stream) {
+        if stall.is_stuck(&shared.progress, arrived) {
             break (PROTOCOL_VIOLATION, STALLED);
         }
     };

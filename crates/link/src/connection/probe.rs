@@ -20,9 +20,12 @@ const LAST_BURST: u32 = 4 << 20;
 const LAST_BURST_LOCAL: u32 = 1 << 20;
 /// No burst begins after this long.
 const MAX_DURATION: Duration = Duration::from_secs(1);
-/// A burst that takes this long beside the round trip is the last: it is exact enough, and the next
-/// one takes four times as long.
+/// A burst that takes this long, and several round trips, is the last: it is exact enough, and the
+/// next one takes four times as long.
 const LONG_BURST: Duration = Duration::from_millis(200);
+const LONG_BURST_TRIPS: u32 = 4;
+/// A path on which nothing else fits between the tensors is not measured, so that others are.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Bytes that are copied to measure the speed of memory.
 const COPY_BYTES: usize = 4 << 20;
 static ZEROS: [u8; FIRST_BURST as usize] = [0; FIRST_BURST as usize];
@@ -40,6 +43,7 @@ pub(crate) async fn measure(
         report = measure_now(shared, answers) => report,
         // The next path does not wait for answers that never come.
         _ = shared.quic.closed() => None,
+        () = tokio::time::sleep(TIME_LIMIT) => None,
     }
 }
 
@@ -100,11 +104,17 @@ async fn burst_rate(
         // The first byte and the answer each take half a round trip.
         let took = began.elapsed().saturating_sub(rtt).max(Duration::from_micros(1));
         best = best.max(f64::from(size) / took.as_secs_f64());
-        if size >= last || took > LONG_BURST || start.elapsed() > MAX_DURATION {
+        if size >= last || is_exact(took, rtt) || start.elapsed() > MAX_DURATION {
             return Some(best);
         }
         size *= 4;
     }
+}
+
+/// Whether a burst that took this long beside a round trip tells the speed. A short one tells how
+/// the congestion window opens, which takes a few round trips.
+fn is_exact(took: Duration, rtt: Duration) -> bool {
+    took > LONG_BURST.max(rtt * LONG_BURST_TRIPS)
 }
 
 /// Measures copying within memory, in bytes per second: a tensor in shared memory is copied once.
@@ -156,6 +166,20 @@ mod tests {
     use crate::connection::event::ConnectionEvent;
     use crate::{join, worker_endpoint, Identity, Listener, Transport, WorkerInfo};
     use std::net::Ipv4Addr;
+
+    #[test]
+    fn a_burst_that_only_opens_the_window_is_not_the_last() {
+        for (took, rtt, exact) in [
+            (100, 5, false),
+            (250, 5, true),
+            (300, 300, false),
+            (900, 300, false),
+            (1300, 300, true),
+        ] {
+            let [took, rtt] = [took, rtt].map(Duration::from_millis);
+            assert_eq!(is_exact(took, rtt), exact, "{took:?} and {rtt:?}");
+        }
+    }
 
     #[tokio::test]
     async fn a_path_is_measured_when_no_other_one_is() {

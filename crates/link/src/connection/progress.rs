@@ -56,22 +56,27 @@ impl Drop for PendingWrite<'_> {
 /// have stood still itself.
 ///
 /// A write makes no progress while what quinn has taken before goes out: on a slow line, longer
-/// than all checks. So the stream frames that quinn sends count as progress, too. It sends none to
-/// a peer that reads nothing, as soon as that peer's window is full.
+/// than all checks. So the stream frames that quinn sends count as progress, too, less the packets
+/// that are lost. It sends none to a peer that reads nothing, as soon as that peer's window is full,
+/// and to one that acknowledges nothing it sends lost ones again.
 #[derive(Default)]
 pub(crate) struct StallDetector {
-    progress: (u64, u64),
+    written: u64,
+    /// The most so far: what is sent again counts when it is sent, and is lost later.
+    arrived: u64,
     idle_checks: u32,
 }
 
 impl StallDetector {
-    /// Makes a check, with the number of stream frames that quinn has sent on this connection.
-    /// Returns whether the other end takes nothing any more.
-    pub(crate) fn is_stuck(&mut self, progress: &SendProgress, sent_frames: u64) -> bool {
-        let now = (progress.written.load(Ordering::Relaxed), sent_frames);
+    /// Makes a check, with the number of stream frames that quinn has sent on this connection, less
+    /// that of lost packets. Returns whether the other end takes nothing any more.
+    pub(crate) fn is_stuck(&mut self, progress: &SendProgress, arrived: u64) -> bool {
+        let written = progress.written.load(Ordering::Relaxed);
         let waits = progress.waiting.load(Ordering::Relaxed) > 0;
-        self.idle_checks = if waits && now == self.progress { self.idle_checks + 1 } else { 0 };
-        self.progress = now;
+        let is_idle = waits && written == self.written && arrived <= self.arrived;
+        self.idle_checks = if is_idle { self.idle_checks + 1 } else { 0 };
+        self.written = written;
+        self.arrived = self.arrived.max(arrived);
         self.idle_checks >= MAX_STALLED_CHECKS
     }
 }
@@ -101,6 +106,11 @@ mod tests {
             (0..MAX_STALLED_CHECKS).all(|_| !detector.is_stuck(&progress, 4))
                 && detector.is_stuck(&progress, 4)
         );
+        // Lost packets are sent again and again.
+        let mut detector = StallDetector { arrived: 4, written: 3, idle_checks: 0 };
+        let again = |check: u32| 3 + u64::from(check % 2);
+        assert!((1..MAX_STALLED_CHECKS).all(|n| !detector.is_stuck(&progress, again(n))));
+        assert!(detector.is_stuck(&progress, again(MAX_STALLED_CHECKS)));
         drop(waits);
         assert!(!detector.is_stuck(&progress, 4));
     }

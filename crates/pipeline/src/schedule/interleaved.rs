@@ -9,8 +9,9 @@
 //!
 //! The waits at both ends are those of 1F1B divided by the number of stages on a worker. This is
 //! Megatron-LM's construction. If the number of workers does not divide that of the microbatches,
-//! the lists are those of full groups without the missing microbatches. If one larger group needs
-//! no more memory, or the lists of greedy workers are shorter, these are taken.
+//! the lists are those of full groups without the missing microbatches. If in one larger group no
+//! worker has more in flight than the first one may, or the lists of greedy workers are shorter,
+//! these are taken.
 
 use super::list::{shorter, shortest, timed};
 use super::work::Work;
