@@ -146,6 +146,10 @@ async fn verify(checkpoints: &Checkpoints, only: Option<String>) -> Result<(), B
         Some(name) => vec![name],
         None => checkpoints.list().await?.into_iter().map(|listed| listed.name).collect(),
     };
+    if names.is_empty() {
+        let problem = format!("{}: there are no checkpoints", checkpoints.named());
+        return Err(BossManError::Usage(problem));
+    }
     let mut problems = Vec::new();
     for name in &names {
         let line = match checkpoints.verify(name).await {

@@ -163,10 +163,11 @@ pub(crate) fn until_interrupted<T>(
 }
 
 /// Runs work until its end. The first signal asks it to stop well, for which it has the time
-/// `grace`; a second one ends it at once. Returns the exit code of a signal, too.
+/// `grace`, or by default ten seconds after SIGTERM, and any time after Ctrl-C: who pressed it can
+/// press it again. A second signal ends it at once. Returns the exit code of a signal, too.
 pub(crate) fn until_stopped<T>(
     stop: &StopSignal,
-    grace: Duration,
+    grace: Option<Duration>,
     work: impl Future<Output = Result<T, BossManError>>,
 ) -> Result<(T, Option<u8>)> {
     let runtime = runtime()?;
@@ -193,7 +194,7 @@ pub(crate) fn until_stopped<T>(
 async fn follow(
     mut signals: Signals,
     stop: StopSignal,
-    grace: Duration,
+    grace: Option<Duration>,
     heard: Arc<OnceLock<u8>>,
     ends: oneshot::Sender<Interrupted>,
 ) {
@@ -201,12 +202,20 @@ async fn follow(
     let first = Instant::now();
     heard.set(code).ok();
     stop.stop();
-    let seconds = grace.as_secs_f64();
+    let limit = limit(grace, code);
+    let within = limit.map_or(String::new(), |limit| format!(" within {} s", limit.as_secs_f64()));
     output::warn(&format!(
-        "stopping after this step, within {seconds} s; press Ctrl-C again to end at once"
+        "stopping: this step is completed and what it made is saved{within}; press Ctrl-C again to \
+         end at once"
     ));
+    let late = async {
+        match limit {
+            Some(limit) => tokio::time::sleep(limit).await,
+            None => std::future::pending().await,
+        }
+    };
     let why = tokio::select! {
-        () = tokio::time::sleep(grace) => format!("it did not end within {seconds} s (--grace)"),
+        () = late => format!("it did not end{within} (--grace)"),
         () = signals.overruling(first) => "it ended at once".into(),
     };
     let text = format!("{why}, so what was not written by then is not saved");
@@ -216,9 +225,24 @@ async fn follow(
     exit_now(code);
 }
 
+/// The time that work has to stop well after the signal with this exit code. What sends SIGTERM
+/// often sends SIGKILL soon.
+fn limit(grace: Option<Duration>, code: u8) -> Option<Duration> {
+    grace.or((code != INTERRUPTED).then_some(Duration::from_secs(10)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ctrl_c_leaves_any_time_for_the_step_and_for_saving() {
+        let seconds = Duration::from_secs;
+        assert_eq!(limit(None, INTERRUPTED), None);
+        assert_eq!(limit(None, TERMINATED), Some(seconds(10)));
+        assert_eq!(limit(Some(seconds(0)), INTERRUPTED), Some(seconds(0)));
+        assert_eq!(limit(Some(seconds(60)), TERMINATED), Some(seconds(60)));
+    }
 
     #[test]
     fn a_sigterm_that_arrives_twice_is_one_and_ctrl_c_always_counts() {

@@ -51,10 +51,11 @@ pub(crate) struct Train {
     /// The folder in which runs have their folders.
     #[arg(long, value_name = "DIR", env = "BOSSMAN_RUNS_DIR", default_value = "runs")]
     runs_dir: PathBuf,
-    /// After Ctrl-C or SIGTERM, the time for the current step and for saving. A second signal ends
-    /// the run at once; another SIGTERM only if it comes a second later.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
-    grace: u64,
+    /// After Ctrl-C or SIGTERM, the time for the current step and for saving [default: after SIGTERM
+    /// 10, after Ctrl-C no limit]. A second signal ends the run at once; another SIGTERM only if it
+    /// comes a second later.
+    #[arg(long, value_name = "SECONDS")]
+    grace: Option<u64>,
     /// Leave no folder: weights and metrics are only where --save and --metrics say.
     #[arg(long, conflicts_with = "name")]
     no_run_folder: bool,
@@ -177,7 +178,7 @@ impl Train {
             run_folder,
             stop: StopSignal::default(),
         };
-        let grace = Duration::from_secs(self.grace);
+        let grace = self.grace.map(Duration::from_secs);
         let (outcome, code) = until_stopped(&settings.stop, grace, train::run(&file, &settings))?;
         if let Some(interruption) = &outcome.interrupted {
             let text = saved_by(interruption);

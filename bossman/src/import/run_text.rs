@@ -161,6 +161,9 @@ optimizer: {AdamW: {lr: 2.0e-5}}
 # Samples of a step, and its parts. A worker's memory grows with the samples of a part.
 batch_size: 8
 microbatches: 4
+# From it training goes on after Ctrl-C, a crash or the loss of a worker. It takes 12 bytes of disk
+# a parameter.
+checkpoint: {every: {minutes: 10}, keep: 1}
 ";
 
 /// A path as the run file has it.

@@ -235,7 +235,8 @@ pub(crate) async fn open_checkpoints(
     let Some(policy) = &file.checkpoint else {
         return match settings.resume {
             Some(_) => Err(BossManError::Usage(
-                "--resume: the run file does not say where checkpoints are; set `checkpoint: \
+                "--resume: the run file has no `checkpoint`, so a run of it cannot go on exactly; \
+                 begin from the weights that it saved with --weights FILE, and set `checkpoint: \
                  {every: ..}`"
                     .into(),
             )),

@@ -207,7 +207,7 @@ async fn a_mistake_leaves_no_folder() {
     let missing = run.train(&["--weights", "none.safetensors"]).end().await.error_line();
     assert!(missing.contains("none.safetensors"), "{missing}");
     let none = run.train(&["--resume"]).end().await.error_line();
-    assert!(none.contains("the run file does not say where checkpoints are"), "{none}");
+    assert!(none.contains("the run file has no `checkpoint`"), "{none}");
     assert!(!run.place.file("run-folders").exists());
 
     std::fs::write(&run.file, std::fs::read_to_string(&run.file).unwrap() + MORE).unwrap();

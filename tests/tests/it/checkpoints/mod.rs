@@ -338,7 +338,7 @@ async fn what_would_not_go_on_as_it_was_is_refused() {
     let run = Run::new();
     run.write(7, "");
     let error = run.train("1", &["--resume"]).await.error_line();
-    assert!(error.contains("--resume: the run file does not say where checkpoints are"), "{error}");
+    assert!(error.contains("--resume: the run file has no `checkpoint`"), "{error}");
     run.write(7, EVERY);
     let error = run.train("1", &["--resume"]).await.error_line();
     assert!(error.ends_with("c: there is no such folder"), "{error}");
