@@ -350,8 +350,8 @@ fn flops_of_replicas(graph: &LayerGraph, stage_placement: &StagePlacement) -> Ve
     let flops = flops(graph);
     let replicas: Vec<u64> = stage_placement.iter().map(|(_, w)| w.len().max(1) as u64).collect();
     let most = replicas.iter().copied().max().unwrap_or(1);
-    let share = |replicas: u64| flops.iter().map(|all| all.saturating_mul(most) / replicas);
-    replicas.into_iter().map(|replicas| share(replicas).collect()).collect()
+    let share = |all: &u64, replicas: u64| all.saturating_mul(most) / replicas;
+    replicas.into_iter().map(|of| flops.iter().map(|all| share(all, of)).collect()).collect()
 }
 
 /// The first layers of stages that are balanced by the work of each layer on each stage.
