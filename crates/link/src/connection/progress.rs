@@ -57,8 +57,8 @@ impl Drop for PendingWrite<'_> {
 ///
 /// A write makes no progress while what quinn has taken before goes out: on a slow line, longer
 /// than all checks. So the stream frames that quinn sends count as progress, too, less the packets
-/// that are lost. It sends none to a peer that reads nothing, as soon as that peer's window is full,
-/// and to one that acknowledges nothing it sends lost ones again.
+/// that are lost. It sends none to a peer that reads nothing, as soon as that peer's window is
+/// full, and to one that acknowledges nothing it sends lost ones again.
 #[derive(Default)]
 pub(crate) struct StallDetector {
     written: u64,
