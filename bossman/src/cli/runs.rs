@@ -51,9 +51,9 @@ pub(crate) struct Train {
     /// The folder in which runs have their folders.
     #[arg(long, value_name = "DIR", env = "BOSSMAN_RUNS_DIR", default_value = "runs")]
     runs_dir: PathBuf,
-    /// After Ctrl-C or SIGTERM, the time for the current step and for saving [default: after SIGTERM
-    /// 10, after Ctrl-C no limit]. A second signal ends the run at once; another SIGTERM only if it
-    /// comes a second later.
+    /// After Ctrl-C or SIGTERM, the time for the current step and for saving [default: after
+    /// SIGTERM 10, after Ctrl-C no limit]. A second signal ends the run at once; another SIGTERM
+    /// only if it comes a second later.
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u64>,
     /// Leave no folder: weights and metrics are only where --save and --metrics say.
