@@ -153,7 +153,8 @@ impl ScheduleState {
 
     /// Whether observed times take the place of those of layers: for `ready`, if links were
     /// measured and layers were not, as with a named schedule. The number of microbatches in
-    /// flight depends on the times of links beside those of stages. After a shortage of memory it does not grow.
+    /// flight depends on the times of links beside those of stages. After a shortage of memory it
+    /// does not grow.
     fn relies_on_observed(&self, context: &ScheduleContext<'_>, kind: ScheduleKind) -> bool {
         let measured_links = self.measured.as_ref().is_some_and(|m| m.fleet.times.is_empty());
         kind == ScheduleKind::Ready
