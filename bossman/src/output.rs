@@ -13,9 +13,15 @@ pub fn print(text: &str) -> Result<bool, BossManError> {
     let mut output = std::io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Ok(()) => Ok(true),
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(e) if has_no_reader(&e) => Ok(false),
         Err(e) => Err(BossManError::io(Path::new("standard output"), &e)),
     }
+}
+
+/// Whether the reader has ended: the program behind a pipe, or a terminal that was closed.
+fn has_no_reader(error: &std::io::Error) -> bool {
+    const EIO: i32 = 5;
+    error.kind() == ErrorKind::BrokenPipe || (cfg!(unix) && error.raw_os_error() == Some(EIO))
 }
 
 /// Writes a line, as [`print()`] does.
@@ -51,6 +57,16 @@ pub(crate) fn printable(text: &str, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_closed_terminal_is_a_reader_that_has_ended_and_a_full_disk_is_not() {
+        let of = std::io::Error::from_raw_os_error;
+        let (eio, enospc, epipe) = (of(5), of(28), of(32));
+        assert_eq!(has_no_reader(&eio), cfg!(unix));
+        assert!(has_no_reader(&ErrorKind::BrokenPipe.into()));
+        assert!(!has_no_reader(&enospc));
+        assert!(!cfg!(unix) || has_no_reader(&epipe));
+    }
 
     #[test]
     fn text_of_others_has_no_control_characters_and_an_end() {

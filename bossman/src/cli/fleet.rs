@@ -164,7 +164,8 @@ pub(crate) fn until_interrupted<T>(
 
 /// Runs work until its end. The first signal asks it to stop well, for which it has the time
 /// `grace`, or by default ten seconds after SIGTERM, and any time after Ctrl-C: who pressed it can
-/// press it again. A second signal ends it at once. Returns the exit code of a signal, too.
+/// press it again. A second signal ends it at once. A hangup ends nothing: a run goes on without
+/// the terminal or the SSH session that started it. Returns the exit code of a signal, too.
 pub(crate) fn until_stopped<T>(
     stop: &StopSignal,
     grace: Option<Duration>,
@@ -173,6 +174,9 @@ pub(crate) fn until_stopped<T>(
     let runtime = runtime()?;
     let result = runtime.block_on(async {
         let signals = Signals::new()?;
+        // Once handled, it is never again left to the system, which would end the process.
+        #[cfg(unix)]
+        drop(tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?);
         let (ends, ended) = oneshot::channel();
         let heard = Arc::new(OnceLock::new());
         // Apart from the work, which may read files for a long time.

@@ -5,14 +5,11 @@ use bossman::checkpoint::Policy;
 use bossman::output;
 use bossman::run_file::{RunFile, Weights};
 pub(super) use bossman::runs::Reads;
-use bossman::runs::{check_stays_inside, is_own, is_run_folder, resolve_latest};
+use bossman::runs::{check_stays_inside, is_own, is_run_folder, resolve_latest, TrainedWeights};
 use std::path::{Path, PathBuf};
 
 /// The word of `--weights` for the weights after the last epoch.
 const LAST: &str = "last";
-/// A run folder's weights with the best validation, and those after the last epoch.
-const BEST_WEIGHTS: &str = "weights.best.safetensors";
-const LAST_WEIGHTS: &str = "weights.safetensors";
 
 /// The run file, and the folder in which it lies if the argument is the folder of a run.
 pub(super) fn run_file(run: &Path) -> Result<(RunFile, Option<PathBuf>)> {
@@ -115,12 +112,15 @@ impl TrainedRun {
         if self.weights.is_some() && !takes_last {
             return Ok((file, self.weights.clone()));
         }
-        let (best, last) = (folder.join(BEST_WEIGHTS), folder.join(LAST_WEIGHTS));
-        let path = if best.exists() && !takes_last { best } else { last };
-        if !path.exists() {
-            anyhow::bail!("{}: the run has no weights yet", folder.display());
+        let mut found = TrainedWeights::in_folder(&folder);
+        if takes_last {
+            found.best = None;
         }
-        file.weights = Some(Weights::of(path));
+        found.note_on_best().iter().for_each(|note| output::warn(note));
+        let Some(taken) = found.best.or(found.last) else {
+            anyhow::bail!("{}: the run has no weights yet", folder.display());
+        };
+        file.weights = Some(Weights::of(taken.path));
         Ok((file, None))
     }
 }

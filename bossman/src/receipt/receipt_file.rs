@@ -3,7 +3,7 @@
 use super::{Change, End, Hashed, History, Inputs, MetricsRead, Session};
 use crate::data::atomic_file;
 use crate::run_file::{RunFile, TABLE};
-use crate::runs::EventReader;
+use crate::runs::{EventReader, BEST_WEIGHTS, LAST_WEIGHTS};
 use crate::{BossManError, Model};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -20,9 +20,6 @@ const VERSION: u32 = 1;
 const MAX_BYTES: u64 = 64 << 20;
 /// The files of a run's folder that a receipt hashes as they are.
 pub(crate) const FILES: [&str; 5] = ["run.yaml", "model.yaml", TABLE, LAST_WEIGHTS, BEST_WEIGHTS];
-/// The weights after the last epoch, and those with the best validation.
-const LAST_WEIGHTS: &str = "weights.safetensors";
-const BEST_WEIGHTS: &str = "weights.best.safetensors";
 pub(crate) const WEIGHTS: [&str; 2] = [LAST_WEIGHTS, BEST_WEIGHTS];
 pub(crate) const METRICS: &str = "metrics.jsonl";
 

@@ -25,6 +25,7 @@ mod paths;
 mod reader;
 mod summary;
 mod text_log;
+mod trained_weights;
 
 pub(crate) use event_log::EventLog;
 pub use folder::{RunFolder, RunFolderSettings};
@@ -39,3 +40,5 @@ pub use paths::{is_run_folder, resolve_latest};
 pub use reader::{EventReader, LoggedEvent};
 pub use summary::{RunState, RunSummary};
 pub(crate) use text_log::TextLog;
+pub use trained_weights::{SavedWeights, TrainedWeights};
+pub(crate) use trained_weights::{BEST_WEIGHTS, LAST_WEIGHTS};

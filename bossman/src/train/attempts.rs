@@ -52,6 +52,11 @@ pub(super) enum AttemptEnd {
     Grows,
 }
 
+/// The warning about a run that a worker on another machine can end.
+const NO_CHECKPOINT: &str =
+    "a lost worker ends this run, because the run file has no `checkpoint`; for example \
+     `checkpoint: {every: {minutes: 10}}` lets it go on";
+
 /// The state of a run that outlives its attempts.
 pub(super) struct Attempts {
     record: RunRecord,
@@ -444,6 +449,9 @@ impl Attempts {
             let host = host.observed_by(self.observers.events.clone(), self.status.clone());
             let host = if *pool { host.open_to_joins() } else { host };
             let workers = host.wait().await?;
+            if prepared.ends_with_a_remote_worker() {
+                self.observers.events.warn(NO_CHECKPOINT);
+            }
             self.host = Some(workers.host.clone());
             return Ok(workers);
         };

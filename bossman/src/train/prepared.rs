@@ -110,6 +110,15 @@ pub(super) async fn prepare<'a>(
 }
 
 impl Prepared<'_> {
+    /// Whether the loss of a worker on another machine ends the run. Only the user may know that
+    /// these machines stay.
+    pub(super) fn ends_with_a_remote_worker(&self) -> bool {
+        let recovers = self.options.pool || self.checkpoints.is_some();
+        !recovers
+            && self.file.redundancy == RecoverySource::None
+            && self.workers > self.options.fleet.local
+    }
+
     /// The settings of a session with this number of microbatches, or with the default for 0.
     pub(super) fn builder(&self, microbatches: u32, saving: MemorySaving) -> Builder {
         let (file, pool) = (self.file, self.options.pool);

@@ -43,7 +43,8 @@ async fn a_worker_that_is_killed_ends_the_run_and_the_other_worker_waits_for_the
     let killed = Instant::now();
     let ended = boss.end().await;
     assert_within(killed, NOTICED, "the end");
-    let line = ended.error_line();
+    let [warning, line] = &ended.errors[..] else { panic!("{:?}", ended.errors) };
+    assert_eq!(warning, NO_CHECKPOINT);
     assert!(
         line.starts_with("bossman: worker 1") && line.contains(": lost (silent for 3 seconds)"),
         "{line}"
@@ -110,15 +111,20 @@ async fn a_worker_waits_for_a_boss_and_for_the_next_one() {
 
 #[tokio::test]
 async fn two_workers_by_hand_end_with_the_weights_of_one_process() {
-    assert_eq!(notices(&[]).await, [""; 0]);
+    assert_eq!(notices(&[]).await, [NO_CHECKPOINT]);
 }
 
 #[tokio::test]
 async fn workers_that_take_no_direct_connections_are_relayed_to_the_same_weights() {
     let relays = "worker 0 and worker 1 cannot reach each other (one of them makes no direct \
                   connections); the boss relays between them";
-    assert_eq!(notices(&["--relay"]).await, [relays]);
+    assert_eq!(notices(&["--relay"]).await, [NO_CHECKPOINT, relays]);
 }
+
+/// What the boss says about workers that it does not start itself.
+const NO_CHECKPOINT: &str = "warning: a lost worker ends this run, because the run file has no \
+                             `checkpoint`; for example `checkpoint: {every: {minutes: 10}}` lets \
+                             it go on";
 
 /// Trains with two workers, and asserts that nothing differs from one process. Returns the notices
 /// that the boss printed.
@@ -240,6 +246,8 @@ async fn ctrl_c_at_the_boss_ends_it_and_its_local_workers() {
     let mut boss =
         place.start("bossman", &["train", place.endless_run().to_str().unwrap(), "--local", "2"]);
     boss.line("step 1/").await;
+    // The terminal is closed, which ends nothing.
+    boss.signal("HUP");
     boss.signal("INT");
     let interrupted = Instant::now();
     let ended = boss.end().await;
