@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tests::programs::{
-    assert_within, free_port, program, send_signal, train_in_processes, TestFolder, TIMEOUT,
+    assert_within, free_port, program, send_signal, train_in_processes, TestFolder, NO_CHECKPOINT,
+    TIMEOUT,
 };
 use tests::{one_process, Case};
 
@@ -43,8 +44,7 @@ async fn a_worker_that_is_killed_ends_the_run_and_the_other_worker_waits_for_the
     let killed = Instant::now();
     let ended = boss.end().await;
     assert_within(killed, NOTICED, "the end");
-    let [warning, line] = &ended.errors[..] else { panic!("{:?}", ended.errors) };
-    assert_eq!(warning, NO_CHECKPOINT);
+    let line = ended.error_line();
     assert!(
         line.starts_with("bossman: worker 1") && line.contains(": lost (silent for 3 seconds)"),
         "{line}"
@@ -120,11 +120,6 @@ async fn workers_that_take_no_direct_connections_are_relayed_to_the_same_weights
                   connections); the boss relays between them";
     assert_eq!(notices(&["--relay"]).await, [NO_CHECKPOINT, relays]);
 }
-
-/// What the boss says about workers that it does not start itself.
-const NO_CHECKPOINT: &str = "warning: a lost worker ends this run, because the run file has no \
-                             `checkpoint`; for example `checkpoint: {every: {minutes: 10}}` lets \
-                             it go on";
 
 /// Trains with two workers, and asserts that nothing differs from one process. Returns the notices
 /// that the boss printed.
