@@ -2,12 +2,11 @@
 
 use link::testing::{dial, dial_worker, join_raw, next_message};
 use link::{LinkError, Ticket, WorkerInfo};
-use pipeline::frame::{encode, Envelope, Route, TensorEnvelope};
+use pipeline::frame::{encode, Envelope, FrameMessage, Route, TensorEnvelope};
 use pipeline::ids::WorkerId;
 use pipeline::message::{Command, TensorHead, ToBoss, ToWorker};
 use pipeline::TensorMeta;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
-use serde::Serialize;
 use std::net::SocketAddr;
 
 /// The promised bytes of a large tensor, of which hardly any are sent.
@@ -130,7 +129,7 @@ pub fn frame(route: Option<Route>, head: TensorHead, tensors: Vec<TensorMeta>) -
 }
 
 /// Returns the bytes of a frame with a message.
-pub fn message<M: Serialize>(message: M) -> Vec<u8> {
+pub fn message<M: FrameMessage>(message: M) -> Vec<u8> {
     encode(&Envelope::Message(message)).unwrap()
 }
 

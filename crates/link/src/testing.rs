@@ -16,10 +16,10 @@ use crate::trust::identity::Identity;
 use crate::trust::ticket::Ticket;
 use crate::trust::tls::SERVER_NAME;
 use pipeline::effect::{Destination, Peer};
+use pipeline::frame::FrameMessage;
 use pipeline::ids::WorkerId;
 use pipeline::message::{TensorHead, ToBoss, ToWorker};
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
-use serde::de::DeserializeOwned;
 use std::net::SocketAddr;
 
 /// Dials a boss as a worker does, up to the TLS handshake.
@@ -75,7 +75,7 @@ pub async fn dial_worker(
 }
 
 /// Reads the next frame of a stream, and skips link messages.
-pub async fn next_message<M: DeserializeOwned>(recv: &mut RecvStream) -> Result<M, String> {
+pub async fn next_message<M: FrameMessage>(recv: &mut RecvStream) -> Result<M, String> {
     loop {
         match wire::read(recv, &SharedMemory::default(), &BufferPool::default()).await? {
             Some(Incoming::Message(message)) => return Ok(message),

@@ -9,6 +9,7 @@
 //! wrong direction sends a head that cannot be decoded.
 
 use crate::ids::WorkerId;
+use crate::message::{NoMessage, ToBoss, ToWorker};
 use crate::tensor_head::TensorHead;
 use crate::tensor_meta::TensorMeta;
 use serde::de::DeserializeOwned;
@@ -21,8 +22,7 @@ pub const MAX_HEAD_BYTES: usize = 16 << 20;
 pub const MAX_BODY_BYTES: u64 = 16 << 30;
 
 /// Everything in a frame but the tensors' bytes. `M` are the messages of one direction:
-/// [`ToWorker`](crate::message::ToWorker), [`ToBoss`](crate::message::ToBoss) or
-/// [`NoMessage`](crate::message::NoMessage).
+/// [`ToWorker`], [`ToBoss`] or [`NoMessage`].
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Envelope<M> {
     /// A message, without tensors.
@@ -94,8 +94,57 @@ pub fn head_len(prefix: [u8; 4]) -> Result<usize, FrameError> {
     Ok(len)
 }
 
+/// The messages of one direction.
+///
+/// Heads are coded by functions that are not generic. So the compiler makes the code for all
+/// messages in this crate alone, and not in each crate that reads or sends them.
+pub trait FrameMessage: Sized {
+    /// [`decode()`] for this direction.
+    ///
+    /// # Errors
+    /// As for [`decode()`].
+    fn decode_head(head: &[u8]) -> Result<Envelope<Self>, FrameError>;
+
+    /// [`encode()`] for this direction.
+    ///
+    /// # Errors
+    /// As for [`encode()`].
+    fn encode_head(envelope: &Envelope<Self>) -> Result<Vec<u8>, FrameError>;
+}
+
+macro_rules! frame_messages {
+    ($($message:ty),*) => {$(
+        impl FrameMessage for $message {
+            fn decode_head(head: &[u8]) -> Result<Envelope<Self>, FrameError> {
+                read_head(head)
+            }
+
+            fn encode_head(envelope: &Envelope<Self>) -> Result<Vec<u8>, FrameError> {
+                write_head(envelope)
+            }
+        }
+    )*};
+}
+
+frame_messages!(ToWorker, ToBoss, NoMessage);
+
 /// Reads a head. The result has the right number of tensors, each of a real size.
-pub fn decode<M: DeserializeOwned>(head: &[u8]) -> Result<Envelope<M>, FrameError> {
+///
+/// # Errors
+/// The bytes are no head of this direction, or state a size that is not allowed.
+pub fn decode<M: FrameMessage>(head: &[u8]) -> Result<Envelope<M>, FrameError> {
+    M::decode_head(head)
+}
+
+/// Writes length and head; the tensors' bytes follow it on the wire.
+///
+/// # Errors
+/// The envelope is larger than allowed.
+pub fn encode<M: FrameMessage>(envelope: &Envelope<M>) -> Result<Vec<u8>, FrameError> {
+    M::encode_head(envelope)
+}
+
+fn read_head<M: DeserializeOwned>(head: &[u8]) -> Result<Envelope<M>, FrameError> {
     let mut rest = head;
     let mut reader = rmp_serde::Deserializer::new(&mut rest);
     reader.set_max_depth(64);
@@ -108,8 +157,7 @@ pub fn decode<M: DeserializeOwned>(head: &[u8]) -> Result<Envelope<M>, FrameErro
     Ok(envelope)
 }
 
-/// Writes length and head; the tensors' bytes follow it on the wire.
-pub fn encode<M: Serialize>(envelope: &Envelope<M>) -> Result<Vec<u8>, FrameError> {
+fn write_head<M: Serialize>(envelope: &Envelope<M>) -> Result<Vec<u8>, FrameError> {
     check(envelope)?;
     let mut out = vec![0; 4];
     rmp_serde::encode::write(&mut out, envelope).map_err(|e| FrameError::Head(e.to_string()))?;

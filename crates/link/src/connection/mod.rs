@@ -48,8 +48,8 @@ use crate::quic::report::PathReport;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use pipeline::effect::Peer;
+use pipeline::frame::FrameMessage;
 use quinn::VarInt;
-use serde::de::DeserializeOwned;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -73,7 +73,7 @@ pub struct Connection<M> {
 impl<M: Send + 'static> Connection<M> {
     /// Starts the tasks that read, write and watch. They report to `events`. The peer may send the
     /// messages `D` and no others.
-    pub fn start<D: DeserializeOwned + Into<M> + Send + 'static>(
+    pub fn start<D: FrameMessage + Into<M> + Send + 'static>(
         established: EstablishedConnection,
         peer: Peer,
         events: &mpsc::Sender<ConnectionEvent<M>>,

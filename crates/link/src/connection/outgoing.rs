@@ -2,9 +2,8 @@
 
 use crate::memory::payload::Payload;
 use pipeline::effect::Destination;
-use pipeline::frame::{encode, Envelope, TensorEnvelope};
+use pipeline::frame::{encode, Envelope, FrameMessage, TensorEnvelope};
 use pipeline::message::NoMessage;
-use serde::Serialize;
 
 /// The way of a frame through a connection.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -36,6 +35,6 @@ pub fn encode_head(to: &Destination, tensors: &[Payload]) -> Result<(Channel, Ve
 ///
 /// # Errors
 /// The message is larger than a head may be.
-pub fn encode_message<M: Serialize>(message: M) -> Result<Vec<u8>, String> {
+pub fn encode_message<M: FrameMessage>(message: M) -> Result<Vec<u8>, String> {
     encode(&Envelope::Message(message)).map_err(|e| e.to_string())
 }

@@ -8,8 +8,8 @@ use crate::connection::probe;
 use crate::connection::shared::ConnectionShared;
 use crate::connection::wire::{self, Incoming};
 use crate::quic::close_codes::{EVICTED, PROTOCOL_VIOLATION};
+use pipeline::frame::FrameMessage;
 use quinn::{ConnectionError, RecvStream};
-use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tracing::{info, Instrument};
@@ -20,7 +20,7 @@ pub(crate) async fn read_streams<D, M>(
     control: RecvStream,
     events: mpsc::Sender<ConnectionEvent<M>>,
 ) where
-    D: DeserializeOwned + Into<M> + Send + 'static,
+    D: FrameMessage + Into<M> + Send + 'static,
     M: Send + 'static,
 {
     let read =
@@ -44,7 +44,7 @@ pub(crate) async fn read_streams<D, M>(
 }
 
 /// Reads a stream to its end.
-async fn read_stream<D: DeserializeOwned + Into<M>, M>(
+async fn read_stream<D: FrameMessage + Into<M>, M>(
     shared: Arc<ConnectionShared>,
     mut stream: RecvStream,
     events: mpsc::Sender<ConnectionEvent<M>>,
@@ -74,7 +74,7 @@ async fn read_stream<D: DeserializeOwned + Into<M>, M>(
 ///
 /// # Errors
 /// The other end broke the protocol, or the connection is lost.
-async fn read_item<D: DeserializeOwned + Into<M>, M>(
+async fn read_item<D: FrameMessage + Into<M>, M>(
     shared: &ConnectionShared,
     stream: &mut RecvStream,
     events: &mpsc::Sender<ConnectionEvent<M>>,

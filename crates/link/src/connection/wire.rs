@@ -14,10 +14,9 @@ use crate::memory::payload::Payload;
 use crate::memory::pool::BufferPool;
 use crate::memory::shared::SharedMemory;
 use bytes::{Bytes, BytesMut};
-use pipeline::frame::{decode, head_len, Envelope, TensorEnvelope};
+use pipeline::frame::{decode, head_len, Envelope, FrameMessage, TensorEnvelope};
 use pipeline::TensorMeta;
 use quinn::RecvStream;
-use serde::de::DeserializeOwned;
 use shm::BlockLocation;
 
 /// The bit that marks a frame whose tensors are in shared memory.
@@ -38,7 +37,7 @@ pub(crate) enum Incoming<M> {
 ///
 /// # Errors
 /// The other end broke the protocol, or the connection is lost.
-pub(crate) async fn read<M: DeserializeOwned>(
+pub(crate) async fn read<M: FrameMessage>(
     recv: &mut RecvStream,
     memory: &SharedMemory,
     pool: &BufferPool,

@@ -5,10 +5,9 @@ use crate::math::Fake;
 use crate::network::Packet;
 use layerspec::DType;
 use pipeline::effect::{Destination, Peer};
-use pipeline::frame::{encode, Envelope, Route, TensorEnvelope};
+use pipeline::frame::{encode, Envelope, FrameMessage, Route, TensorEnvelope};
 use pipeline::message::{NoMessage, TensorHead};
 use pipeline::TensorMeta;
-use serde::Serialize;
 
 impl World {
     fn note_weight(&mut self, from: Peer, peer: Peer, route: Option<Route>, head: &TensorHead) {
@@ -24,7 +23,7 @@ impl World {
         }
     }
 
-    pub(super) fn tell<M: Serialize>(&mut self, from: Peer, to: Peer, message: M) {
+    pub(super) fn tell<M: FrameMessage>(&mut self, from: Peer, to: Peer, message: M) {
         let head = encode(&Envelope::Message(message)).expect("a frame within bounds");
         self.network.send(Packet::new(from, to, head, Vec::new()), false);
     }

@@ -33,7 +33,7 @@ use crate::{
 };
 use pipeline::boss::{BossSession, Instruction, IntoRequest, Request, Setup};
 use pipeline::effect::{BossEffect, Frame, Message, Peer, StageEffect, Summing, WorkerSpan};
-use pipeline::frame::{decode, head_len, Envelope, TensorEnvelope};
+use pipeline::frame::{decode, head_len, Envelope, FrameMessage, TensorEnvelope};
 use pipeline::ids::{Slot, StageId, WorkerId};
 use pipeline::message::{Failure, NoMessage, ToBoss, ToWorker};
 use pipeline::peer_snapshot::PeerSnapshot;
@@ -42,7 +42,6 @@ use pipeline::samples::DataTask;
 use pipeline::stage::StageSession;
 use pipeline::task::Outcome;
 use pipeline::Plan;
-use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use testkit::Random;
@@ -309,7 +308,7 @@ impl World {
         }
     }
 
-    fn read<M: DeserializeOwned + std::fmt::Debug>(
+    fn read<M: FrameMessage + std::fmt::Debug>(
         &mut self,
         from: Peer,
         to: Peer,

@@ -2,10 +2,8 @@
 //! encoded again.
 
 use super::heads::{encoded, head, KINDS};
-use pipeline::frame::{decode, encode, MAX_BODY_BYTES};
+use pipeline::frame::{decode, encode, FrameMessage, MAX_BODY_BYTES};
 use pipeline::message::{ToBoss, ToWorker};
-use serde::de::DeserializeOwned;
-use serde::Serialize;
 use testkit::inputs;
 use testkit::Random;
 
@@ -40,7 +38,7 @@ fn fuzz_frame_decoder() {
 
 /// Whether the bytes can be decoded on a connection of this direction. If so, they can be encoded
 /// again.
-fn survives<M: Serialize + DeserializeOwned + std::fmt::Debug>(bytes: &[u8]) -> bool {
+fn survives<M: FrameMessage + std::fmt::Debug>(bytes: &[u8]) -> bool {
     let Ok(envelope) = decode::<M>(bytes) else { return false };
     let sizes = envelope.tensors().iter().map(|t| t.byte_len().expect("a real size"));
     assert!(sizes.sum::<u64>() <= MAX_BODY_BYTES);

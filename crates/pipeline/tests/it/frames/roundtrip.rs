@@ -1,16 +1,12 @@
 //! An encoded frame is decoded on a connection of its direction, and on no other.
 
 use super::heads::{envelope, head, kind, Head, KINDS};
-use pipeline::frame::{decode, encode, head_len, Envelope};
+use pipeline::frame::{decode, encode, head_len, Envelope, FrameMessage};
 use pipeline::message::{NoMessage, ToBoss, ToWorker};
-use serde::de::DeserializeOwned;
-use serde::Serialize;
 use std::fmt::Debug;
 use testkit::Random;
 
-fn there_and_back<M: Serialize + DeserializeOwned + PartialEq + Debug>(
-    sent: &Envelope<M>,
-) -> Vec<u8> {
+fn there_and_back<M: FrameMessage + PartialEq + Debug>(sent: &Envelope<M>) -> Vec<u8> {
     let bytes = encode(sent).expect("within bounds");
     let (prefix, head) = bytes.split_first_chunk().expect("a length");
     assert_eq!(head_len(*prefix).expect("within bounds"), head.len());
