@@ -13,15 +13,30 @@ pub fn print(text: &str) -> Result<bool, BossManError> {
     let mut output = std::io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Ok(()) => Ok(true),
-        Err(e) if has_no_reader(&e) => Ok(false),
+        Err(e) if has_no_reader(&e, is_device()) => Ok(false),
         Err(e) => Err(BossManError::io(Path::new("standard output"), &e)),
     }
 }
 
-/// Whether the reader has ended: the program behind a pipe, or a terminal that was closed.
-fn has_no_reader(error: &std::io::Error) -> bool {
+/// Whether the reader has ended: the program behind a pipe, or the terminal behind a device. A file
+/// on a broken disk gives the error of a closed terminal, too.
+fn has_no_reader(error: &std::io::Error, is_device: bool) -> bool {
     const EIO: i32 = 5;
-    error.kind() == ErrorKind::BrokenPipe || (cfg!(unix) && error.raw_os_error() == Some(EIO))
+    error.kind() == ErrorKind::BrokenPipe || (is_device && error.raw_os_error() == Some(EIO))
+}
+
+/// Whether standard output is a device, as a terminal is, also after it was closed.
+#[cfg(unix)]
+fn is_device() -> bool {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileTypeExt;
+    let output = std::io::stdout().as_fd().try_clone_to_owned().map(std::fs::File::from);
+    output.and_then(|file| file.metadata()).is_ok_and(|of| of.file_type().is_char_device())
+}
+
+#[cfg(not(unix))]
+fn is_device() -> bool {
+    false
 }
 
 /// Writes a line, as [`print()`] does.
@@ -59,13 +74,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closed_terminal_is_a_reader_that_has_ended_and_a_full_disk_is_not() {
+    fn a_closed_terminal_is_a_reader_that_has_ended_and_a_full_or_broken_disk_is_not() {
         let of = std::io::Error::from_raw_os_error;
         let (eio, enospc, epipe) = (of(5), of(28), of(32));
-        assert_eq!(has_no_reader(&eio), cfg!(unix));
-        assert!(has_no_reader(&ErrorKind::BrokenPipe.into()));
-        assert!(!has_no_reader(&enospc));
-        assert!(!cfg!(unix) || has_no_reader(&epipe));
+        assert!(has_no_reader(&eio, true) && !has_no_reader(&eio, false));
+        assert!(has_no_reader(&ErrorKind::BrokenPipe.into(), false));
+        assert!(!has_no_reader(&enospc, true));
+        assert!(!cfg!(unix) || has_no_reader(&epipe, false));
     }
 
     #[test]

@@ -1,13 +1,11 @@
 //! `bossman export`: weights for other programs, without workers.
 
-use super::run_argument::{self, Reads, TrainedRun, Trust};
+use super::run_argument::{self, Reads, TrainedRun};
 use anyhow::{Context, Result};
 use bossman::output;
 use bossman::receipt::{Receipt, RECEIPT};
 use bossman::run_file::{RunFile, Weights};
-use bossman::runs::{is_run_folder, resolve_latest};
 use bossman::{export_files, is_huggingface, ExportSettings, HuggingFaceExport, Model, StateDict};
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
@@ -80,7 +78,6 @@ impl Export {
             // `latest` may lead elsewhere soon.
             self.run.run.clone_from(folder);
         }
-        let (begun, folder) = first_run(begun, folder, &self.run.trust)?;
         let format = self.format.unwrap_or_else(|| self.usual_format(&begun));
         if format == Format::Safetensors && self.max_shard_size.is_none() {
             StateDict::can_save(&self.to)?;
@@ -127,31 +124,6 @@ impl Export {
             _ => Format::Safetensors,
         }
     }
-}
-
-/// The run in which the training of these weights began, and its folder: a run may go on with the
-/// weights in the folder of an earlier run of the same model.
-fn first_run(
-    mut begun: RunFile,
-    mut folder: Option<PathBuf>,
-    trust: &Trust,
-) -> Result<(RunFile, Option<PathBuf>)> {
-    let mut seen = BTreeSet::new();
-    while let Some(earlier) = begun.weights.as_ref().and_then(|weights| weights.path.parent()) {
-        let earlier = resolve_latest(earlier);
-        if !is_run_folder(&earlier) || !seen.insert(earlier.clone()) {
-            break;
-        }
-        if let Some(folder) = &folder {
-            trust.check_initial_weights(&begun, folder)?;
-        }
-        let file = RunFile::from_folder(&earlier)?;
-        if std::fs::read(&file.model).ok() != std::fs::read(&begun.model).ok() {
-            break;
-        }
-        (begun, folder) = (file, Some(earlier));
-    }
-    Ok((begun, folder))
 }
 
 /// The files of the weights to write. Those of the command line have the model's names.

@@ -91,15 +91,6 @@ fn a_trained_run_becomes_a_folder_that_is_imported_again() {
         let digest = |file: &Path| StateDict::load(file).unwrap().digest().unwrap();
         assert_eq!(digest(&own), digest(&whole));
 
-        // So does that of a run that goes on with the weights of the first.
-        let goes_on = ["train", run, "--name", "second", "--local", "1", "--threads", "1"];
-        let goes_on = [&goes_on[..], &["--weights", own.to_str().unwrap()]].concat();
-        place.start("bossman", &goes_on).end().await.expect_success();
-        let further = place.file("further");
-        export(&place, &path("run-folders/second"), &further, &[]).await.expect_success();
-        assert_eq!(names(&further), names(&back));
-        assert_ne!(digest(&further), digest(&back));
-
         // A run file alone does not.
         let weights = own.to_str().unwrap();
         let by_file = place.file("by-file");
