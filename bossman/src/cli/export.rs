@@ -1,10 +1,11 @@
 //! `bossman export`: weights for other programs, without workers.
 
-use super::run_argument::{self, Reads, TrainedRun};
+use super::run_argument::{self, Reads, TrainedRun, Trust};
 use anyhow::{Context, Result};
 use bossman::output;
 use bossman::receipt::{Receipt, RECEIPT};
 use bossman::run_file::{RunFile, Weights};
+use bossman::runs::is_trained_weights;
 use bossman::{export_files, is_huggingface, ExportSettings, HuggingFaceExport, Model, StateDict};
 use std::path::{Path, PathBuf};
 
@@ -32,6 +33,9 @@ pub(crate) struct Export {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_shard_size: Option<u64>,
 }
+
+/// The most runs that went on with each other's weights.
+const MAX_RUNS: usize = 1000;
 
 /// What is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -78,7 +82,15 @@ impl Export {
             // `latest` may lead elsewhere soon.
             self.run.run.clone_from(folder);
         }
-        let format = self.format.unwrap_or_else(|| self.usual_format(&begun));
+        let is_file = self.to.extension().is_some_and(|ending| ending == "safetensors");
+        let (begun, folder) = match self.format {
+            Some(Format::HuggingFace) => first_run((begun, folder), &self.run.trust)?,
+            // Without a readable first run there is no way back, and the weights are enough.
+            None if !is_file => first_run((begun.clone(), folder.clone()), &self.run.trust)
+                .unwrap_or((begun, folder)),
+            _ => (begun, folder),
+        };
+        let format = self.format.unwrap_or_else(|| usual_format(&begun, is_file));
         if format == Format::Safetensors && self.max_shard_size.is_none() {
             StateDict::can_save(&self.to)?;
         }
@@ -116,14 +128,45 @@ impl Export {
         output::print_line(&format!("{written} tensors written to {}", self.to.display()))?;
         Ok(())
     }
+}
 
-    fn usual_format(&self, begun: &RunFile) -> Format {
-        let is_file = self.to.extension().is_some_and(|ending| ending == "safetensors");
-        match &begun.weights {
-            Some(weights) if !is_file && is_huggingface(&weights.path) => Format::HuggingFace,
-            _ => Format::Safetensors,
+fn usual_format(begun: &RunFile, is_file: bool) -> Format {
+    match &begun.weights {
+        Some(weights) if !is_file && is_huggingface(&weights.path) => Format::HuggingFace,
+        _ => Format::Safetensors,
+    }
+}
+
+/// A run file, and the folder in which it lies if it is a run's.
+type Begun = (RunFile, Option<PathBuf>);
+
+/// The run in which the training of these weights began: a run may go on with the weights in the
+/// folder of an earlier run of the same model.
+fn first_run(last: Begun, trust: &Trust) -> Result<Begun> {
+    let mut first = last;
+    // A chain of folders that somebody made may be a circle.
+    for _ in 0..MAX_RUNS {
+        match earlier_run(&first, trust)? {
+            Some(earlier) => first = earlier,
+            None => break,
         }
     }
+    Ok(first)
+}
+
+/// The run in whose folder the weights lie that this one began with. `None` if there is none, or if
+/// it had another model. Both run files may be somebody else's.
+fn earlier_run((begun, folder): &Begun, trust: &Trust) -> Result<Option<Begun>> {
+    let weights = begun.weights.as_ref().filter(|weights| is_trained_weights(&weights.path));
+    let Some(earlier) = weights.and_then(|weights| weights.path.parent()) else { return Ok(None) };
+    if let Some(folder) = folder {
+        trust.check_initial_weights(begun, folder)?;
+    }
+    let file = RunFile::from_folder(earlier)?;
+    trust.check_initial_weights(&file, earlier)?;
+    let (before, after) = (Model::from_file(&file.model)?, Model::from_file(&begun.model)?);
+    let is_same = before.graph().layers() == after.graph().layers();
+    Ok(is_same.then(|| (file, Some(earlier.to_path_buf()))))
 }
 
 /// The files of the weights to write. Those of the command line have the model's names.

@@ -40,5 +40,5 @@ pub use paths::{is_run_folder, resolve_latest};
 pub use reader::{EventReader, LoggedEvent};
 pub use summary::{RunState, RunSummary};
 pub(crate) use text_log::TextLog;
-pub use trained_weights::{SavedWeights, TrainedWeights};
+pub use trained_weights::{is_trained_weights, SavedWeights, TrainedWeights};
 pub(crate) use trained_weights::{BEST_WEIGHTS, LAST_WEIGHTS};

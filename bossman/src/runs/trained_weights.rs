@@ -1,5 +1,6 @@
 //! The trained weights in a run's folder, and the steps that made them.
 
+use super::paths::{has_run, is_run_folder};
 use super::EventReader;
 use crate::events::Event;
 use std::path::{Path, PathBuf};
@@ -47,6 +48,12 @@ impl TrainedWeights {
             )
         })
     }
+}
+
+/// Whether a path is that of weights that `bossman train` wrote into the folder of a run.
+pub fn is_trained_weights(path: &Path) -> bool {
+    let is_named = [LAST_WEIGHTS, BEST_WEIGHTS].iter().any(|name| path.ends_with(name));
+    is_named && path.parent().is_some_and(|folder| is_run_folder(folder) && has_run(folder))
 }
 
 /// The steps after which weights were saved, by the events of a run.
@@ -106,6 +113,17 @@ mod tests {
         let folder = folder_with(&[BEST_WEIGHTS], &[(true, 4), (false, 8)]);
         let found = TrainedWeights::in_folder(folder.path());
         assert_eq!((found.last.clone(), found.note_on_best()), (None, None));
+    }
+
+    #[test]
+    fn only_weights_in_the_folder_of_a_run_are_of_a_run() {
+        let folder = folder_with(&[LAST_WEIGHTS, "w.safetensors", "run.yaml"], &[]);
+        assert!(is_trained_weights(&folder.path().join(LAST_WEIGHTS)));
+        assert!(!is_trained_weights(&folder.path().join("w.safetensors")));
+        // A project has a run file, too.
+        std::fs::remove_file(folder.path().join("events.jsonl")).unwrap();
+        assert!(!is_trained_weights(&folder.path().join(LAST_WEIGHTS)));
+        assert!(!is_trained_weights(Path::new(LAST_WEIGHTS)));
     }
 
     #[test]

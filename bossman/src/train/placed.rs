@@ -2,11 +2,12 @@
 
 use crate::recovery::resume::may_start_fresh;
 use crate::run_file::{RunFile, Weights};
+use crate::runs::{is_trained_weights, resolve_latest};
 use crate::runs::{EventLog, FolderKeeper, RunFolder, RunFolderSettings, TextLog};
 use crate::train::epochs::best_path;
 use crate::train::settings::TrainOptions;
 use crate::BossManError;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Opens the run's folder, if it has one: a new one, or with `--resume` the newest of its name.
@@ -99,5 +100,17 @@ fn carried_out(file: &RunFile, options: &TrainOptions) -> Result<RunFile, BossMa
     if let Some(path) = &options.weights {
         file.weights = Some(Weights::of(path.clone()));
     }
+    if let Some(weights) = &mut file.weights {
+        weights.path = in_the_run_itself(&weights.path);
+    }
     file.with_absolute_paths()
+}
+
+/// The path of weights in `runs/latest` in the folder to which it leads now. It leads to this run
+/// soon.
+fn in_the_run_itself(path: &Path) -> PathBuf {
+    match (path.parent(), path.file_name()) {
+        (Some(folder), Some(name)) if is_trained_weights(path) => resolve_latest(folder).join(name),
+        _ => path.to_path_buf(),
+    }
 }

@@ -91,6 +91,18 @@ fn a_trained_run_becomes_a_folder_that_is_imported_again() {
         let digest = |file: &Path| StateDict::load(file).unwrap().digest().unwrap();
         assert_eq!(digest(&own), digest(&whole));
 
+        // So does that of a run that goes on with the weights of the first.
+        let goes_on = ["train", run, "--name", "second", "--local", "1", "--threads", "1"];
+        let latest = place.file("run-folders/latest").join(own.file_name().unwrap());
+        let goes_on = [&goes_on[..], &["--weights", latest.to_str().unwrap()]].concat();
+        place.start("bossman", &goes_on).end().await.expect_success();
+        let (second, further) = (path("run-folders/second"), place.file("further"));
+        let ended = export(&place, &second, &further, &[]).await.expect_success();
+        // The source was compared with the receipt of the first run, without a warning.
+        assert_eq!(ended.errors, [format!("run folder {second}")]);
+        assert_eq!(names(&further), names(&back));
+        assert_ne!(digest(&further), digest(&back));
+
         // A run file alone does not.
         let weights = own.to_str().unwrap();
         let by_file = place.file("by-file");
