@@ -22,10 +22,11 @@ import json
 import os
 import queue
 import re
-import resource
 import shlex
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -57,6 +58,8 @@ LONGEST = [
     "bossman",
 ]
 TIME_LIMIT = 20 * 60
+# Seconds between two looks at whether a job has ended.
+LOOK_EVERY = 0.02
 # The tests that run on the fake GPU, too: for each package and program, the beginnings of their
 # names.
 ON_FAKE_GPU = {}
@@ -142,6 +145,8 @@ class Result(NamedTuple):
     failed: int
     succeeded: bool
     seconds: float = 0.0
+    # Seconds of processors, with those of the programs that the job started and waited for.
+    worked: float = 0.0
     on_fake_gpu: bool = False
 
 
@@ -363,12 +368,6 @@ def slowest_lines(outputs):
     return [f"{seconds:6.1f} s  {test}" for seconds, test in sorted(times, reverse=True)[:SLOWEST]]
 
 
-def processor_time():
-    """Returns the seconds that processors worked for the programs that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def repeating(job):
     """Returns the command of a shell that repeats a job."""
     named = {"CARGO_MANIFEST_DIR": str(job.folder), **job.environment}
@@ -397,6 +396,24 @@ def stopped(job):
     return f"\nstopped after {TIME_LIMIT} s{with_seed}; repeat it with\n{repeating(job)}\n"
 
 
+def end_of(process, deadline):
+    """Waits for a program. Returns whether it succeeded, or None if it had to be stopped, and the
+    seconds of its processor time with those of the programs that it waited for.
+    """
+    was_stopped, options = False, os.WNOHANG
+    while True:
+        # Not `Popen.wait`, which forgets the processor time.
+        ended, status, used = os.wait4(process.pid, options)
+        if ended:
+            process.returncode = status
+            succeeded = None if was_stopped else status == 0
+            return succeeded, used.ru_utime + used.ru_stime
+        if time.monotonic() >= deadline:
+            os.kill(process.pid, signal.SIGKILL)
+            was_stopped, options = True, 0
+        time.sleep(LOOK_EVERY)
+
+
 def run(job):
     """Runs one job."""
     title, command, folder, _, environment = job
@@ -413,27 +430,29 @@ def run(job):
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         **environment,
     }
-    try:
-        done = subprocess.run(
+    # A file, and no pipe: a program that a job left behind would keep a pipe open.
+    with tempfile.TemporaryFile() as out:
+        process = subprocess.Popen(
             command,
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
-            timeout=TIME_LIMIT,
-            stdout=subprocess.PIPE,
+            stdout=out,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
         )
-        output, succeeded = done.stdout, done.returncode == 0
-    except subprocess.TimeoutExpired as expired:
-        output = (expired.stdout or b"").decode(errors="replace")
+        succeeded, worked = end_of(process, began + TIME_LIMIT)
+        # Without moving the place at which such a program writes.
+        output = os.pread(out.fileno(), os.fstat(out.fileno()).st_size, 0).decode(errors="replace")
+    if succeeded is None:
         output += stopped(job)
-        succeeded = False
-    passed, failed, problem = verdict(job, succeeded, output)
+    passed, failed, problem = verdict(job, bool(succeeded), output)
     seconds = time.monotonic() - began
-    line = f"{title:28} {problem or 'passed'}  {passed:5} passed, {failed} failed  {seconds:6.1f} s"
-    return Result(line, output, passed, failed, problem is None, seconds, is_on_fake_gpu(job))
+    line = (
+        f"{title:28} {problem or 'passed'}  {passed:5} passed, {failed} failed  {seconds:6.1f} s, "
+        f"{worked:.1f} s of processor time"
+    )
+    on_fake_gpu = is_on_fake_gpu(job)
+    return Result(line, output, passed, failed, problem is None, seconds, worked, on_fake_gpu)
 
 
 def main():
@@ -478,7 +497,7 @@ def main():
                 if not result.succeeded:
                     print(result.output, flush=True)
 
-    began, worked = time.monotonic(), processor_time()
+    began = time.monotonic()
     threads = [threading.Thread(target=lane) for _ in range(options.lanes)]
     for thread in threads:
         thread.start()
@@ -493,7 +512,7 @@ def main():
     on_fake_gpu = fake_gpu_line(results)
     if on_fake_gpu is not None:
         print(on_fake_gpu)
-    seconds, worked = time.monotonic() - began, processor_time() - worked
+    seconds, worked = time.monotonic() - began, sum(result.worked for result in results)
     print(f"{seconds:.0f} s with {options.lanes} lanes, {worked:.0f} s of processor time")
     print(f"{passed} passed, {failed} failed")
     sys.exit(1 if failed else 0)

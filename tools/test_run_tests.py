@@ -157,9 +157,9 @@ class Seeds(unittest.TestCase):
 
     def test_tests_on_the_fake_gpu_are_counted_with_their_time(self):
         results = [
-            Result("", "", 4, 1, False, 2.25, True),
-            Result("", "", 2, 0, True, 1.5, True),
-            Result("", "", 9, 0, True, 100.0, False),
+            Result("", "", 4, 1, False, 2.25, 1.0, True),
+            Result("", "", 2, 0, True, 1.5, 1.0, True),
+            Result("", "", 9, 0, True, 100.0, 1.0, False),
         ]
         line = run_tests.fake_gpu_line(results)
         self.assertEqual(line, "7 tests on the fake GPU in 4 s")
@@ -169,10 +169,21 @@ class Seeds(unittest.TestCase):
         self.assertFalse(run_tests.run(Job("a", ["true"], Path("/"))).on_fake_gpu)
 
     def test_the_work_of_a_job_and_of_what_it_started_is_counted(self):
-        before = run_tests.processor_time()
         busy = f"{sys.executable} -c 'sum(range(3_000_000))'; true"
-        run_tests.run(Job("a", ["sh", "-c", busy], Path("/")))
-        self.assertGreater(run_tests.processor_time() - before, 0.02)
+        result = run_tests.run(Job("a", ["sh", "-c", busy], Path("/")))
+        self.assertGreater(result.worked, 0.02)
+        self.assertIn(f" {result.seconds:.1f} s, {result.worked:.1f} s of proc", result.line)
+
+    def test_a_program_that_is_left_behind_holds_no_job_up(self):
+        left = "sleep 30 & echo 'test result: ok. 1 passed; 0 failed; 0 ignored;'"
+        result = run_tests.run(Job("a", ["sh", "-c", left], Path("/"), 1))
+        self.assertTrue(result.succeeded, result)
+        self.assertLess(result.seconds, 25)
+
+    def test_a_job_ends_as_its_program_does(self):
+        for command, succeeds in [("true", True), ("exit 3", False), ("kill -9 $$", False)]:
+            result = run_tests.run(Job("a", ["sh", "-c", command], Path("/")))
+            self.assertEqual(result.succeeded, succeeds, command)
 
 
 class OnRealGpus(unittest.TestCase):

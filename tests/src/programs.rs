@@ -361,13 +361,21 @@ fn processes(what: &str) -> Vec<(u32, String)> {
     listed.lines().filter_map(pair).collect()
 }
 
-/// Sends a signal to a process.
+/// Sends a signal to a process, by its name without `SIG`.
 pub fn send_signal(process: u32, signal: &str) {
-    let status = std::process::Command::new("kill")
-        .args([format!("-{signal}"), process.to_string()])
-        .status()
-        .unwrap();
-    assert!(status.success(), "kill -{signal} {process}: {status}");
+    use rustix::process::{kill_process, Pid, Signal};
+    let number = match signal {
+        "CONT" => Signal::CONT,
+        "HUP" => Signal::HUP,
+        "INT" => Signal::INT,
+        "KILL" => Signal::KILL,
+        "STOP" => Signal::STOP,
+        "TERM" => Signal::TERM,
+        _ => panic!("an unknown signal: {signal}"),
+    };
+    let to = Pid::from_raw(process.cast_signed()).unwrap();
+    let sent = kill_process(to, number);
+    assert!(sent.is_ok(), "SIG{signal} to {process}: {sent:?}");
 }
 
 /// Returns a UDP port that was free a moment ago.

@@ -131,11 +131,13 @@ pub(crate) async fn restore_stored(
     let optimizer = optimizer_of(trainer)?;
     state.check(trainer.model.graph(), &optimizer)?;
     forget_what_waits(trainer).await?;
-    weight_transfer::load_chunks(trainer, state.clone().read_weights()).await?;
+    weight_transfer::load_chunks(trainer, state.weight_bytes(), state.clone().read_weights())
+        .await?;
     // As in [`restore`].
     trainer.send_optimizer(optimizer).await?;
     if keeps_state(&optimizer) {
-        weight_transfer::load_chunks(trainer, state.clone().read_optimizer()).await?;
+        let chunks = state.clone().read_optimizer();
+        weight_transfer::load_chunks(trainer, state.optimizer_bytes(), chunks).await?;
     }
     weight_transfer::end_load(trainer).await?;
     resume_from(trainer, state.counters);

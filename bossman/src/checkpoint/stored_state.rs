@@ -7,7 +7,7 @@ use super::state_fit::check_state;
 use super::training_state::TrainingState;
 use crate::data::tensor_payload::from_payload;
 use crate::session::position::Counters;
-use crate::weights::chunks::in_chunks;
+use crate::weights::chunks::{in_chunks, total_bytes};
 use crate::weights::state_dict::expected;
 use crate::weights::tensor_headers::TensorHeaders;
 use crate::{BossManError, StateDict};
@@ -107,6 +107,21 @@ impl StoredState {
     /// As [`StoredState::read_weights`], the state of the optimizer.
     pub(crate) fn read_optimizer(self: Arc<Self>) -> impl Iterator<Item = Chunk> {
         self.read_chunks(|name| name.optimizer)
+    }
+
+    /// The bytes of all parameters and buffers.
+    pub(crate) fn weight_bytes(&self) -> u64 {
+        self.bytes(|name| !name.optimizer)
+    }
+
+    /// The bytes of the optimizer's state.
+    pub(crate) fn optimizer_bytes(&self) -> u64 {
+        self.bytes(|name| name.optimizer)
+    }
+
+    fn bytes(&self, of: fn(&StateName<'_>) -> bool) -> u64 {
+        let tensors = self.tensors.iter().filter(|(name, _)| of(&StateName::parse(name)));
+        total_bytes(tensors.map(|(_, place)| &place.meta))
     }
 
     fn read_chunks(self: Arc<Self>, of: fn(&StateName<'_>) -> bool) -> impl Iterator<Item = Chunk> {

@@ -145,6 +145,11 @@ impl Console {
                     "step {after}: {taken_in}; {workers} of {initial_workers} so far"
                 ))
             }
+            // As of `Recovered` below.
+            Event::Transfer(transfer) if self.steps.is_none() => {
+                Line::Warning(transfer.to_string())
+            }
+            Event::Transfer(transfer) => Line::Progress(transfer.to_string()),
             Event::Resuming(report) => Line::Warning(report.to_string()),
             // Calls by hand have no display of steps, and standard output is their program's.
             Event::Recovered(cost) if self.steps.is_none() => Line::Warning(cost.to_string()),

@@ -1,5 +1,6 @@
 //! What happens in a run.
 
+use super::Transfer;
 use crate::receipt::Inputs;
 use crate::train::validation_result::ValidationResult;
 use crate::{BossManError, StepReport, Timelines};
@@ -183,6 +184,9 @@ pub enum Event {
         /// The workers at first.
         initial_workers: usize,
     },
+    /// Weights are saved or fetched, or a state is loaded, and it takes longer than ten seconds. A
+    /// checkpoint that is written has an event of its own.
+    Transfer(Transfer),
     /// The run resumes after a loss, or with more workers.
     Resuming(ResumeReport),
     /// The work that a loss had cost is repeated.

@@ -16,6 +16,7 @@ pub(crate) mod formats;
 mod observer;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 pub use console::{Console, Line, Stream};
 pub use event::{
@@ -25,3 +26,4 @@ pub use events::Events;
 pub use observer::Observer;
 pub use pipeline::membership::Notice;
 pub use pipeline::recovery::{RecoveryCost, ResumeReport, StateSource};
+pub use transfer::{Direction, Transfer};

@@ -12,6 +12,7 @@
 //!                                                          |
 //!                                                          v
 //!                          weights_sink (memory or a file), fetched_state (tensors out of slices)
+//!                          transfer_meter (how far it is)
 //! ```
 
 pub(crate) mod call;
@@ -30,5 +31,6 @@ pub(crate) mod step_report;
 mod train_round;
 pub(crate) mod train_step;
 pub(crate) mod trainer;
+mod transfer_meter;
 pub(crate) mod weight_transfer;
 mod weights_sink;

@@ -1,11 +1,13 @@
 //! Moves weights from the workers, and to them.
 
 use super::trainer::Trainer;
+use super::transfer_meter::TransferMeter;
 use super::weights_sink::WeightsSink;
 use crate::checkpoint::WeightsFile;
 use crate::data::tensor_payload::to_payload;
+use crate::events::Direction;
 use crate::session::replica_check::{compare_replicas, must_agree};
-use crate::weights::chunks::in_chunks;
+use crate::weights::chunks::{in_chunks, total_bytes};
 use crate::weights::state_dict::{expected, ExpectedTensor, StateDict};
 use crate::weights::weight_files::WeightFiles;
 use crate::BossManError;
@@ -66,8 +68,10 @@ async fn fetch_into(
     if must_agree(trainer) {
         compare_replicas(trainer).await?;
     }
+    let of_bytes = total_bytes(expected(trainer.model.graph()).owned.values().map(|t| &t.meta));
+    let meter = TransferMeter::begin(&trainer.events, Direction::FromWorkers, of_bytes);
     if !trainer.plan.copies_stage_by_stage() {
-        sink.receive(request_weights(trainer, None)).await?;
+        sink.receive(request_weights(trainer, None), &meter).await?;
         return sink.finish().await;
     }
     let layout = trainer.plan.layout();
@@ -76,7 +80,7 @@ async fn fetch_into(
     for stage in stages {
         let [gather, reshard] = layout.whole(stage).unwrap_or_default();
         trainer.run_actions(gather).await?;
-        let fetched = sink.receive(request_weights(trainer, Some(stage))).await;
+        let fetched = sink.receive(request_weights(trainer, Some(stage)), &meter).await;
         trainer.run_actions(reshard).await?;
         fetched?;
     }
@@ -95,11 +99,19 @@ pub(crate) async fn load(
     trainer: &mut Trainer,
     tensors: Vec<StageTensor>,
 ) -> Result<(), BossManError> {
+    let of_bytes = bytes_of(&tensors);
+    let meter = TransferMeter::begin(&trainer.events, Direction::ToWorkers, of_bytes);
     let parts = tensors.into_iter().flat_map(StageTensor::sliced);
     for chunk in in_chunks(parts, |part| part.payload.bytes.len() as u64) {
+        let bytes = bytes_of(&chunk);
         load_chunk(trainer, chunk).await?;
+        meter.add(bytes);
     }
     Ok(())
+}
+
+fn bytes_of(tensors: &[StageTensor]) -> u64 {
+    tensors.iter().map(|tensor| tensor.payload.bytes.len() as u64).sum()
 }
 
 async fn load_chunk(trainer: &mut Trainer, tensors: Vec<StageTensor>) -> Result<(), BossManError> {
@@ -121,15 +133,19 @@ pub(crate) async fn load_files(
     trainer: &mut Trainer,
     files: &WeightFiles,
 ) -> Result<(), BossManError> {
-    let files = files.clone();
+    let (files, of_bytes) = (files.clone(), files.bytes());
     let chunks = files.chunks().into_iter();
-    load_chunks(trainer, chunks.map(move |pieces| files.read(&pieces))).await?;
+    load_chunks(trainer, of_bytes, chunks.map(move |pieces| files.read(&pieces))).await?;
     end_load(trainer).await
 }
 
-/// As [`load`], of chunks that a thread reads while others travel. The names are those of
-/// [`StateName`].
-pub(crate) async fn load_chunks<C>(trainer: &mut Trainer, chunks: C) -> Result<(), BossManError>
+/// As [`load`], of chunks that a thread reads while others travel. They have this number of bytes,
+/// and the names are those of [`StateName`].
+pub(crate) async fn load_chunks<C>(
+    trainer: &mut Trainer,
+    of_bytes: u64,
+    chunks: C,
+) -> Result<(), BossManError>
 where
     C: Iterator<Item = Result<Vec<(String, Payload)>, BossManError>> + Send + 'static,
 {
@@ -145,10 +161,13 @@ where
         Ok::<(), BossManError>(())
     });
     let holders = Holders::of(trainer);
+    let meter = TransferMeter::begin(&trainer.events, Direction::ToWorkers, of_bytes);
     while let Some(chunk) = read.recv().await {
+        let bytes = chunk.iter().map(|(_, payload)| payload.bytes.len() as u64).sum();
         let tensors = chunk.into_iter().flat_map(|(name, payload)| holders.each(&name, payload));
         let tensors = tensors.collect();
         load_chunk(trainer, tensors).await?;
+        meter.add(bytes);
     }
     reader.await.map_err(|e| BossManError::Usage(e.to_string()))?
 }
@@ -162,25 +181,31 @@ pub(crate) async fn load_from_workers_files(
     let holders = Holders::of(trainer);
     // Each stage has some weights in each call, so that workers read at the same time.
     let mut queues: BTreeMap<StageId, VecDeque<(u64, StageTensor)>> = BTreeMap::new();
+    let mut all_bytes = 0u64;
     for weight in weights {
         let bytes: Bytes = weight.encode()?.into();
         let meta = TensorMeta { dtype: DType::UInt8, shape: vec![bytes.len() as u64] };
         let of_weight = weight.source.meta.byte_len().unwrap_or(0);
         for tensor in holders.each(&weight.name, Payload { meta, bytes }) {
+            all_bytes = all_bytes.saturating_add(of_weight);
             queues.entry(tensor.stage).or_default().push_back((of_weight, tensor));
         }
     }
+    let meter = TransferMeter::begin(&trainer.events, Direction::ToWorkers, all_bytes);
     while queues.values().any(|queue| !queue.is_empty()) {
-        let first = queues.values_mut().flat_map(take_weights).collect();
+        let first: Vec<_> = queues.values_mut().flat_map(take_weights).collect();
+        let bytes = first.iter().map(|(bytes, _)| *bytes).fold(0, u64::saturating_add);
+        let first = first.into_iter().map(|(_, tensor)| tensor).collect();
         let tensors = insert_slots(trainer, first);
         let content = LoadContent::WeightSources;
         trainer.call(Instruction::LoadState { tensors, content, more: true }).await?;
+        meter.add(bytes);
     }
     end_load(trainer).await
 }
 
 /// Takes the first weights of a queue, at most [`READ_BYTES`] of them or one.
-fn take_weights(queue: &mut VecDeque<(u64, StageTensor)>) -> Vec<StageTensor> {
+fn take_weights(queue: &mut VecDeque<(u64, StageTensor)>) -> Vec<(u64, StageTensor)> {
     let (mut taken, mut sum) = (Vec::new(), 0u64);
     while let Some((bytes, tensor)) = queue.pop_front() {
         sum = sum.saturating_add(bytes);
@@ -188,7 +213,7 @@ fn take_weights(queue: &mut VecDeque<(u64, StageTensor)>) -> Vec<StageTensor> {
             queue.push_front((bytes, tensor));
             break;
         }
-        taken.push(tensor);
+        taken.push((bytes, tensor));
     }
     taken
 }

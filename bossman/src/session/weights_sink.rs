@@ -1,6 +1,7 @@
 //! Where weights go that workers send.
 
 use super::fetched_state;
+use super::transfer_meter::TransferMeter;
 use crate::checkpoint::WeightsFile;
 use crate::data::tensor_payload::owned_from_payload;
 use crate::{BossManError, StateDict};
@@ -21,16 +22,21 @@ impl WeightsSink {
     ///
     /// # Errors
     /// A worker failed or sent something else, or the file cannot be written.
-    pub(super) async fn receive(&mut self, stream: StateStream) -> Result<(), BossManError> {
+    pub(super) async fn receive(
+        &mut self,
+        stream: StateStream,
+        meter: &TransferMeter,
+    ) -> Result<(), BossManError> {
         match self {
             WeightsSink::Memory(tensors) => {
                 fetched_state::receive(stream, |name, payload| {
+                    meter.add(payload.bytes.len() as u64);
                     tensors.insert(name.to_string(), owned_from_payload(payload)?);
                     Ok(())
                 })
                 .await
             }
-            WeightsSink::File(file) => receive_into(file, stream).await,
+            WeightsSink::File(file) => receive_into(file, stream, meter).await,
         }
     }
 
@@ -53,12 +59,15 @@ impl WeightsSink {
 async fn receive_into(
     file: &mut Option<Box<WeightsFile>>,
     mut stream: StateStream,
+    meter: &TransferMeter,
 ) -> Result<(), BossManError> {
     stream.heads().await?;
     while let Some(part) = stream.next().await? {
+        let bytes = part.payload.bytes.len() as u64;
         let mut open = file.take().ok_or_else(broken)?;
         let add = move || open.add(&part.name, &part.payload).map(|()| open);
         *file = Some(blocking(add).await?);
+        meter.add(bytes);
     }
     Ok(())
 }

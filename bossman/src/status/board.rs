@@ -1,7 +1,7 @@
 //! The status of a run, kept up to date by its events.
 
 use super::value::{Phase, Status, Wait, WorkerStatus, MAX_TEXT, MAX_WORKERS};
-use crate::events::{Completed, Event, Events, Observer, WaitReason};
+use crate::events::{Completed, Event, Events, Observer, Transfer, WaitReason};
 use crate::output::printable;
 use crate::{BossManError, StepReport};
 use link::StatusText;
@@ -68,6 +68,7 @@ impl fmt::Debug for StatusBoard {
 pub(super) struct Board {
     phase: Phase,
     wait: Option<WaitSince>,
+    transfer: Option<Transfer>,
     step: u64,
     steps: Option<u64>,
     loss: Option<f32>,
@@ -143,6 +144,9 @@ impl Board {
                 self.enter(Phase::Growing);
                 self.step = *after;
             }
+            Event::Transfer(transfer) => {
+                self.transfer = Some(*transfer).filter(|transfer| !transfer.ended);
+            }
             Event::Resuming(_) => self.enter(Phase::Recovering),
             // Calls by hand have no `Started`.
             Event::Recovered(_) if self.phase == Phase::Recovering => self.enter(Phase::Ready),
@@ -163,7 +167,7 @@ impl Board {
     pub(super) fn status(&self, now: Instant) -> Status {
         let is_at_work = matches!(self.phase, Phase::Ready | Phase::Training);
         if let Some(pool) = self.pool.as_ref().filter(|_| is_at_work) {
-            return Status { steps: self.steps, ..pool.clone() };
+            return Status { steps: self.steps, transfer: self.transfer, ..pool.clone() };
         }
         let wait = self.wait.as_ref().map(|wait| Wait {
             missing: wait.missing,
@@ -184,6 +188,7 @@ impl Board {
         Status {
             phase: self.phase,
             wait,
+            transfer: self.transfer,
             step: self.step,
             steps: self.steps,
             loss: self.loss,

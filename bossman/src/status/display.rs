@@ -13,7 +13,7 @@ impl fmt::Display for Status {
         if self.workers.iter().any(|worker| worker.member.is_some()) {
             return table(self, f);
         }
-        writeln!(f, "{}", line(self))?;
+        writeln!(f, "{}{}", line(self), transfer(self))?;
         match self.workers.is_empty() {
             true => Ok(()),
             false => writeln!(f, "workers: {}", names(self)),
@@ -86,6 +86,10 @@ fn done(status: &Status) -> Option<String> {
     }
 }
 
+fn transfer(status: &Status) -> String {
+    status.transfer.map(|transfer| format!("; {transfer}")).unwrap_or_default()
+}
+
 fn loss(status: &Status) -> Option<String> {
     status.loss.map(|loss| format!("loss {loss:.4}"))
 }
@@ -110,7 +114,7 @@ fn table(status: &Status, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let Status { step, loss, samples_per_second, more, workers, .. } = status;
     let loss = loss.map_or("-".into(), |loss| format!("{loss:.4}"));
     let rate = samples_per_second.unwrap_or_default();
-    writeln!(f, "step {step}, loss {loss}, {rate:.1} samples/s")?;
+    writeln!(f, "step {step}, loss {loss}, {rate:.1} samples/s{}", transfer(status))?;
     writeln!(
         f,
         "{:>6}  {:12} {:8} {:11} {:>5} {:>7} {:>9} {:>9} {:>10} {:>9}",

@@ -2,7 +2,7 @@
 
 use super::board::Board;
 use super::*;
-use crate::events::{Completed, Event, Events, WaitReason};
+use crate::events::{Completed, Direction, Event, Events, Transfer, WaitReason};
 use crate::StepReport;
 use pipeline::ids::WorkerId;
 use pipeline::recovery::{RecoveryCost, Repeated, ResumeReport, StateSource};
@@ -111,6 +111,30 @@ fn a_run_waits_trains_and_ends() {
     assert!(status.to_string().ends_with(
         "\nworkers: 0 on attic [2J (cpu), 1 on attic [2J (cpu), 2 on attic [2J (cpu)\n"
     ));
+}
+
+#[test]
+fn a_long_transfer_is_told_until_its_end() {
+    let transfer = |ended| {
+        let (direction, bytes, of_bytes) = (Direction::ToWorkers, 1_250_000_000, 6_000_000_000);
+        Event::Transfer(Transfer { direction, bytes, of_bytes, elapsed_s: 10.4, ended })
+    };
+    assert_lines(&[
+        (waiting(3, WaitReason::Start, 0), "waiting for 3 of 3 workers, for 0 s"),
+        (joined(0, Some(0)), "ready: 1 of 3 workers"),
+        (
+            transfer(false),
+            "ready: 1 of 3 workers; loading state into the workers: 1.25 of 6.00 GB in 10 s",
+        ),
+        (transfer(true), "ready: 1 of 3 workers"),
+        (started(0), "training: step 0 of 200, 1 of 3 workers"),
+        (
+            transfer(false),
+            "training: step 0 of 200, 1 of 3 workers; loading state into the workers: 1.25 of \
+             6.00 GB in 10 s",
+        ),
+        (transfer(true), "training: step 0 of 200, 1 of 3 workers"),
+    ]);
 }
 
 #[test]

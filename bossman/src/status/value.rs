@@ -1,6 +1,6 @@
 //! The status of a run as a value.
 
-use crate::events::WaitReason;
+use crate::events::{Transfer, WaitReason};
 use serde::{Deserialize, Serialize};
 
 /// The most workers in a status.
@@ -18,6 +18,9 @@ pub struct Status {
     pub phase: Phase,
     /// For whom it waits, and since when.
     pub wait: Option<Wait>,
+    /// The transfer of state that goes on, if it takes long.
+    #[serde(default)]
+    pub transfer: Option<Transfer>,
     /// The last step that is done.
     pub step: u64,
     /// The steps of the whole run, if they are known.

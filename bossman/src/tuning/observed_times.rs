@@ -111,18 +111,21 @@ impl ObservedTimes {
         costs
     }
 
-    /// The time of a microbatch forward and backward through a stage on a worker, in nanoseconds.
-    /// `None` if it had none yet.
+    /// The typical time of a microbatch forward and backward through a stage on a worker, in
+    /// nanoseconds. `None` if it had none yet.
+    ///
+    /// Not the mean: a worker that was interrupted once in a few short actions is not slow, and a
+    /// pool must not evict it.
     pub(crate) fn microbatch_time(&self, stage: StageId, worker: WorkerId) -> Option<u64> {
-        let of = |kind| self.actions.get(&(stage, worker, kind)).map(mean);
+        let of = |kind| self.actions.get(&(stage, worker, kind)).map(median);
         let halves =
             of(Kind::BackwardInput).map(|input| input + of(Kind::BackwardWeight).unwrap_or(0));
         Some(of(Kind::Forward)? + of(Kind::Backward).or(halves)?)
     }
 
-    /// The time of a worker for a stage once in a step, in nanoseconds.
+    /// The typical time of a worker for a stage once in a step, in nanoseconds.
     pub(crate) fn per_step_time(&self, stage: StageId, worker: WorkerId) -> u64 {
-        let of = |kind| self.actions.get(&(stage, worker, kind)).map_or(0, mean);
+        let of = |kind| self.actions.get(&(stage, worker, kind)).map_or(0, median);
         of(Kind::Reduce) + of(Kind::OptimStep)
     }
 
@@ -180,6 +183,22 @@ mod tests {
         let corrected = observed.replace_costs(costs, &stage_placement);
         assert_eq!(corrected.stages[0], StageTimes { forward: 15_000, ..measured });
         assert_eq!(observed.step_overhead(), Some(20_000));
+    }
+
+    #[test]
+    fn one_interruption_makes_no_worker_slow() {
+        let (stage, mut observed) = (StageId(0), ObservedTimes::default());
+        for step in 0..5 {
+            let backward_ends = if step == 3 { 200_000 } else { 3000 };
+            let spans = [
+                span(Action::Forward { stage, microbatch: 0 }, 0, 1000),
+                span(Action::Backward { stage, microbatch: 0 }, 1000, backward_ends),
+                span(Action::OptimStep { stage }, 0, if step == 2 { 100_000 } else { 500 }),
+            ];
+            observed.record_step(&spans, Duration::from_secs(1));
+        }
+        assert_eq!(observed.microbatch_time(stage, WorkerId(0)), Some(3_000_000));
+        assert_eq!(observed.per_step_time(stage, WorkerId(0)), 500_000);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Groups of tensors that are read, and travel, together.
 
+use pipeline::TensorMeta;
+
 /// The bytes of a group. It is large enough that waiting for each costs little, and a few fit into
 /// the memory that the boss may take.
 pub(crate) const CHUNK_BYTES: u64 = 16 << 20;
@@ -22,6 +24,11 @@ pub(crate) fn in_chunks<T>(
         }
     }
     chunks
+}
+
+/// The bytes of tensors.
+pub(crate) fn total_bytes<'a>(metas: impl Iterator<Item = &'a TensorMeta>) -> u64 {
+    metas.map(|meta| meta.byte_len().unwrap_or(0)).fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{is_checkpoint, weight_headers};
 use crate::data::tensor_payload::to_payload;
-use crate::weights::chunks::{in_chunks, CHUNK_BYTES};
+use crate::weights::chunks::{in_chunks, total_bytes, CHUNK_BYTES};
 use crate::weights::fit::{Fit, Tied};
 use crate::weights::rename_rules::{RenameRules, Source};
 use crate::weights::tensor_headers::{FileStamp, TensorHeaders};
@@ -154,6 +154,11 @@ impl WeightFiles {
             Ok(HashedWeight { hash, ..weight })
         };
         self.sources.iter().map(describe).collect()
+    }
+
+    /// The bytes of all weights.
+    pub(crate) fn bytes(&self) -> u64 {
+        total_bytes(self.sources.values().map(|source| &source.meta))
     }
 
     /// The weights in chunks that are read together. A large weight is cut, unless the file has its

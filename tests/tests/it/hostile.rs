@@ -257,7 +257,7 @@ async fn a_worker_is_attacked_by_others_that_joined() {
     let test = async {
         let pool = Pool::at_work(2).await;
         let before: Vec<u64> = pool.workers.iter().map(|worker| peak(worker.id())).collect();
-        let (hostile, others) = within_limit(pool.hostile_beside(2)).await;
+        let (hostile, others) = pool.hostile_beside(2).await;
         let me = hostile.worker;
         for (place, (_, at)) in others.iter().enumerate() {
             let (at, (neighbour, _)) = (*at, others[1 - place]);

@@ -8,7 +8,7 @@ use tests::programs::{free_port, TestFolder};
 use tests::{Case, STEPS};
 
 /// The time limit of steps until something happens; far longer than they take.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 fn builder(case: &Case) -> Builder {
     let builder = BossMan::builder(case.model.clone())
