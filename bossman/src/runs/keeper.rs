@@ -19,6 +19,8 @@ const MODEL: &str = "model.yaml";
 pub(crate) struct FolderKeeper {
     folder: Arc<RunFolder>,
     file: RunFile,
+    /// The run as the folder had it before this process.
+    before: Option<RunFile>,
     /// The text of the model file, until the folder has its copy.
     model: Option<Vec<u8>>,
     /// The workers that have joined, with their threads.
@@ -30,15 +32,16 @@ pub(crate) struct FolderKeeper {
 }
 
 impl FolderKeeper {
-    /// Keeps this folder. `file` is the run with its flags, and with absolute paths. The model is
-    /// read now, because the user may change its file while the run lasts. `warnings` gets what
-    /// fails in a later session.
+    /// Keeps this folder. `file` is the run with its flags, and with absolute paths; `before` is
+    /// the one that an earlier process left there. The model is read now, because the user may
+    /// change its file while the run lasts. `warnings` gets what fails in a later session.
     ///
     /// # Errors
     /// The model cannot be read.
     pub(crate) fn new(
         folder: Arc<RunFolder>,
         mut file: RunFile,
+        before: Option<RunFile>,
         warnings: Events,
     ) -> Result<Self, BossManError> {
         let from = std::mem::replace(&mut file.model, MODEL.into());
@@ -52,7 +55,8 @@ impl FolderKeeper {
             }
         }
         let (workers, planned) = (Vec::new(), None);
-        Ok(FolderKeeper { folder, file, model, workers, planned, is_kept: false, warnings })
+        let is_kept = false;
+        Ok(FolderKeeper { folder, file, before, model, workers, planned, is_kept, warnings })
     }
 
     /// Copies the model once.
@@ -107,8 +111,12 @@ impl Observer for FolderKeeper {
             Event::Joined { worker, threads, missing: Some(_), .. } => {
                 self.workers.push((worker.0, *threads));
             }
-            Event::Started { microbatches, .. } => {
+            Event::Started { microbatches, from, .. } => {
                 self.file.microbatches = *microbatches;
+                if let (false, Some(_), Some(before)) = (self.is_kept, from, self.before.take()) {
+                    // A run that goes on began with the weights of its first process.
+                    self.file.weights = before.weights;
+                }
                 // It is of the run so far, which goes on.
                 std::fs::remove_file(self.folder.file(RECEIPT)).ok();
                 match self.keep() {
@@ -121,7 +129,9 @@ impl Observer for FolderKeeper {
             }
             Event::Planned { schedule, stages, why } => {
                 self.planned = Some((schedule.clone(), stages.clone(), why.clone()));
-                self.write_run()?;
+                if self.is_kept {
+                    self.write_run()?;
+                }
             }
             // The boss soon listens no more, and the receipt may take long. The log tells the end.
             Event::Ended { .. } | Event::Interrupted { .. } => remove_port(self.folder.path()),
@@ -135,6 +145,8 @@ impl Observer for FolderKeeper {
 mod tests {
     use super::super::{LiveBoss, RunFolderSettings, RunName};
     use super::*;
+    use crate::events::StateSource;
+    use crate::run_file::Weights;
     use std::path::Path;
     use std::time::Duration;
 
@@ -158,7 +170,8 @@ mod tests {
         let before = std::fs::read(&model).unwrap();
         let file = RunFile::from_file("../examples/digits/run.yaml").unwrap();
         let file = RunFile { model: model.clone(), ..file };
-        let mut keeper = FolderKeeper::new(folder.clone(), file, Events::unobserved()).unwrap();
+        let mut keeper =
+            FolderKeeper::new(folder.clone(), file, None, Events::unobserved()).unwrap();
         std::fs::write(&model, "no model").unwrap();
         for _session in 0..2 {
             keeper.copy_model().unwrap();
@@ -168,12 +181,45 @@ mod tests {
         assert_eq!(keeper.file.model, Path::new(MODEL));
     }
 
+    /// With `--weights` and `--resume=if-any`, it depends on what is found.
+    #[test]
+    fn the_weights_are_those_that_the_run_began_with() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = folder(place.path());
+        let file = RunFile::from_file("../examples/digits/run.yaml").unwrap();
+        let with = |name: &str| {
+            let weights = Some(Weights::of(place.path().join(name)));
+            RunFile { weights, ..file.clone() }.with_absolute_paths().unwrap()
+        };
+        let checkpoint = Some(StateSource::Checkpoint { step: 5 });
+        for (before, from, expected) in [
+            (None, None, "new"),
+            (None, checkpoint, "new"),
+            (Some(with("old")), None, "new"),
+            (Some(with("old")), checkpoint, "old"),
+        ] {
+            let events = Events::unobserved();
+            let mut keeper =
+                FolderKeeper::new(folder.clone(), with("new"), before, events).unwrap();
+            let (steps, done, microbatches, metrics_bytes) = (9, 5, 2, 0);
+            let pool = false;
+            let started =
+                |from| Event::Started { steps, done, from, microbatches, metrics_bytes, pool };
+            keeper.on_event(&started(from)).unwrap();
+            // A later session of this process, after a loss.
+            keeper.on_event(&started(checkpoint)).unwrap();
+            let weights = RunFile::from_folder(folder.path()).unwrap().weights.unwrap();
+            assert_eq!(weights.path, place.path().join(expected));
+        }
+    }
+
     #[test]
     fn the_address_is_there_while_the_boss_listens() {
         let place = tempfile::tempdir().unwrap();
         let folder = folder(place.path());
         let file = RunFile::from_file("../examples/digits/run.yaml").unwrap();
-        let mut keeper = FolderKeeper::new(folder.clone(), file, Events::unobserved()).unwrap();
+        let mut keeper =
+            FolderKeeper::new(folder.clone(), file, None, Events::unobserved()).unwrap();
         let ended = Event::Ended { steps: 9, time: Duration::ZERO, error: None };
         let interrupted = Event::Interrupted { step: Some(3), weights: None, checkpoint: None };
         for end in [ended, interrupted] {

@@ -62,12 +62,8 @@ pub(super) fn place(
     file: &mut RunFile,
     options: &mut TrainOptions,
 ) -> Result<(), BossManError> {
-    let mut carried_out = carried_out(file, options)?;
-    if options.resume.is_some() && carried_out.weights.is_none() {
-        // A run that goes on began with the weights of its first process.
-        let before = RunFile::from_folder(folder.path()).ok();
-        carried_out.weights = before.and_then(|before| before.weights);
-    }
+    let carried_out = carried_out(file, options)?;
+    let before = RunFile::from_folder(folder.path()).ok();
     if let Some(policy) = &mut file.checkpoint {
         let inside = || folder.file("checkpoints").to_string_lossy().into_owned();
         policy.dir.get_or_insert_with(inside);
@@ -90,7 +86,7 @@ pub(super) fn place(
         .clone()
         .with(EventLog::open(folder.file("events.jsonl"), shown.clone())?)
         .with(TextLog::open(folder.file("log.txt"))?)
-        .with(FolderKeeper::new(folder.clone(), carried_out, shown)?);
+        .with(FolderKeeper::new(folder.clone(), carried_out, before, shown)?);
     Ok(())
 }
 

@@ -133,11 +133,13 @@ async fn local_workers_that_are_killed_and_stopped_leave_no_trace_in_the_result(
     assert_eq!(boss.children().len(), 3, "nobody is left behind");
     let ended = boss.end_within(PATIENCE).await.expect_success();
     assert_same(&run.outputs(), quiet);
-    assert_eq!(said(&ended, "recovery: resuming with 3 of 3 workers").len(), 3);
     // A due checkpoint may also have been missed, which prints a reason too.
     let lost = said(&ended, "workers were lost");
     let of = |reason: &str| lost.iter().filter(|line| line.contains(reason)).count();
-    assert_eq!((of("signal: 9"), of("silent for 3 seconds")), (2, 1), "{lost:?}");
+    // On a busy machine, another one may be silent for as long.
+    let silent = of("silent for 3 seconds");
+    assert!(of("signal: 9") == 2 && silent >= 1, "{lost:?}");
+    assert_eq!(said(&ended, "recovery: resuming with 3 of 3 workers").len(), 2 + silent);
 }
 
 #[tokio::test]
