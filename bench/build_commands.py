@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 NAME = "build-times"
-EDITED = "crates/pipeline/src/lib.rs"
+EDITED = "crates/pipeline/src/boss/mod.rs"
 
 
 class Step(NamedTuple):
@@ -17,9 +17,10 @@ class Step(NamedTuple):
 STEPS = {
     "demo": Step("`make demo` from nothing", True),
     "check": Step(
-        f"`make check` from warm, after an edit of `{EDITED}`",
+        f"`make check` from warm, after a new line in `{EDITED}`",
         False,
-        (["make", "check"], ["touch", EDITED]),
+        # Every line of the file moves, so its functions are compiled anew. `touch` would not do.
+        (["make", "check"], ["sed", "-i", "1i // A new line.", EDITED]),
     ),
     "test": Step("`make test` from nothing", True),
 }

@@ -25,7 +25,15 @@ from build_commands import NAME, STEPS
 from programs import CHECKOUT, Problem
 
 ACCURACY = re.compile(r"test accuracy ([\d.]+) %")
-LEFT_OUT = ("CARGO_TARGET_DIR", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")  # each changes what is built
+# Each changes what is built, or how.
+LEFT_OUT = (
+    "CARGO_INCREMENTAL",
+    "CARGO_PROFILE_DEV_DEBUG",
+    "CARGO_TARGET_DIR",
+    "MAKEFLAGS",
+    "MAKELEVEL",
+    "MFLAGS",
+)
 
 
 def plan(names, place, own, reuse):

@@ -306,7 +306,7 @@ class BuildTimes(unittest.TestCase):
 
     def test_a_warm_check_comes_after_another_and_an_edit(self):
         check = self.commands(["check"], reuse=True)[1:]
-        edited = (None, f"touch {build_commands.EDITED}")
+        edited = (None, f"sed -i 1i // A new line. {build_commands.EDITED}")
         self.assertEqual(check, [(None, "make check"), edited, ("check", "make check")])
         self.assertTrue((programs.CHECKOUT / build_commands.EDITED).is_file())
 

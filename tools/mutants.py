@@ -7,9 +7,11 @@ notices.
     tools/mutants.py --sample 40 --seed 7
     tools/mutants.py --match plan.rs     only changes whose description has these words
 
-It runs cargo-mutants, which it installs once into target/tools. The quick tests see every change,
-and the simulator those that the quick tests miss. Changes that do not compile do not count. The
-command lists the changes that were missed, and fails if less than CAUGHT were noticed.
+It runs cargo-mutants, which it installs once into target/tools. The changes are made in a copy of
+the checkout, always the same one, so that only the changed crate is compiled anew. The quick tests
+see every change, and the simulator those that the quick tests miss. Changes that do not compile do
+not count. The command lists the changes that were missed, and fails if less than CAUGHT were
+noticed.
 
 Each result is a line of bench/results/mutants.jsonl. It counts as long as the changed file stays as
 it is. Edits elsewhere change neither the results nor, hardly, the sample: a change is drawn by a
@@ -22,6 +24,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -30,6 +33,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 TOOLS = CHECKOUT / "target" / "tools"
 OUT = CHECKOUT / "target" / "mutants"
+TREE = OUT / "tree"
 RESULTS = CHECKOUT / "bench" / "results" / "mutants.jsonl"
 VERSION = "26.0.0"
 QUICK = {
@@ -54,10 +58,26 @@ def cargo_mutants():
     return str(program)
 
 
+def copy(checkout, tree):
+    """Makes `tree` a copy of the files of a checkout that git knows or would add. What is equal
+    keeps its time, so that cargo does not compile it again."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    run = subprocess.run(command, cwd=checkout, check=True, stdout=subprocess.PIPE, text=True)
+    names = {name for name in run.stdout.split("\0") if (checkout / name).is_file()}
+    for file in [file for file in tree.rglob("*") if file.is_file()]:
+        if str(file.relative_to(tree)) not in names:
+            file.unlink()
+    for name in names:
+        source, target = checkout / name, tree / name
+        if not target.exists() or source.read_bytes() != target.read_bytes():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+
+
 def listed(program):
     """All changes that can be made, as cargo-mutants names them."""
     command = [program, "mutants", "--list", *(f"--package={package}" for package in QUICK)]
-    run = subprocess.run(command, cwd=CHECKOUT, check=True, stdout=subprocess.PIPE, text=True)
+    run = subprocess.run(command, cwd=TREE, check=True, stdout=subprocess.PIPE, text=True)
     return run.stdout.splitlines()
 
 
@@ -80,9 +100,9 @@ def drawn(changes, size, seed):
     return sorted(changes, key=lambda change: (lot(change), change))[:size]
 
 
-def file_hash(change):
+def file_hash(change, tree=TREE):
     """A hash of the file of a change."""
-    return hashlib.sha256((CHECKOUT / path(change)).read_bytes()).hexdigest()[:12]
+    return hashlib.sha256((tree / path(change)).read_bytes()).hexdigest()[:12]
 
 
 def read(results):
@@ -93,11 +113,11 @@ def read(results):
     return {(row["change"], row["file"]): row["outcome"] for row in rows}
 
 
-def append(results, outcomes):
+def append(results, outcomes, tree=TREE):
     """Stores outcomes of changes."""
     with results.open("a", encoding="utf-8") as file:
         for change, outcome in outcomes.items():
-            row = {"change": change, "file": file_hash(change), "outcome": outcome}
+            row = {"change": change, "file": file_hash(change, tree), "outcome": outcome}
             file.write(json.dumps(row) + "\n")
 
 
@@ -114,6 +134,7 @@ def test(program, changes, tests, profile, baseline):
             f"--package={package}",
             f"--profile={profile}",
             f"--baseline={'run' if baseline else 'skip'}",
+            "--in-place",
             "--no-shuffle",
             "--timeout=300",
             f"--output={OUT}",
@@ -125,11 +146,11 @@ def test(program, changes, tests, profile, baseline):
             "BOSSMAN_SIM_SEEDS": "60",
             "BOSSMAN_FUZZ_INPUTS": "5000",
             "CARGO_INCREMENTAL": "1",
-            # The dependencies are built once for all batches.
+            "CARGO_PROFILE_DEV_DEBUG": "false",
             "CARGO_TARGET_DIR": str(OUT / "built"),
         }
         # cargo-mutants exits with 2 or 3 if tests missed something, which the caller reports.
-        if subprocess.run(command, cwd=CHECKOUT, env=environment).returncode not in (0, 2, 3):
+        if subprocess.run(command, cwd=TREE, env=environment).returncode not in (0, 2, 3):
             sys.exit("cargo-mutants failed: see above")
         for outcome in OUTCOMES:
             lines = (OUT / "mutants.out" / f"{outcome}.txt").read_text().splitlines()
@@ -166,6 +187,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after that")
     options = parser.parse_args()
     program = cargo_mutants()
+    copy(CHECKOUT, TREE)
     changes = [change for change in listed(program) if options.match in change]
     sample = drawn(changes, options.sample, options.seed)
     stored, end = read(RESULTS), time.monotonic() + 60 * options.minutes

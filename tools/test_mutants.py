@@ -1,5 +1,7 @@
 """The sample of `make mutants`, its stored results, and its summary."""
 
+import os
+import subprocess
 import tempfile
 import unittest
 from pathlib import Path
@@ -25,15 +27,35 @@ class Sample(unittest.TestCase):
         self.assertNotEqual(mutants.drawn(CHANGES, 20, 1), mutants.drawn(CHANGES, 20, 2))
 
 
+class Copy(unittest.TestCase):
+    def test_what_is_equal_stays_and_what_differs_is_mended(self):
+        with tempfile.TemporaryDirectory() as folder:
+            checkout, tree = Path(folder) / "checkout", Path(folder) / "tree"
+            (checkout / "src").mkdir(parents=True)
+            subprocess.run(["git", "init", "--quiet"], cwd=checkout, check=True)
+            files = {".gitignore": "/target\n", "src/a.rs": "a", "src/b.rs": "b"}
+            for name, text in {**files, "target": "built"}.items():
+                (checkout / name).write_text(text)
+            mutants.copy(checkout, tree)
+            os.utime(tree / "src/a.rs", (1, 1))
+            (tree / "src/b.rs").write_text("changed")
+            (tree / "src/c.rs").write_text("of another time")
+            mutants.copy(checkout, tree)
+            copied = [file for file in tree.rglob("*") if file.is_file()]
+            self.assertEqual({str(f.relative_to(tree)): f.read_text() for f in copied}, files)
+            self.assertEqual((tree / "src/a.rs").stat().st_mtime, 1)
+
+
 class Results(unittest.TestCase):
     def test_a_result_counts_while_the_file_is_unchanged(self):
         change = "crates/pipeline/src/lib.rs:1:1: replace f with ()"
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder) / "mutants.jsonl"
             self.assertEqual(mutants.read(results), {})
-            mutants.append(results, {change: "caught"})
+            mutants.append(results, {change: "caught"}, mutants.CHECKOUT)
             stored = mutants.read(results)
-        self.assertEqual(stored, {(change, mutants.file_hash(change)): "caught"})
+        key = (change, mutants.file_hash(change, mutants.CHECKOUT))
+        self.assertEqual(stored, {key: "caught"})
         self.assertNotIn((change, "another file"), stored)
 
     def test_what_was_missed_is_listed(self):

@@ -162,7 +162,7 @@ class Seeds(unittest.TestCase):
             Result("", "", 9, 0, True, 100.0, 1.0, False),
         ]
         line = run_tests.fake_gpu_line(results)
-        self.assertEqual(line, "7 tests on the fake GPU in 4 s")
+        self.assertEqual(line, "7 tests on the fake GPU in 4 s, 2 s of processor time")
         self.assertIsNone(run_tests.fake_gpu_line(results[2:]))
         with mock.patch.object(run_tests, "FAKE_GPU", Path("true")):
             self.assertTrue(run_tests.run(Job("a", ["true"], Path("/"))).on_fake_gpu)

@@ -123,6 +123,7 @@ impl Pool {
                     self.membership.on_joined(worker, seen.process());
                     self.workers.insert(worker, seen);
                 }
+                MembershipEvent::Leaving(worker) => self.membership.on_leaving(worker),
                 MembershipEvent::Left { worker, reason } => {
                     self.membership.on_left(worker, &reason);
                 }

@@ -315,6 +315,11 @@ impl Driver {
                 BossEffect::Dismiss { worker, reason } => {
                     self.disconnect(worker, &reason, PROTOCOL_VIOLATION)
                 }
+                BossEffect::Leaving(worker) => {
+                    if let Some(pool) = &self.pool {
+                        pool.send(MembershipEvent::Leaving(worker)).ok();
+                    }
+                }
                 BossEffect::StateHeads { request, heads } => {
                     let head = |(worker, name, meta)| StateHead { worker, name, meta };
                     let heads = heads.into_iter().map(head).collect();

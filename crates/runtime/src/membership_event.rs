@@ -4,7 +4,7 @@ use link::WorkerInfo;
 use pipeline::ids::WorkerId;
 use std::net::SocketAddr;
 
-/// A worker joined or left an open run.
+/// A worker joined or left an open run, or is about to leave.
 #[derive(Debug)]
 pub enum MembershipEvent {
     /// A worker joined. It has no stages yet.
@@ -16,6 +16,8 @@ pub enum MembershipEvent {
         /// Its address.
         address: SocketAddr,
     },
+    /// A worker is told to leave.
+    Leaving(WorkerId),
     /// A worker left.
     Left {
         /// Its number.

@@ -62,6 +62,27 @@ async fn a_pool_goes_on_without_a_worker_that_is_told_to_leave() {
     stays.line("share 100 %").await;
 }
 
+/// The only worker of a pool hands its layers over to one that has just joined.
+#[tokio::test]
+async fn the_last_worker_of_a_pool_stays_until_another_one_has_its_state() {
+    let place = TestFolder::new();
+    let run = place.endless_run();
+    let serve = ["serve", run.to_str().unwrap(), "--workers", "1", "--port", "0"];
+    let mut boss = place.start("bossman", &serve);
+    let line = boss.line("MODEL_PORT=").await;
+    let port = line.split_whitespace().find_map(|word| word.strip_prefix("MODEL_PORT="));
+    let leaves = place.worker(port.unwrap(), &["--grace", "60"]);
+    boss.line("step 1/").await;
+    let mut follows = place.worker(port.unwrap(), &[]);
+    boss.line("worker 1 joined").await;
+    leaves.signal("TERM");
+    boss.line("2 workers").await;
+    let ended = leaves.end().await;
+    assert!(terminated(&ended).starts_with("; left after step "), "{:?}", ended.errors);
+    boss.line("left (it was told to leave)").await;
+    follows.line("share 100 %").await;
+}
+
 /// The terminal in which it was started may close.
 #[tokio::test]
 async fn a_hangup_does_not_end_a_worker() {

@@ -6,7 +6,8 @@
 //! microbatches, and no worker waits for it. When it has nearly caught up, it becomes a replica
 //! with the next change of membership.
 //!
-//! A worker that is told to leave goes between two requests. A worker that is lost ends the current
+//! A worker that is told to leave goes between two requests. The last worker of a stage stays while
+//! another one is connected that may take the stage over. A worker that is lost ends the current
 //! round, unless every other worker already has the data for its update. Then the round completes
 //! without it. After the change of membership the round is repeated, or the next one begins.
 
@@ -223,24 +224,44 @@ impl BossSession {
         self.outbox.push(BossEffect::Dismiss { worker, reason: reason.into() });
     }
 
+    /// A worker is told to leave.
+    pub(super) fn on_leaving(&mut self, worker: WorkerId) {
+        if self.leaving.insert(worker) && self.admits_workers {
+            self.outbox.push(BossEffect::Leaving(worker));
+        }
+    }
+
     /// Lets workers go that leave. Between two requests nobody waits for anything of theirs but
     /// state that still travels, with which they stay.
     pub(super) fn release_leaving(&mut self, now: Micros) {
         if self.job.is_some() {
             return;
         }
-        let sends = |worker: &WorkerId| {
-            self.background.values().any(|(_, collector)| collector.misses(*worker))
+        let sends = |worker: WorkerId| {
+            self.background.values().any(|(_, collector)| collector.misses(worker))
         };
-        let (stay, go) = std::mem::take(&mut self.leaving).into_iter().partition(sends);
-        self.leaving = stay;
-        let go: BTreeSet<WorkerId> = go;
+        let stays = |worker: &WorkerId| sends(*worker) || self.hands_over(*worker);
+        let go: Vec<WorkerId> = self.leaving.iter().copied().filter(|one| !stays(one)).collect();
         for worker in go {
+            self.leaving.remove(&worker);
             let reason = "it was told to leave";
             self.dismiss(worker, reason);
             // At once, so that the next request does not count on it.
             self.on_lost(now, worker, reason);
         }
+    }
+
+    /// Whether a worker that leaves is the last of a stage in a pool, and another one is there that
+    /// may take the stage over.
+    fn hands_over(&self, worker: WorkerId) -> bool {
+        let placement = &self.setup.plan.stage_placement;
+        let stays = |worker: WorkerId| self.alive(worker) && !self.leaving.contains(&worker);
+        let is_last = placement
+            .stages_of(worker)
+            .any(|stage| !placement.of(stage).iter().any(|other| stays(*other)));
+        let mut all = (0..self.setup.addresses.len() as u16).map(WorkerId);
+        let another = all.any(|other| stays(other) && !placement.is_member(other));
+        self.admits_workers && is_last && another
     }
 
     /// Handles the loss of a worker that was in preparation, followed, or sent its state to such a

@@ -174,7 +174,7 @@ impl BossSession {
             ToBoss::LinkFailed { peer, reason, was_up } => {
                 self.link_failed(from, peer, &bounded(reason), was_up)
             }
-            ToBoss::Leaving => drop(self.leaving.insert(from)),
+            ToBoss::Leaving => self.on_leaving(from),
             ToBoss::LinkReport { peer, report } => {
                 if self.alive(from) && peer.is_none_or(|peer| self.alive(peer)) {
                     self.links.reports.insert((from, peer), report.bounded());

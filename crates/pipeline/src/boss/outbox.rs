@@ -52,6 +52,7 @@ fn slots_in(effect: &BossEffect) -> usize {
         | BossEffect::Hangup { .. }
         | BossEffect::Dismiss { .. }
         | BossEffect::StateHeads { .. }
+        | BossEffect::Leaving(_)
         | BossEffect::Notice(_) => 0,
     }
 }

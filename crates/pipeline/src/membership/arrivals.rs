@@ -17,6 +17,13 @@ impl Membership {
         }
     }
 
+    /// A worker is told to leave. It stays for a while if it is the last of a stage.
+    pub fn on_leaving(&mut self, worker: WorkerId) {
+        if let Some(member) = self.members.get_mut(&worker) {
+            member.is_leaving = true;
+        }
+    }
+
     /// A worker left, for this reason.
     pub fn on_left(&mut self, worker: WorkerId, reason: &str) {
         if self.state(worker).is_some_and(|state| !state.has_left()) {
@@ -67,7 +74,7 @@ impl Membership {
     }
 
     /// The first stage of the place that has the fewest workers, among those for which this worker
-    /// was not found unfit. Workers on their way there count.
+    /// was not found unfit. Workers on their way there count, and those that leave do not.
     fn smallest_stage(&self, worker: WorkerId) -> Option<StageId> {
         let on_their_way = |stage: StageId| {
             let goes_there = |member: &&Member| match member.state {
@@ -86,7 +93,7 @@ impl Membership {
         let places =
             self.placement.iter().filter(|(_, workers)| !workers.is_empty() && !is_unfit(workers));
         places
-            .min_by_key(|(stage, workers)| workers.len() + on_their_way(*stage))
+            .min_by_key(|(stage, workers)| self.staying(workers) + on_their_way(*stage))
             .map(|(stage, _)| stage)
     }
 
@@ -113,11 +120,20 @@ impl Membership {
         }
     }
 
-    /// Tries the workers again that were evicted long ago.
+    /// The number of these workers that are not told to leave.
+    fn staying(&self, workers: &[WorkerId]) -> usize {
+        let leaves = |worker| self.members.get(worker).is_some_and(|member| member.is_leaving);
+        workers.iter().filter(|worker| !leaves(*worker)).count()
+    }
+
+    /// Tries the workers again that were evicted long ago, and all of them if everybody leaves who
+    /// has some stage.
     pub(super) fn readmit_evicted(&mut self) {
         let now = self.position.updates;
+        let needs_all = self.placement.iter().any(|(_, workers)| self.staying(workers) == 0);
         for (worker, member) in &mut self.members {
-            if matches!(member.state, MemberState::Evicted { until, .. } if until <= now) {
+            let MemberState::Evicted { until, .. } = member.state else { continue };
+            if needs_all || until <= now {
                 member.state = MemberState::Joined;
                 self.decisions.push_back(Decision::ForgetTimes(*worker));
             }

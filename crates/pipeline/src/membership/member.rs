@@ -86,6 +86,8 @@ pub struct Member {
     pub share: f64,
     /// The rate of its slowest link to another worker, in bytes per second.
     pub bytes_per_second: Option<u64>,
+    /// Whether it is told to leave.
+    pub(super) is_leaving: bool,
     /// The stages for which it was found unfit beside their workers.
     pub(super) unfit: BTreeSet<StageId>,
 }

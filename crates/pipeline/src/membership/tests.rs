@@ -47,6 +47,7 @@ impl Pool {
                 let process = process(words.get(2).map_or_else(first, |old| worker(old)));
                 membership.on_joined(first(), process);
             }
+            "leaving" => membership.on_leaving(first()),
             "left" => membership.on_left(first(), "it was tired"),
             "prepared" => membership.on_prepared(first(), Ok(())),
             "unfit" => return Some(format!("{}", membership.on_unfit(first()))),
@@ -226,8 +227,7 @@ fn a_worker_that_cannot_be_prepared_waits_when_it_joins_again() {
          state 2      => Evicted { reason: \"it was here before: no memory\", until: 200 }
          update       => same
          steps 200
-         update       => forget 2; same
-         update       => prepare 2 in 0,2; same",
+         update       => forget 2; prepare 2 in 0,2; same",
     );
 }
 
@@ -315,8 +315,7 @@ fn a_straggler_is_evicted_and_tried_again() {
          steps 199
          update       => same
          steps 1
-         update       => forget 1; same
-         update       => prepare 1 in 0,2,1; same
+         update       => forget 1; prepare 1 in 0,2,1; same
          prepared 1
          update       => 0,2, 1 like 0
          accepted 1:1
@@ -328,6 +327,44 @@ fn a_straggler_is_evicted_and_tried_again() {
          steps 1
          update       => worker 1 is put aside: \
                          a step takes 10 ms with it and 2 ms without; 0,2",
+    );
+}
+
+#[test]
+fn a_worker_that_was_put_aside_replaces_the_last_one() {
+    play(
+        "0,1",
+        "slow 1
+         steps 5
+         update       => worker 1 is put aside: \
+                         a step takes 10 ms with it and 4 ms without; 0
+         accepted     => step 6: 1 workers
+         steps 1
+         update       => same
+         leaving 0
+         update       => forget 1; prepare 1 in 0,1; same
+         prepared 1
+         update       => 0, 1 like 0
+         accepted 1:1
+         steps 1 1:0
+         update       => 0,1
+         accepted     => step 8: 2 workers
+         steps 9
+         update       => same
+         left 0       => worker 0 left (it was tired)
+         update       => 1
+         accepted     => step 17: 1 workers",
+    );
+}
+
+#[test]
+fn a_worker_joins_the_stage_that_its_last_worker_leaves() {
+    play(
+        "0,1 2,3",
+        "leaving 2
+         leaving 3
+         joined 4
+         update       => prepare 4 in 0,1 2,3,4; same",
     );
 }
 

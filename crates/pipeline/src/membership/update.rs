@@ -16,9 +16,9 @@ impl Membership {
     /// # Errors
     /// Some stage has lost its last worker.
     pub fn update(&mut self, times: &StepTimes<'_>) -> Result<Option<Change>, Failure> {
+        self.readmit_evicted();
         self.prepare_joined();
         self.evict_straggler(times);
-        self.readmit_evicted();
         let remaining = self.remaining()?;
         let change = self.change(remaining);
         let follow =
@@ -29,10 +29,13 @@ impl Membership {
         Ok((!is_same || self.must_confirm).then_some(change))
     }
 
-    /// Evicts the worker that slows the others down most, if any.
+    /// Evicts the worker that slows the others down most, if any. While a worker leaves, the others
+    /// are needed.
     fn evict_straggler(&mut self, times: &StepTimes<'_>) {
         let is_judged = |member: &Member| {
-            member.state == MemberState::Active && member.steps_since_active >= MIN_STEPS_TO_JUDGE
+            member.state == MemberState::Active
+                && member.steps_since_active >= MIN_STEPS_TO_JUDGE
+                && !member.is_leaving
         };
         let mut members = self.placement.members().into_iter();
         if !members.all(|worker| self.members.get(&worker).is_some_and(is_judged)) {

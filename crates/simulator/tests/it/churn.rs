@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 pub enum Change {
     Come,
     Go(WorkerId),
+    /// A worker is told to go.
+    Told(WorkerId),
 }
 
 /// The planned joins and leaves, and their state.
@@ -15,6 +17,10 @@ pub enum Change {
 pub struct Churn {
     /// By event: `None` is a join. A number chooses the worker that leaves.
     due: BTreeMap<u64, Option<u64>>,
+    /// The workers that are told to go, by event.
+    pub told: BTreeMap<u64, WorkerId>,
+    /// Workers that are told to go, as far as the boss knows.
+    pub leaving: Vec<WorkerId>,
     /// The workers of each stage. A core of each always stays, because its weights would be lost
     /// with the last.
     pub members: StagePlacement,
@@ -46,6 +52,9 @@ impl Churn {
     }
 
     pub fn at(&mut self, event: u64, lasts: impl Fn(WorkerId) -> bool) -> Option<Change> {
+        if let Some(worker) = self.told.remove(&event) {
+            return Some(Change::Told(worker));
+        }
         match self.due.remove(&event)? {
             None => {
                 self.workers += 1;
@@ -56,7 +65,8 @@ impl Churn {
                 let possible: Vec<WorkerId> =
                     all.filter(|worker| lasts(*worker) && self.spares(*worker, &lasts)).collect();
                 let place = choice as usize % possible.len().max(1);
-                possible.get(place).map(|worker| Change::Go(*worker))
+                let worker = *possible.get(place)?;
+                Some(if choice % 3 == 0 { Change::Told(worker) } else { Change::Go(worker) })
             }
         }
     }

@@ -229,6 +229,13 @@ impl World {
         match churn.at(self.events, lasts) {
             Some(Change::Come) => self.arrive(),
             Some(Change::Go(worker)) => self.vanish(worker),
+            Some(Change::Told(worker)) => {
+                self.log.note(|| format!("{:>9} {worker} is told to go", self.now()));
+                let told = &mut self.workers[worker.0 as usize];
+                told.told = true;
+                told.session.on_leave();
+                self.drain_worker(worker);
+            }
             None => {}
         }
     }

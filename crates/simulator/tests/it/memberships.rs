@@ -46,6 +46,8 @@ pub struct MembershipResult {
     pub injected: InjectedFaults,
     /// The last fault of the run, as it was then.
     pub last_fault: Option<LastFault>,
+    /// The workers that have left a pool.
+    pub left: usize,
     /// Its workers. A pool, whose workers change, leaves this and what follows empty.
     pub workers: usize,
     /// The workers that join again at once.
@@ -201,6 +203,7 @@ impl MembershipRun {
             };
             let end = result.inspect_err(|failure| recover(&mut run, &user, failure)).ok();
             memberships.push(MembershipResult {
+                left: 0,
                 events: user.world.events,
                 time: user.world.now(),
                 frames: user.world.frames(),

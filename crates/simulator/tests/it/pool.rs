@@ -69,6 +69,9 @@ impl Pool<'_> {
         for worker in arrived {
             self.membership.on_joined(worker, process(worker));
         }
+        for worker in std::mem::take(&mut churn.leaving) {
+            self.membership.on_leaving(worker);
+        }
         for worker in gone {
             self.membership.on_left(worker, "it is gone");
         }
@@ -163,6 +166,8 @@ fn process(worker: WorkerId) -> Process {
 #[derive(Clone, Default, Debug)]
 pub struct Scenario {
     pub due: BTreeMap<u64, Option<u64>>,
+    /// The workers that are told to go, by event.
+    pub told: BTreeMap<u64, WorkerId>,
     pub faults: PlannedFaults,
     /// A worker that slows the others down, if any.
     pub slow: Option<WorkerId>,
@@ -183,7 +188,7 @@ pub fn run(
     setting: &Setting,
     seed: u64,
     conditions: Conditions,
-    Scenario { due, faults, slow, last_fault }: Scenario,
+    Scenario { due, told, faults, slow, last_fault }: Scenario,
     log: Log,
 ) -> MembershipResult {
     let mut user = user(graph, setting, seed, conditions, Faults::default(), log);
@@ -193,6 +198,7 @@ pub fn run(
     }
     let placement = user.plan.stage_placement.clone();
     let mut churn = Churn::new(placement.clone(), due);
+    churn.told = told;
     churn.core = last_fault.as_ref().map_or(churn.core, |last_fault| last_fault.core);
     user.world.open(churn);
     user.world.plan_faults(faults);
@@ -206,6 +212,7 @@ pub fn run(
     }
     pool.call(Call::Digest, &mut oracle);
     pool.call(Call::State, &mut oracle);
+    let left = pool.membership.members().filter(|(_, member)| member.state.has_left()).count();
     let mut user = pool.user;
     let (events, frames) = (user.world.events, user.world.frames());
     user.world.churn.iter_mut().for_each(Churn::end);
@@ -216,6 +223,7 @@ pub fn run(
         time: user.world.now(),
         frames,
         injected: std::mem::take(&mut user.world.injected),
+        left,
         last_fault: user.world.last_fault.take(),
         ..MembershipResult::default()
     }
@@ -239,6 +247,28 @@ fn simulator_workers_join_and_leave_at_every_point() {
     each(1..=quiet.events, |event, log| {
         let due = BTreeMap::from([(event, None), (event + 40, Some(event)), (event + 60, None)]);
         run(&graph, &setting, 5, Conditions::CALM, Scenario::due(due), log);
+    });
+}
+
+/// The event by which a run of two workers has opened its pool.
+const OPEN_BY: u64 = 20;
+
+/// A worker that is told to go, and alone has a stage, hands it over to one that has just come and
+/// is on its way there.
+#[test]
+fn simulator_the_last_worker_of_a_stage_hands_it_over() {
+    let graph = models::model("skip");
+    let mut random = Random::new(1);
+    let mut setting = Setting::plain(&["2"], ScheduleKind::OneFOneB, 4).with_replicas(&mut random);
+    (setting.replicas, setting.max_norm, setting.sharding) = (vec![1, 1], Some(500.0), None);
+    let quiet = run(&graph, &setting, 5, Conditions::CALM, Scenario::default(), Log::default());
+    each(OPEN_BY..=quiet.events, |event, log| {
+        let told = BTreeMap::from([(event + 1, WorkerId(0))]);
+        let due = BTreeMap::from([(event, None)]);
+        let scenario = Scenario { due, told, ..Scenario::default() };
+        let result = run(&graph, &setting, 5, Conditions::CALM, scenario, log);
+        // Later, the run may end first.
+        assert!(result.left == 1 || event > quiet.events / 2, "it has not handed over");
     });
 }
 

@@ -35,6 +35,8 @@ pub(super) struct Worker {
     pub(super) asleep: u64,
     /// Whether it fell silent, so that the boss gives it up.
     pub(super) silenced: bool,
+    /// Whether it is told to leave.
+    pub(super) told: bool,
     /// The snapshots that it stores beyond the run.
     pub(super) kept: Kept,
     /// Whether the first task waits for other workers.
@@ -60,6 +62,7 @@ impl Worker {
             far: false,
             asleep: 0,
             silenced: false,
+            told: false,
             kept: Kept::default(),
             waits: false,
             interrupted: false,
@@ -73,7 +76,7 @@ impl Worker {
 
     /// Whether it takes part and will not be given up.
     pub(super) fn lasts(&self) -> bool {
-        self.alive && !self.silenced && !self.far
+        self.alive && !self.silenced && !self.far && !self.told
     }
 
     /// What it does or waits for, for a failure.

@@ -396,6 +396,9 @@ impl World {
                     self.boss_hangs_up(Peer::Worker(worker), &reason)
                 }
                 BossEffect::Dismiss { worker, .. } => self.disconnect(worker),
+                BossEffect::Leaving(worker) => {
+                    self.churn.iter_mut().for_each(|churn| churn.leaving.push(worker));
+                }
             }
         }
         assert!(self.boss.poll_timeout().is_none());
@@ -483,6 +486,7 @@ impl World {
                 StageEffect::Drop(slots) => drop(worker.slots.give_up_all(slots)),
                 StageEffect::Finish => (worker.alive, worker.finished) = (false, true),
                 StageEffect::Hangup { peer, reason } => self.hang_up(id, peer, &reason),
+                StageEffect::Leave if worker.told => return self.vanish(id),
                 StageEffect::Progress(_) | StageEffect::Leave => {
                     panic!("{id} wants {effect:?}")
                 }

@@ -556,7 +556,10 @@ impl BossDriver {
                     self.session.on_state_taken(request, worker);
                 }
                 BossEffect::StateHeads { .. } => {}
-                BossEffect::Notice(_) | BossEffect::Hangup { .. } | BossEffect::Dismiss { .. } => {}
+                BossEffect::Notice(_)
+                | BossEffect::Leaving(_)
+                | BossEffect::Hangup { .. }
+                | BossEffect::Dismiss { .. } => {}
             }
         }
         // A tensor that the driver holds and the session does not is lost.

@@ -534,4 +534,14 @@ fn a_worker_that_leaves_goes_between_two_requests() {
     let mut idle = Boss::ready();
     idle.hear(0, ToBoss::Leaving, &[]);
     assert!(goes(&idle, 0));
+
+    // The last worker of a stage of a pool stays while another one is there that does not leave.
+    let mut pool = Boss::ready();
+    pool.session.open();
+    assert_eq!(pool.session.on_joined(None), WorkerId(2));
+    pool.hear(0, ToBoss::Leaving, &[]);
+    assert!(pool.effects.contains(&BossEffect::Leaving(WorkerId(0))));
+    assert!(!goes(&pool, 0));
+    pool.hear(2, ToBoss::Leaving, &[]);
+    assert!(goes(&pool, 2) && goes(&pool, 0));
 }
