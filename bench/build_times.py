@@ -26,14 +26,7 @@ from programs import CHECKOUT, Problem
 
 ACCURACY = re.compile(r"test accuracy ([\d.]+) %")
 # Each changes what is built, or how.
-LEFT_OUT = (
-    "CARGO_INCREMENTAL",
-    "CARGO_PROFILE_DEV_DEBUG",
-    "CARGO_TARGET_DIR",
-    "MAKEFLAGS",
-    "MAKELEVEL",
-    "MFLAGS",
-)
+LEFT_OUT = re.compile("CARGO_(INCREMENTAL|PROFILE_.*|TARGET_DIR)|MAKE(FLAGS|LEVEL)|MFLAGS")
 
 
 def plan(names, place, own, reuse):
@@ -57,7 +50,7 @@ def plan(names, place, own, reuse):
 
 def environment(place, own, reuse):
     """The environment of all commands."""
-    kept = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
+    kept = {name: value for name, value in os.environ.items() if not LEFT_OUT.fullmatch(name)}
     return {**kept, "CARGO_HOME": str(own if reuse else place / "cargo")}
 
 

@@ -19,6 +19,7 @@ hash of its description without line numbers.
 """
 
 import argparse
+import fcntl
 import hashlib
 import json
 import math
@@ -67,6 +68,9 @@ def copy(checkout, tree):
     for file in [file for file in tree.rglob("*") if file.is_file()]:
         if str(file.relative_to(tree)) not in names:
             file.unlink()
+            # A file may take the place of its folder.
+            while not any((file := file.parent).iterdir()):
+                file.rmdir()
     for name in names:
         source, target = checkout / name, tree / name
         if not target.exists() or source.read_bytes() != target.read_bytes():
@@ -186,6 +190,15 @@ def main():
     parser.add_argument("--match", default="")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after that")
     options = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    with (OUT / "lock").open("w") as lock:
+        # A second run would mend what the first one has changed.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run(options)
+
+
+def run(options):
+    """Tests the changes that have no result yet. Fails if too few were noticed."""
     program = cargo_mutants()
     copy(CHECKOUT, TREE)
     changes = [change for change in listed(program) if options.match in change]

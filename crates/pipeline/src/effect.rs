@@ -94,8 +94,8 @@ pub enum BossEffect {
         /// Why, as it is told.
         reason: String,
     },
-    /// A worker of a pool is told to leave. It stays until another one has its stages, if it is the
-    /// last that has one of them and another one is connected.
+    /// A worker of a pool is told to leave. If it is the last that has some stage, it stays until
+    /// another one has it.
     Leaving(WorkerId),
     /// Every worker has answered a request for state, whose frames come now.
     StateHeads {

@@ -191,7 +191,8 @@ pub enum ToBoss {
         /// Whether the connection was up before, so that tensors may be lost.
         was_up: bool,
     },
-    /// This worker was told to leave. The boss closes its connection between two requests.
+    /// This worker was told to leave. The boss closes its connection between two requests: in a
+    /// pool, once another worker has its stages.
     Leaving,
 }
 

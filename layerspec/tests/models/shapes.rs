@@ -466,6 +466,24 @@ fn recurrent_layers_give_their_states() {
     );
 }
 
+/// The operations that each layer's documentation counts.
+#[test]
+fn costs_of_layers_of_two_inputs() {
+    let flops = |inputs: &str, layer: &str, others: &str| {
+        let text = format!("inputs: {{{inputs}}}\nlayers: [{{{layer}, in_variables: {others}}}]\n");
+        let graph = model(&text);
+        let bindings = Bindings::new().with("batch", 2);
+        graph.cost(graph.layers()[0].id, &bindings).unwrap().flops
+    };
+    // One for each element of the output, which is as large as both inputs need.
+    assert_eq!(flops("a: [batch, 3, 1], b: [3, 4]", "Div: {}", "[b]"), 2 * 3 * 4);
+    assert_eq!(flops("a: [batch, 3, 1], b: [3, 4]", "Add: {}", "[b]"), 2 * 3 * 4);
+    // For each of 5 queries and 7 keys of 3 heads: products of 4 and of 6, and 7 for the softmax.
+    let inputs = "q: [batch, 3, 5, 4], k: [batch, 3, 7, 4], v: [batch, 3, 7, 6]";
+    let attention = flops(inputs, "ScaledDotProductAttention: {}", "[k, v]");
+    assert_eq!(attention, 2 * 3 * 5 * 7 * (2 * 4 + 2 * 6 + 7));
+}
+
 #[test]
 fn costs_of_known_layers() {
     let cost = |input: &str, layer: &str| {

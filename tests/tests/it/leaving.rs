@@ -158,7 +158,7 @@ async fn a_second_signal_and_the_grace_end_a_worker_at_once() {
     told_twice.signal("INT");
     assert_eq!(terminated(&told_twice.end().await), "; it ended at once");
     let ended = has_no_time.end().await;
-    assert_eq!(terminated(&ended), "; the step did not end within 0 s (--grace)");
+    assert_eq!(terminated(&ended), "; it could not leave within 0 s (--grace)");
     boss.signal("KILL");
 }
 

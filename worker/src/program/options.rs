@@ -77,7 +77,8 @@ pub struct Options {
     #[arg(long, value_name = "SECONDS", default_value_t = 600,
         value_parser = clap::value_parser!(u64).range(1..))]
     pub task_timeout: u64,
-    /// After SIGTERM, the time for the current step. A second signal ends the worker at once, as
+    /// After SIGTERM, the time for the current step, and in a pool for handing the layers over that
+    /// no other worker has. A second signal ends the worker at once, as
     /// Ctrl-C does; another SIGTERM only if it comes a second later.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub grace: u64,

@@ -109,7 +109,7 @@ fn run_until_signal(
                 },
                 () = signals.overruling(first) => "; it ended at once".into(),
                 () = tokio::time::sleep(Duration::from_secs(grace)) => {
-                    format!("; the step did not end within {grace} s (--grace)")
+                    format!("; it could not leave within {grace} s (--grace)")
                 }
             };
             output::warn(&format!("worker: terminated{how}"));
@@ -331,7 +331,8 @@ impl Program<'_> {
             () = self.leave.wait() => {
                 let grace = self.options.grace;
                 output::warn(&format!(
-                    "leaving after this step, within {grace} s; a second signal ends it at once"
+                    "leaving after this step, or once a pool can spare it, within {grace} s; a \
+                     second signal ends it at once"
                 ));
                 work.await
             }

@@ -6,10 +6,11 @@
 //! microbatches, and no worker waits for it. When it has nearly caught up, it becomes a replica
 //! with the next change of membership.
 //!
-//! A worker that is told to leave goes between two requests. The last worker of a stage stays while
-//! another one is connected that may take the stage over. A worker that is lost ends the current
-//! round, unless every other worker already has the data for its update. Then the round completes
-//! without it. After the change of membership the round is repeated, or the next one begins.
+//! A worker that is told to leave goes between two requests. The last worker of a stage stays until
+//! another one has the stage, and each round waits for the follower that is to have it. A worker
+//! that is lost ends the current round, unless every other worker already has the data for its
+//! update. Then the round completes without it. After the change of membership the round is
+//! repeated, or the next one begins.
 
 use super::commands::{assignment, command, send_files};
 use super::round_frames::round;
@@ -46,6 +47,11 @@ pub(super) struct Follower {
 }
 
 impl Follower {
+    /// Whether the state has arrived with which it began.
+    fn has_state(&self) -> bool {
+        !self.unanswered.contains(&self.started_with)
+    }
+
     /// Whether it has followed since that command.
     pub(super) fn started_with(&self, id: u64) -> bool {
         self.started_with == id
@@ -238,12 +244,18 @@ impl BossSession {
             return;
         }
         let sends = |worker: WorkerId| {
+            let gives =
+                |follower: &Follower| follower.state_sender == worker && !follower.has_state();
             self.background.values().any(|(_, collector)| collector.misses(worker))
+                || self.followers.values().any(gives)
         };
         let stays = |worker: &WorkerId| sends(*worker) || self.hands_over(*worker);
         let go: Vec<WorkerId> = self.leaving.iter().copied().filter(|one| !stays(one)).collect();
         for worker in go {
-            self.leaving.remove(&worker);
+            // The loss of the one before may have released it.
+            if !self.leaving.remove(&worker) {
+                continue;
+            }
             let reason = "it was told to leave";
             self.dismiss(worker, reason);
             // At once, so that the next request does not count on it.
@@ -251,17 +263,14 @@ impl BossSession {
         }
     }
 
-    /// Whether a worker that leaves is the last of a stage in a pool, and another one is there that
-    /// may take the stage over.
+    /// Whether a worker of a pool leaves, and so do all others that have one of its stages. It
+    /// stays until another one has the stage. Its own limit of time ends the wait.
     fn hands_over(&self, worker: WorkerId) -> bool {
         let placement = &self.setup.plan.stage_placement;
-        let stays = |worker: WorkerId| self.alive(worker) && !self.leaving.contains(&worker);
-        let is_last = placement
-            .stages_of(worker)
-            .any(|stage| !placement.of(stage).iter().any(|other| stays(*other)));
-        let mut all = (0..self.setup.addresses.len() as u16).map(WorkerId);
-        let another = all.any(|other| stays(other) && !placement.is_member(other));
-        self.admits_workers && is_last && another
+        let stays = |other: &WorkerId| self.alive(*other) && !self.leaving.contains(other);
+        self.admits_workers
+            && self.leaving.contains(&worker)
+            && placement.stages_of(worker).any(|stage| !placement.of(stage).iter().any(stays))
     }
 
     /// Handles the loss of a worker that was in preparation, followed, or sent its state to such a
@@ -280,8 +289,7 @@ impl BossSession {
                 .for_each(|follower| follower.doubtful |= !follower.unanswered.is_empty());
         }
         let waits = |(follower, of): (&WorkerId, &Follower)| {
-            (of.state_sender == worker && of.unanswered.contains(&of.started_with))
-                .then_some(*follower)
+            (of.state_sender == worker && !of.has_state()).then_some(*follower)
         };
         let waiting: Vec<WorkerId> = self.followers.iter().filter_map(waits).collect();
         for follower in waiting {
@@ -414,13 +422,15 @@ impl BossSession {
             _ => None,
         };
         let mut to = Vec::new();
+        let handed_over: Vec<WorkerId> =
+            self.leaving.iter().copied().filter(|worker| self.hands_over(*worker)).collect();
         for (worker, follower) in &mut self.followers {
             if let Some(body) = body(follower.replica) {
                 // A follower at most one command behind joins this round, so it has caught up when
-                // the round ends.
-                let nearly = follower.unanswered.len() <= 1
-                    && !follower.unanswered.contains(&follower.started_with);
-                if nearly && !follower.doubtful {
+                // the round ends. If its stage would be lost, the round waits for it in any case.
+                let nearly = follower.unanswered.len() <= 1 && follower.has_state();
+                let joins = nearly || handed_over.contains(&follower.replica);
+                if joins && !follower.doubtful {
                     self.awaited_followers.insert(*worker);
                 }
                 follower.unanswered.insert(id);

@@ -61,7 +61,8 @@ pub struct BossSession {
     followers: BTreeMap<WorkerId, Follower>,
     /// The workers that the current round waits for.
     awaited_followers: BTreeSet<WorkerId>,
-    /// The workers that were told to leave, and wait for the end of the request.
+    /// The workers that were told to leave, and wait for the end of the request, or for another
+    /// worker that has their stage.
     leaving: BTreeSet<WorkerId>,
     outbox: Outbox,
 }
@@ -135,6 +136,7 @@ impl BossSession {
             return;
         }
         self.lost.insert(worker, reason.to_string());
+        self.leaving.remove(&worker);
         self.on_joining_lost(worker, reason);
         self.background_lost(worker, reason);
         // A worker that is told to link with it would wait forever.

@@ -7,6 +7,7 @@
 //!     +-> Joined --+--> Preparing ---+-> Ready --+-> CatchingUp-+-> Active
 //!           ^                                                         |
 //!           +--- Evicted (for 200 updates) <--- straggler ------------+
+//!                (less if all leave who have some stage)
 //!
 //!  any state -- on_left, on_failure --> Left
 //! ```

@@ -362,6 +362,13 @@ mod tests {
         assert_eq!(smallest_session(&worker(7, 16), &cpus, 4, memory), Some(3));
         assert_eq!(smallest_session(&worker(7, 8), &cpus, 3, memory), None);
         assert_eq!(smallest_session(&worker(7, 4), &cpus, 5, memory), None);
+        // These two fit by themselves, and it must not keep them waiting for a fourth one.
+        let large = [worker(1, 16), worker(2, 16)];
+        let even = |workers: &[Process]| match workers.len().is_multiple_of(2) {
+            true => memory(workers),
+            false => Check::Unfit("an odd number".into()),
+        };
+        assert_eq!(smallest_session(&worker(7, 16), &large, 4, even), None);
     }
 
     /// Workers of one device share its memory.

@@ -254,7 +254,7 @@ fn simulator_workers_join_and_leave_at_every_point() {
 const OPEN_BY: u64 = 20;
 
 /// A worker that is told to go, and alone has a stage, hands it over to one that has just come and
-/// is on its way there.
+/// is on its way there. In every other run that one goes soon, and another one comes.
 #[test]
 fn simulator_the_last_worker_of_a_stage_hands_it_over() {
     let graph = models::model("skip");
@@ -264,7 +264,11 @@ fn simulator_the_last_worker_of_a_stage_hands_it_over() {
     let quiet = run(&graph, &setting, 5, Conditions::CALM, Scenario::default(), Log::default());
     each(OPEN_BY..=quiet.events, |event, log| {
         let told = BTreeMap::from([(event + 1, WorkerId(0))]);
-        let due = BTreeMap::from([(event, None)]);
+        let mut due = BTreeMap::from([(event, None)]);
+        if event % 2 == 1 {
+            // Worker 2 is the only one without which the others can go on.
+            due.extend([(event + 30, Some(1)), (event + 40, None)]);
+        }
         let scenario = Scenario { due, told, ..Scenario::default() };
         let result = run(&graph, &setting, 5, Conditions::CALM, scenario, log);
         // Later, the run may end first.

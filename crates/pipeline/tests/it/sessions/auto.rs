@@ -183,6 +183,18 @@ fn over_a_slow_line_a_worker_has_one_stage() {
 }
 
 /// Four layers of 10 MiB each would take 80 MiB: the first worker holds two microbatches.
+/// A microbatch of the input has 1,024 bytes, and its targets here 100.
+#[test]
+fn the_boss_sends_inputs_to_the_first_stage_and_targets_to_the_last() {
+    let from_boss = |workers: usize| {
+        let plan = Plan::new(&graph(), &Cuts::Auto, workers, Placement::Plain).expect("a good cut");
+        let costs = fleet(workers).costs(&graph(), &plan, &space().sizes, Some(100));
+        costs.from_boss.into_iter().map(|(stage, bytes)| (stage.0, bytes)).collect::<Vec<_>>()
+    };
+    assert_eq!(from_boss(3), [(0, 1024), (2, 100)]);
+    assert_eq!(from_boss(1), [(0, 1124)]);
+}
+
 #[test]
 fn a_cut_leaves_room_for_activations() {
     let mut small = fleet(2);

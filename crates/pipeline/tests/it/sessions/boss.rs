@@ -2,8 +2,8 @@
 
 use layerspec::LayerGraph;
 use pipeline::boss::{
-    Answer, BossSession, Instruction, IntoRequest, Measure, MembershipChange, ReportLinks, Request,
-    RoundResults, RunRequest, SendState, Setup,
+    Answer, BossSession, Instruction, IntoRequest, Measure, MembershipChange, Prepare, ReportLinks,
+    Request, RoundResults, RunRequest, SendState, Setup,
 };
 use pipeline::effect::{BossEffect, Frame, Micros};
 use pipeline::frame::Route;
@@ -15,7 +15,7 @@ use pipeline::message::{
 use pipeline::round_outputs::RoundOutputs;
 use pipeline::schedule::{Action, Ending, Placement};
 use pipeline::StateForm;
-use pipeline::{Cuts, LossSpec, Plan};
+use pipeline::{Cuts, LossSpec, OptimizerSpec, Plan};
 use std::collections::BTreeMap;
 
 fn graph() -> LayerGraph {
@@ -510,6 +510,46 @@ fn who_takes_no_part_cannot_end_spoil_or_flood_what_others_do() {
     }
 }
 
+/// It ends neither the run nor the requests of the others.
+#[test]
+fn a_newcomer_that_fails_is_told_from_a_member_that_fails() {
+    let mut pool = Boss::ready();
+    pool.session.open();
+    let prepared = |pool: &mut Boss| {
+        let worker = pool.session.on_joined(None);
+        let stage_placement = plan(2).stage_placement.joined_by([(&worker, &WorkerId(0))]);
+        let plan = Plan { stage_placement, ..plan(2) };
+        let (files, data) = (Vec::new(), Vec::new());
+        let prepare = Prepare { worker, plan, files, optimizer: OptimizerSpec::adam(0.1), data };
+        pool.ask(Instruction::Prepare(Box::new(prepare)));
+        worker
+    };
+    let failed =
+        |pool: &Boss| ToBoss::Failed { id: pool.command, failure: Failure::new("no memory") };
+    let unfit = prepared(&mut pool);
+    let said = failed(&pool);
+    pool.hear(unfit.0, said, &[]);
+    let failure = pool.reply().expect_err("it has failed");
+    assert_eq!(failure.to_string(), format!("{unfit}: no memory"));
+
+    let follower = prepared(&mut pool);
+    let measured = ToBoss::Measured { id: pool.command, times: Vec::new() };
+    pool.hear(follower.0, measured, &[]);
+    pool.done(follower.0, 0);
+    pool.reply().expect("it is prepared");
+    let followers = BTreeMap::from([(follower, WorkerId(0))]);
+    pool.ask(Box::new(MembershipChange { plan: plan(2), followers }));
+    pool.effects.clear();
+    let said = failed(&pool);
+    pool.hear(follower.0, said, &[]);
+    let [BossEffect::Dismiss { worker, reason }] = &pool.effects[..] else {
+        panic!("{:?}", pool.effects)
+    };
+    assert_eq!((*worker, &reason[..]), (follower, "it could not follow: no memory"));
+    pool.both_done();
+    pool.reply().expect("the others go on");
+}
+
 #[test]
 fn a_worker_that_leaves_goes_between_two_requests() {
     let goes = |boss: &Boss, worker| {
@@ -535,13 +575,22 @@ fn a_worker_that_leaves_goes_between_two_requests() {
     idle.hear(0, ToBoss::Leaving, &[]);
     assert!(goes(&idle, 0));
 
-    // The last worker of a stage of a pool stays while another one is there that does not leave.
+    // The last worker of a stage of a pool stays until another one has the stage.
     let mut pool = Boss::ready();
     pool.session.open();
     assert_eq!(pool.session.on_joined(None), WorkerId(2));
     pool.hear(0, ToBoss::Leaving, &[]);
-    assert!(pool.effects.contains(&BossEffect::Leaving(WorkerId(0))));
+    pool.hear(0, ToBoss::Leaving, &[]);
+    let told = pool.effects.iter().filter(|effect| **effect == BossEffect::Leaving(WorkerId(0)));
+    assert_eq!(told.count(), 1);
     assert!(!goes(&pool, 0));
+    let stage_placement = plan(2).stage_placement.joined_by([(&WorkerId(2), &WorkerId(0))]);
+    let plan = Plan { stage_placement, ..plan(2) };
+    pool.ask(Box::new(MembershipChange { plan, followers: BTreeMap::new() }));
+    [0, 1, 2].into_iter().for_each(|worker| pool.done(worker, 0));
+    pool.reply().expect("it is carried out");
+    assert!(goes(&pool, 0));
+    // Of two that leave, each is needed.
     pool.hear(2, ToBoss::Leaving, &[]);
-    assert!(goes(&pool, 2) && goes(&pool, 0));
+    assert!(!goes(&pool, 2));
 }
