@@ -6,6 +6,7 @@ notices.
     tools/mutants.py --minutes 20        a part; the next run goes on with the others
     tools/mutants.py --sample 40 --seed 7
     tools/mutants.py --match plan.rs     only changes whose description has these words
+    tools/mutants.py --quick             without the simulator, so what is missed gets no result yet
 
 It runs cargo-mutants, which it installs once into target/tools. The changes are made in a copy of
 the checkout, always the same one, so that only the changed crate is compiled anew. The quick tests
@@ -162,11 +163,14 @@ def test(program, changes, tests, profile, baseline):
     return found
 
 
-def tested(program, changes, baseline):
-    """The outcome of each change by the quick tests and, if these miss it, by the simulator."""
+def tested(program, changes, baseline, simulate):
+    """The outcome of each change by the quick tests and, if these miss it, by the simulator. What
+    was missed without the simulator is not among the outcomes."""
     found = test(program, changes, QUICK, "mutants", baseline)
     missed = [change for change, outcome in found.items() if outcome == "missed"]
-    return {**found, **test(program, missed, SIMULATOR, "dev", False)}
+    if simulate:
+        return {**found, **test(program, missed, SIMULATOR, "dev", False)}
+    return {change: outcome for change, outcome in found.items() if outcome != "missed"}
 
 
 def summary(outcomes):
@@ -188,6 +192,7 @@ def main():
     parser.add_argument("--sample", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--match", default="")
+    parser.add_argument("--quick", action="store_true", help="without the simulator")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after that")
     options = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
@@ -209,7 +214,7 @@ def run(options):
     }
     left, baseline = [change for change in sample if change not in outcomes], True
     while left and time.monotonic() < end:
-        found = tested(program, left[:BATCH], baseline)
+        found = tested(program, left[:BATCH], baseline, not options.quick)
         append(RESULTS, found)
         outcomes.update(found)
         left, baseline = left[BATCH:], False

@@ -232,6 +232,7 @@ fn without_a_base_nothing_turns() {
     assert_eq!(attention("is_causal: true").rope_theta, Some(10000.0));
     assert_eq!(attention("rope_theta: 500").rope_theta, Some(500.0));
     assert_eq!(attention("rope_theta: null").rope_theta, None);
+    assert_eq!(attention("rope_scaling: null"), attention("is_causal: true"));
     // Then elements need no partner.
     assert_eq!(attention("rope_theta: null, head_dim: 3").head_size(), 3);
     let flops = |arguments: &str| {

@@ -2,11 +2,13 @@
 
 mod auto;
 mod boss;
+mod boss_player;
 mod bubbles;
 mod collective;
 mod compressed;
 mod evaluation;
 mod gathering;
+mod newcomers;
 mod peer_snapshots;
 mod plan;
 mod schedules;

@@ -2,11 +2,11 @@
 
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::message::Reduction;
-use pipeline::replicas::{MicrobatchAssignment, StagePlacement, WorkerGroups};
+use pipeline::replicas::{MicrobatchAssignment, MicrobatchOrder, StagePlacement, WorkerGroups};
 use pipeline::schedule::{
     check, check_memory, picture, timeline, Action, Costs, Deadlock, DeviceMemory, Ending, Layout,
-    Link, Order, Placement, Process, Schedule, ScheduleError, StageBytes, StageTimes, Terms,
-    Timeline,
+    Link, Order, Picker, Placement, Process, Schedule, ScheduleError, StageBytes, StageTimes,
+    Terms, Timeline,
 };
 use pipeline::ScheduleKind::{self, GPipe, Interleaved, OneFOneB, Ready, ZbH1, ZbV};
 use testkit::assert_golden;
@@ -488,4 +488,20 @@ fn names_in_run_files() {
              zb-v, ready"
             .to_string())
     );
+}
+
+/// No stage waits for the gradients, so the forward pass comes first as soon as its input is there.
+#[test]
+fn no_action_is_given_early_that_another_may_still_precede() {
+    let backward = |microbatch| Action::Backward { stage: StageId(0), microbatch };
+    let actions = [forward(0, 0), forward(0, 1), backward(0), backward(1)];
+    let order = Order::Ready { in_flight: vec![2], held: vec![2] };
+    let mut picker = Picker::new(&actions, &order, &MicrobatchOrder::default(), |_| false);
+    let is_backward = |action: &Action| matches!(action, Action::Backward { .. });
+    picker.start(&forward(0, 0));
+    assert_eq!(picker.pick(is_backward), Some(backward(0)));
+    assert_eq!(picker.pick_early(is_backward), None);
+    assert_eq!(picker.pick(|_| true), Some(forward(0, 1)));
+    picker.start(&forward(0, 1));
+    assert_eq!(picker.pick_early(is_backward), Some(backward(0)));
 }
