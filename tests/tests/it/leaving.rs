@@ -4,7 +4,7 @@
 use crate::ending_well::losses;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tests::programs::{assert_within, free_port, program, send_signal, Ended, TestFolder};
+use tests::programs::{assert_within, free_port, program, send_signal, Ended, Process, TestFolder};
 use tests::Case;
 
 /// Asserts that SIGTERM ended a worker, and returns the rest of its last line.
@@ -43,17 +43,23 @@ async fn a_worker_that_is_told_to_leave_completes_its_step_and_leaves_no_trace_i
     assert!(weights(&left) == weights(&quiet), "the weights differ");
 }
 
+/// Starts the boss of a pool that begins with this number of workers. Returns its port, too.
+async fn endless_pool(place: &TestFolder, workers: &str) -> (Process, String) {
+    let run = place.endless_run();
+    let serve = ["serve", run.to_str().unwrap(), "--workers", workers, "--port", "0"];
+    let mut boss = place.start("bossman", &serve);
+    let line = boss.line("MODEL_PORT=").await;
+    let port = line.split_whitespace().find_map(|word| word.strip_prefix("MODEL_PORT="));
+    (boss, port.unwrap().to_string())
+}
+
 /// A pool does not repeat a step for it.
 #[tokio::test]
 async fn a_pool_goes_on_without_a_worker_that_is_told_to_leave() {
     let place = TestFolder::new();
-    let run = place.endless_run();
-    let serve = ["serve", run.to_str().unwrap(), "--workers", "2", "--port", "0"];
-    let mut boss = place.start("bossman", &serve);
-    let line = boss.line("MODEL_PORT=").await;
-    let port = line.split_whitespace().find_map(|word| word.strip_prefix("MODEL_PORT="));
-    let mut stays = place.worker(port.unwrap(), &[]);
-    let leaves = place.worker(port.unwrap(), &[]);
+    let (mut boss, port) = endless_pool(&place, "2").await;
+    let mut stays = place.worker(&port, &[]);
+    let leaves = place.worker(&port, &[]);
     boss.line("step 1/").await;
     leaves.signal("TERM");
     let ended = leaves.end().await;
@@ -66,14 +72,10 @@ async fn a_pool_goes_on_without_a_worker_that_is_told_to_leave() {
 #[tokio::test]
 async fn the_last_worker_of_a_pool_stays_until_another_one_has_its_state() {
     let place = TestFolder::new();
-    let run = place.endless_run();
-    let serve = ["serve", run.to_str().unwrap(), "--workers", "1", "--port", "0"];
-    let mut boss = place.start("bossman", &serve);
-    let line = boss.line("MODEL_PORT=").await;
-    let port = line.split_whitespace().find_map(|word| word.strip_prefix("MODEL_PORT="));
-    let leaves = place.worker(port.unwrap(), &["--grace", "60"]);
+    let (mut boss, port) = endless_pool(&place, "1").await;
+    let leaves = place.worker(&port, &["--grace", "60"]);
     boss.line("step 1/").await;
-    let mut follows = place.worker(port.unwrap(), &[]);
+    let mut follows = place.worker(&port, &[]);
     boss.line("worker 1 joined").await;
     leaves.signal("TERM");
     boss.line("2 workers").await;

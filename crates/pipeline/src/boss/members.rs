@@ -222,6 +222,14 @@ impl BossSession {
         if following.unanswered.is_empty() {
             following.doubtful = false;
             self.awaited_followers.remove(&follower);
+            // One is enough to take a stage over.
+            let replica = following.replica;
+            if self.hands_over(replica) {
+                let follows = |other: &WorkerId| {
+                    self.followers.get(other).is_some_and(|other| other.replica == replica)
+                };
+                self.awaited_followers.retain(|other| !follows(other));
+            }
         }
     }
 
@@ -263,14 +271,16 @@ impl BossSession {
         }
     }
 
-    /// Whether a worker of a pool leaves, and so do all others that have one of its stages. It
+    /// Whether all leave that have some stage of a pool, and this worker is the first of them. It
     /// stays until another one has the stage. Its own limit of time ends the wait.
     fn hands_over(&self, worker: WorkerId) -> bool {
         let placement = &self.setup.plan.stage_placement;
-        let stays = |other: &WorkerId| self.alive(*other) && !self.leaving.contains(other);
-        self.admits_workers
-            && self.leaving.contains(&worker)
-            && placement.stages_of(worker).any(|stage| !placement.of(stage).iter().any(stays))
+        let is_needed = |stage: StageId| {
+            let mut workers = placement.of(stage).iter().filter(|other| self.alive(**other));
+            workers.clone().all(|other| self.leaving.contains(other))
+                && workers.next() == Some(&worker)
+        };
+        self.admits_workers && placement.stages_of(worker).any(is_needed)
     }
 
     /// Handles the loss of a worker that was in preparation, followed, or sent its state to such a
@@ -282,11 +292,14 @@ impl BossSession {
         }
         self.followers.remove(&worker);
         self.awaited_followers.remove(&worker);
-        if self.setup.plan.stage_placement.is_member(worker) {
-            self.awaited_followers.clear();
-            self.followers
-                .values_mut()
-                .for_each(|follower| follower.doubtful |= !follower.unanswered.is_empty());
+        // A follower receives frames from workers of its stages only.
+        let placement = &self.setup.plan.stage_placement;
+        for (follower, following) in &mut self.followers {
+            let mut stages = placement.stages_of(following.replica);
+            if stages.any(|stage| placement.has(stage, worker)) {
+                self.awaited_followers.remove(follower);
+                following.doubtful |= !following.unanswered.is_empty();
+            }
         }
         let waits = |(follower, of): (&WorkerId, &Follower)| {
             (of.state_sender == worker && !of.has_state()).then_some(*follower)

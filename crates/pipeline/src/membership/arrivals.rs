@@ -93,7 +93,7 @@ impl Membership {
         let places =
             self.placement.iter().filter(|(_, workers)| !workers.is_empty() && !is_unfit(workers));
         places
-            .min_by_key(|(stage, workers)| self.staying(workers) + on_their_way(*stage))
+            .min_by_key(|(stage, workers)| self.staying(workers).len() + on_their_way(*stage))
             .map(|(stage, _)| stage)
     }
 
@@ -120,17 +120,17 @@ impl Membership {
         }
     }
 
-    /// The number of these workers that are not told to leave.
-    fn staying(&self, workers: &[WorkerId]) -> usize {
-        let leaves = |worker| self.members.get(worker).is_some_and(|member| member.is_leaving);
-        workers.iter().filter(|worker| !leaves(*worker)).count()
+    /// Those of these workers that are not told to leave.
+    pub(super) fn staying(&self, workers: &[WorkerId]) -> Vec<WorkerId> {
+        let stays = |worker| self.members.get(worker).is_none_or(|member| !member.is_leaving);
+        workers.iter().filter(|worker| stays(*worker)).copied().collect()
     }
 
     /// Tries the workers again that were evicted long ago, and all of them if everybody leaves who
     /// has some stage.
     pub(super) fn readmit_evicted(&mut self) {
         let now = self.position.updates;
-        let needs_all = self.placement.iter().any(|(_, workers)| self.staying(workers) == 0);
+        let needs_all = self.placement.iter().any(|(_, workers)| self.staying(workers).is_empty());
         for (worker, member) in &mut self.members {
             let MemberState::Evicted { until, .. } = member.state else { continue };
             if needs_all || until <= now {

@@ -358,6 +358,18 @@ fn a_worker_that_was_put_aside_replaces_the_last_one() {
 }
 
 #[test]
+fn a_follower_gets_its_state_from_one_that_stays() {
+    play(
+        "0,1",
+        "joined 2
+         leaving 0
+         update       => prepare 2 in 0,1,2; same
+         prepared 2
+         update       => 0,1, 2 like 1",
+    );
+}
+
+#[test]
 fn a_worker_joins_the_stage_that_its_last_worker_leaves() {
     play(
         "0,1 2,3",

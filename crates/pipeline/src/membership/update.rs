@@ -113,10 +113,12 @@ impl Membership {
                     }
                 }
                 MemberState::Ready(stage) => {
-                    // Workers take turns to send their state.
-                    let replicas = placement.of(stage);
-                    let turn = followers.len() % replicas.len().max(1);
-                    followers.extend(replicas.get(turn).map(|guide| (*worker, *guide)));
+                    // Workers take turns to send their state, if possible those that stay.
+                    let all = placement.of(stage);
+                    let staying = self.staying(all);
+                    let guides = if staying.is_empty() { all } else { &staying };
+                    let turn = followers.len() % guides.len().max(1);
+                    followers.extend(guides.get(turn).map(|guide| (*worker, *guide)));
                 }
                 _ => {}
             }

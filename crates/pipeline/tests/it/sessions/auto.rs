@@ -182,7 +182,6 @@ fn over_a_slow_line_a_worker_has_one_stage() {
     assert_eq!(choice.best(|_| true).map(|c| c.placement), Some(Placement::Plain), "{choice}");
 }
 
-/// Four layers of 10 MiB each would take 80 MiB: the first worker holds two microbatches.
 /// A microbatch of the input has 1,024 bytes, and its targets here 100.
 #[test]
 fn the_boss_sends_inputs_to_the_first_stage_and_targets_to_the_last() {
@@ -195,6 +194,7 @@ fn the_boss_sends_inputs_to_the_first_stage_and_targets_to_the_last() {
     assert_eq!(from_boss(1), [(0, 1124)]);
 }
 
+/// Four layers of 10 MiB each would take 80 MiB: the first worker holds two microbatches.
 #[test]
 fn a_cut_leaves_room_for_activations() {
     let mut small = fleet(2);

@@ -5,13 +5,14 @@ use pipeline::boss::{
     Instruction, IntoRequest, Measure, MembershipChange, ReportLinks, Request, RunRequest,
     SendState,
 };
-use pipeline::effect::{BossEffect, Frame, Micros};
+use pipeline::effect::{BossEffect, Frame, Message, Micros};
 use pipeline::frame::Route;
 use pipeline::ids::{MicrobatchKey, Slot, StageId, WorkerId};
 use pipeline::message::{
-    Failure, FailureKind, LinkReport, Mode, RoundLoss, RoundUpdate, Span, TensorHead, ToBoss,
-    ToWorker,
+    Command, Failure, FailureKind, LinkReport, Mode, RoundLoss, RoundUpdate, Span, TensorHead,
+    ToBoss, ToWorker,
 };
+use pipeline::peer_snapshot::{SendSnapshot, SnapshotId, StoredTensor};
 use pipeline::round_outputs::RoundOutputs;
 use pipeline::schedule::{Action, Ending};
 use pipeline::LossSpec;
@@ -338,4 +339,38 @@ fn who_takes_no_part_cannot_end_spoil_or_flood_what_others_do() {
         boss.drain();
         assert_eq!(boss.effects, [BossEffect::Drop(vec![Slot(13)])]);
     }
+}
+
+/// Each stage's state is stored by the other's worker.
+#[test]
+fn a_stored_snapshot_comes_from_its_holders_and_each_worker_knows_from_whom() {
+    let snapshot = SnapshotId { run: 5, step: 7, membership: 1 };
+    let stored = |holder, part, name: &str, stage| StoredTensor {
+        holder: WorkerId(holder),
+        part,
+        name: name.into(),
+        stage: StageId(stage),
+    };
+    let tensors =
+        vec![stored(1, 0, "0.weight", 0), stored(1, 0, "0.bias", 0), stored(0, 1, "1.weight", 1)];
+    let mut boss = Boss::ready();
+    boss.effects.clear();
+    boss.ask(Instruction::RestoreSnapshot { snapshot, tensors });
+    let [BossEffect::Tell(told)] = &boss.effects[..] else { panic!("{:?}", boss.effects) };
+    let restore = |tensors, from, sends: &[(u32, &str, u16)]| {
+        let sends = sends.iter().map(|(part, name, to)| (*part, name.to_string(), StageId(*to)));
+        let send = Box::new(SendSnapshot { snapshot, tensors: sends.collect() });
+        Command::RestoreSnapshot { tensors, senders: vec![WorkerId(from)], send }
+    };
+    let body = |to: &Message| match &to.body {
+        ToWorker::Command { body, .. } => body.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        told.iter().map(body).collect::<Vec<_>>(),
+        [
+            restore(2, 1, &[(1, "1.weight", 1)]),
+            restore(1, 0, &[(0, "0.weight", 0), (0, "0.bias", 0)]),
+        ]
+    );
 }

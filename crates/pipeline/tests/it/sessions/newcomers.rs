@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 const NEWCOMER: WorkerId = WorkerId(2);
 const NEXT: WorkerId = WorkerId(3);
+const LAST: WorkerId = WorkerId(4);
 
 /// A pool of two stages with one worker each, which these have joined.
 fn pool(newcomers: &[WorkerId]) -> Boss {
@@ -44,6 +45,13 @@ fn change(pool: &mut Boss, members: &[WorkerId], follower: Option<WorkerId>) {
     members.iter().for_each(|member| pool.done(member.0, 0));
     pool.reply().expect("it is carried out");
     pool.effects.clear();
+}
+
+/// The end of a training step.
+fn ask_step(pool: &mut Boss) {
+    let update = RoundUpdate { lr: 0.1, scale: 1.0, max_norm: None, skip_infinite: false };
+    let actions = plan(2).layout().ending(Ending::Step);
+    pool.ask(request(RunRequest { update: Some(update), ..run(actions) }));
 }
 
 /// The workers that are sent away, with the reasons.
@@ -138,9 +146,7 @@ fn the_last_worker_of_a_stage_of_a_pool_stays_until_another_one_has_the_stage() 
     // The round waits for the follower, however far it is behind.
     change(&mut pool, &[], Some(NEWCOMER));
     let began = pool.command;
-    let update = RoundUpdate { lr: 0.1, scale: 1.0, max_norm: None, skip_infinite: false };
-    let actions = plan(2).layout().ending(Ending::Step);
-    pool.ask(request(RunRequest { update: Some(update), ..run(actions) }));
+    ask_step(&mut pool);
     pool.both_done();
     assert!(pool.answered().is_none());
     let round = std::mem::replace(&mut pool.command, began);
@@ -153,7 +159,31 @@ fn the_last_worker_of_a_stage_of_a_pool_stays_until_another_one_has_the_stage() 
     assert_eq!(dismissed(&pool), []);
     change(&mut pool, &[NEWCOMER], None);
     assert!(pool.refusal(request(forward(2))).contains("it was told to leave"));
-    // Of two that leave, each is needed.
-    pool.hear(NEWCOMER.0, ToBoss::Leaving, &[]);
-    assert_eq!(dismissed(&pool), []);
+}
+
+#[test]
+fn of_all_that_leave_one_stays_and_one_successor_is_enough() {
+    let mut pool = pool(&[NEWCOMER, NEXT, LAST]);
+    change(&mut pool, &[NEWCOMER], None);
+    // In one round, at whose end none of them is there.
+    pool.ask(Instruction::Discard { batch: 1 });
+    [NEWCOMER.0, 0].into_iter().for_each(|leaves| pool.hear(leaves, ToBoss::Leaving, &[]));
+    [0, 1, 2].into_iter().for_each(|member| pool.done(member, 0));
+    pool.reply().expect("it is carried out");
+    assert_eq!(dismissed(&pool), [(NEWCOMER, "it was told to leave")]);
+
+    let followers = [NEXT, LAST].map(|follower| (follower, WorkerId(0)));
+    pool.ask(Box::new(MembershipChange { plan: plan(2), followers: BTreeMap::from(followers) }));
+    pool.both_done();
+    pool.reply().expect("it is carried out");
+    let began = pool.command;
+    ask_step(&mut pool);
+    let round = pool.command;
+    pool.both_done();
+    for command in [began, round] {
+        assert!(pool.answered().is_none());
+        pool.command = command;
+        pool.done(LAST.0, 0);
+    }
+    pool.reply().expect("the other one may be slow");
 }
