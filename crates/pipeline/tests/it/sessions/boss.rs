@@ -374,3 +374,13 @@ fn a_stored_snapshot_comes_from_its_holders_and_each_worker_knows_from_whom() {
         ]
     );
 }
+
+#[test]
+fn a_session_is_at_rest_between_two_requests() {
+    let mut boss = Boss::ready();
+    assert!(boss.session.is_at_rest());
+    boss.ask(Instruction::Distribute);
+    assert!(!boss.session.is_at_rest());
+    boss.both_done();
+    assert!(boss.session.is_at_rest());
+}

@@ -147,3 +147,16 @@ fn what_is_done_by_hand_is_gathered_for_likewise() {
     let nothing = vec![vec![Action::OptimStep { stage: StageId(0) }], Vec::new()];
     assert_eq!(layout.gathered(nothing.clone()), Ok(nothing));
 }
+
+/// Replicas of a stage gather its parameters, and free them. Worker 1 has another stage.
+#[test]
+fn whole_parameters_are_gathered_by_the_replicas_of_their_stage() {
+    let layout = layout(GPipe, 1, &[2, 1]);
+    let [gather, free] = layout.whole(StageId(0)).expect("a sharded stage");
+    let stage = StageId(0);
+    let gathers = vec![Action::Share { stage }, Action::AllGather { stage }];
+    assert_eq!(gather, [gathers.clone(), Vec::new(), gathers]);
+    let frees = vec![Action::Reshard { stage }];
+    assert_eq!(free, [frees.clone(), Vec::new(), frees]);
+    assert_eq!(layout.whole(StageId(1)), None, "its only replica has all");
+}
