@@ -284,7 +284,7 @@ fn pool_sizes_rounded_up() {
 fn formulas_agree_with_numbers() {
     for ceil in ["false", "true"] {
         for (kernel, stride, padding) in
-            [(1_u64, 1, 0), (1, 3, 0), (2, 2, 1), (3, 2, 1), (5, 3, 2), (3, 7, 0)]
+            [(1_u64, 1, 0), (1, 3, 0), (2, 2, 1), (3, 2, 1), (5, 3, 2), (3, 7, 0), (9, 3, 1)]
         {
             let layer = format!(
                 "MaxPool2d: {{kernel_size: {kernel}, stride: {stride}, padding: {padding}, \

@@ -1,9 +1,10 @@
 //! The boss's session under impossible requests and invalid answers.
 
 use super::boss_player::{backward, forward, graph, output, plan, request, run, Boss};
+use layerspec::LayerGraph;
 use pipeline::boss::{
-    Instruction, IntoRequest, Measure, MembershipChange, ReportLinks, Request, RunRequest,
-    SendState,
+    BossSession, Instruction, IntoRequest, Measure, MembershipChange, ReportLinks, Request,
+    RunRequest, SendState, Setup,
 };
 use pipeline::effect::{BossEffect, Frame, Message, Micros};
 use pipeline::frame::Route;
@@ -14,9 +15,9 @@ use pipeline::message::{
 };
 use pipeline::peer_snapshot::{SendSnapshot, SnapshotId, StoredTensor};
 use pipeline::round_outputs::RoundOutputs;
-use pipeline::schedule::{Action, Ending};
-use pipeline::LossSpec;
-use pipeline::StateForm;
+use pipeline::samples::{DataId, DataSpec};
+use pipeline::schedule::{Action, Ending, Placement};
+use pipeline::{Cuts, LossSpec, Plan, StateForm};
 use std::collections::BTreeMap;
 
 #[test]
@@ -383,4 +384,28 @@ fn a_session_is_at_rest_between_two_requests() {
     assert!(!boss.session.is_at_rest());
     boss.both_done();
     assert!(boss.session.is_at_rest());
+}
+
+#[test]
+fn only_workers_that_take_samples_open_the_data() {
+    let layer = "  - Linear: {in_features: 4, out_features: 4}\n";
+    let text = format!("inputs: {{x: [batch, 4]}}\nlayers:\n{}", layer.repeat(3));
+    let graph = LayerGraph::from_yaml(&text, "model.yaml").expect("a good model");
+    let plan = Plan::new(&graph, &Cuts::Auto, 3, Placement::Plain).expect("a good cut");
+    let session = BossSession::new(Setup::new(plan));
+    let mut boss = Boss { session, effects: Vec::new(), requests: 0, command: 0, now: 0 };
+    boss.ask(Instruction::Distribute);
+    [0, 1, 2].into_iter().for_each(|worker| boss.done(worker, 0));
+    boss.reply().expect("it is carried out");
+    boss.effects.clear();
+
+    let inputs = graph.inputs().to_vec();
+    let spec = DataSpec { id: DataId([7; 32]), description: b"some".to_vec(), inputs };
+    boss.ask(Instruction::OpenData(Box::new(spec)));
+    let [BossEffect::Tell(told)] = &boss.effects[..] else { panic!("{:?}", boss.effects) };
+    // The first stage reads inputs, and the last one targets.
+    let workers: Vec<_> = told.iter().map(|told| told.to).collect();
+    assert_eq!(workers, [WorkerId(0), WorkerId(2)]);
+    [0, 2].into_iter().for_each(|worker| boss.done(worker, 0));
+    boss.reply().expect("nobody else is waited for");
 }
