@@ -121,6 +121,7 @@ layers:
     assert!(graph.layers()[0].frozen && !graph.layers()[3].frozen);
     let table = graph.summary(&layerspec::Bindings::new());
     assert!(table.contains("parameters       0 trained, 6 frozen"), "{table}");
+    assert!(!table.contains(" ("), "a few bytes are told once: {table}");
 }
 
 #[test]

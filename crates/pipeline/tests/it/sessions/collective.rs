@@ -153,6 +153,8 @@ fn the_first_replica_makes_the_id_and_each_knows_its_rank() {
     assert_eq!(tasks[0].1, Task::Communicate { stages: vec![(STAGE, rank, id(1))] });
     assert!(matches!(heads(&second.done(tasks, &Outcome::Done))[..], [ToBoss::Done { id: 2, .. }]));
 
+    assert_eq!(id(3).bytes(), &[3; UniqueId::BYTES]);
+
     // The only worker of its stage.
     let mut alone = Worker::new(WorkerId(1));
     assert_eq!(alone.hear(2, Command::MakeIds).1[0].1, Task::MakeIds { stages: Vec::new() });

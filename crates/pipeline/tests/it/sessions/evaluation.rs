@@ -72,3 +72,18 @@ fn who_is_slow_is_left_out() {
     });
     assert!(!takers.contains(&1) && takers.contains(&0) && takers.contains(&2), "{takers:?}");
 }
+
+#[test]
+fn the_most_that_a_worker_receives_is_shared_by_the_replicas_of_its_stage() {
+    let plan = plan("", &[1, 3, 2]);
+    let [_, second, third] = &plan.stages[..] else { panic!("three stages") };
+    let between = [second, third].map(|stage| stage.inputs[0].value);
+    let received = |bytes: [u64; 2]| {
+        plan.received(|value| {
+            let at = between.iter().position(|other| *other == value);
+            bytes[at.expect("the model's input does not travel between stages")]
+        })
+    };
+    assert_eq!(received([900, 400]), 300);
+    assert_eq!(received([900, 700]), 350);
+}

@@ -1,17 +1,21 @@
 //! Workers that join, follow and leave a run, one message at a time.
 
 use super::boss_player::{forward, plan, request, run, Boss};
+use layerspec::LayerId;
 use pipeline::boss::{Instruction, MembershipChange, Prepare, RunRequest};
 use pipeline::effect::{BossEffect, Micros};
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, RoundUpdate, ToBoss};
 use pipeline::schedule::Ending;
+use pipeline::watch::{LayerHealth, Watch};
 use pipeline::{OptimizerSpec, Plan};
 use std::collections::BTreeMap;
 
 const NEWCOMER: WorkerId = WorkerId(2);
 const NEXT: WorkerId = WorkerId(3);
 const LAST: WorkerId = WorkerId(4);
+const UPDATE: RoundUpdate =
+    RoundUpdate { lr: 0.1, scale: 1.0, max_norm: None, skip_infinite: false };
 
 /// A pool of two stages with one worker each, which these have joined.
 fn pool(newcomers: &[WorkerId]) -> Boss {
@@ -49,9 +53,8 @@ fn change(pool: &mut Boss, members: &[WorkerId], follower: Option<WorkerId>) {
 
 /// The end of a training step.
 fn ask_step(pool: &mut Boss) {
-    let update = RoundUpdate { lr: 0.1, scale: 1.0, max_norm: None, skip_infinite: false };
     let actions = plan(2).layout().ending(Ending::Step);
-    pool.ask(request(RunRequest { update: Some(update), ..run(actions) }));
+    pool.ask(request(RunRequest { update: Some(UPDATE), ..run(actions) }));
 }
 
 /// The workers that are sent away, with the reasons.
@@ -84,6 +87,24 @@ fn a_newcomer_that_fails_is_told_from_a_member_that_fails() {
     let said = failed(&pool);
     pool.hear(NEXT.0, said, &[]);
     assert_eq!(dismissed(&pool), [(NEXT, "it could not follow: no memory")]);
+}
+
+/// It computes the same as its guide does, which reports it.
+#[test]
+fn a_follower_s_health_does_not_count() {
+    let mut pool = pool(&[NEWCOMER]);
+    change(&mut pool, &[], Some(NEWCOMER));
+    let watch = Watch { health: true, ..Watch::default() };
+    let actions = plan(2).layout().ending(Ending::Step);
+    pool.ask(request(RunRequest { watch, update: Some(UPDATE), ..run(actions) }));
+    let layer = LayerId(0);
+    let health = |finite| LayerHealth { layer, finite, has_gradient: true, changed: true };
+    for (worker, finite) in [(0, true), (NEWCOMER.0, false)] {
+        let layers = vec![health(finite)];
+        pool.hear(worker, ToBoss::Health { id: pool.command, layers }, &[]);
+    }
+    pool.both_done();
+    assert_eq!(pool.results().health, [health(true)]);
 }
 
 /// It can begin anew. With the state it can wait for another worker's sums.

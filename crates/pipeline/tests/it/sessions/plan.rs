@@ -4,7 +4,7 @@
 use layerspec::{LayerGraph, ValueId};
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::plan::{StageInput, StageSpec};
-use pipeline::replicas::{StagePlacement, WorkerGroups};
+use pipeline::replicas::{buckets, BucketBytes, StagePlacement, WorkerGroups};
 use pipeline::{Cuts, Placement, Plan, ScheduleKind};
 use std::path::Path;
 use testkit::assert_golden;
@@ -200,4 +200,17 @@ fn every_example_is_cut_evenly() {
             }
         }
     }
+}
+
+#[test]
+fn replicas_exchange_gradients_of_trained_layers_alone() {
+    let graph = graph(
+        "inputs: {x: [batch, 4]}\nlayers:\n  - Linear: {in_features: 4, out_features: 4}\n    \
+         freeze: true\n  - ReLU\n  - Linear: {in_features: 4, out_features: 2}\n",
+    );
+    let plan = Plan::new(&graph, &Cuts::Auto, WorkerGroups::of(&[2]), Placement::Plain).unwrap();
+    let buckets = buckets(&plan.stages[0], BucketBytes::default(), None);
+    let uses: Vec<_> = buckets.iter().flat_map(|bucket| &bucket.uses).collect();
+    let used: Vec<_> = uses.iter().map(|used| (used.layer, used.number, used.elements)).collect();
+    assert_eq!(used, [(2, 0, 8), (2, 1, 2)]);
 }

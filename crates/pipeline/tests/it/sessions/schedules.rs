@@ -278,6 +278,22 @@ fn memory_is_that_of_the_papers() {
     }
 }
 
+/// ZB-H1 delays half of each backward pass at the last worker, which begins it at once.
+#[test]
+fn a_split_backward_pass_lets_memory_go_twice() {
+    let schedule = schedule(ZbH1, 4, 8);
+    let played = played(&schedule, &unit(&schedule));
+    let peak = |held_between| {
+        let stages = [StageBytes { held: 10, held_between, ..StageBytes::default() }; 4];
+        played.peak_bytes(&schedule.layout, &stages)[3]
+    };
+    let most = played.peak_held(StageId(3)) as u64;
+    assert!(most > 1, "{most}");
+    assert_eq!((peak(0), peak(10)), (10, 10 * most));
+    // Halfway it holds 4 of each but the one that goes forward.
+    assert_eq!(peak(4), 10 + 4 * (most - 1));
+}
+
 #[test]
 fn a_hop_delays_what_crosses_it() {
     let mut costs = Costs::unit(2);

@@ -321,3 +321,26 @@ fn a_worker_leaves_at_once_before_its_work_and_asks_the_boss_later() {
     session.on_leave();
     assert_eq!(effects(&mut session), [StageEffect::Tell(ToBoss::Leaving)]);
 }
+
+#[test]
+fn files_of_layers_come_from_the_boss_before_or_after_their_command() {
+    let file = |name: &str| TensorHead::File { id: 2, name: name.into() };
+    let mut session = second_of_five();
+    assert_eq!(weigh(&mut session, Peer::Boss, file("ab"), 10), []);
+    tell(&mut session, ToWorker::Command { id: 2, body: Command::TakeFiles { files: 2 } });
+    assert_eq!(effects(&mut session), []);
+    let taken = weigh(&mut session, Peer::Boss, file("cd"), 20);
+    let [StageEffect::Compute { task: Task::Files { files }, .. }] = &taken[..] else {
+        panic!("{taken:?}")
+    };
+    assert_eq!(*files, [("ab".to_string(), Slot(10)), ("cd".to_string(), Slot(20))]);
+}
+
+#[test]
+fn a_state_that_arrived_for_a_cancelled_command_is_let_go() {
+    let mut session = second_of_five();
+    let head = TensorHead::ReplicaState { id: 2, name: "0.weight".into(), of: 2 };
+    assert_eq!(weigh(&mut session, GIVER, head, 10), []);
+    tell(&mut session, ToWorker::Abort { id: 2, batch: None, gradients: false });
+    assert_eq!(effects(&mut session)[0], StageEffect::Drop(vec![Slot(10)]));
+}
