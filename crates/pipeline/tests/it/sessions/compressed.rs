@@ -187,6 +187,10 @@ fn gradients_in_too_few_or_too_many_parts_fail_the_round() {
         assert_eq!(failure.stage, Some(STAGE));
         let parts = format!("bucket 0 in {parts} parts");
         assert!(failure.message.contains(&parts), "{}", failure.message);
+        // What the task hands out after that is let go.
+        replica.hand_out();
+        let effects = replica.work();
+        assert!(matches!(effects[..], [StageEffect::Drop(_)]), "{effects:?}");
     }
 }
 

@@ -103,6 +103,8 @@ fn a_follower_s_health_does_not_count() {
         let layers = vec![health(finite)];
         pool.hear(worker, ToBoss::Health { id: pool.command, layers }, &[]);
     }
+    let hangup = |effect: &BossEffect| matches!(effect, BossEffect::Hangup { .. });
+    assert!(!pool.effects.iter().any(hangup), "{:?}", pool.effects);
     pool.both_done();
     assert_eq!(pool.results().health, [health(true)]);
 }

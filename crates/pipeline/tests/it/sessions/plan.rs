@@ -204,13 +204,22 @@ fn every_example_is_cut_evenly() {
 
 #[test]
 fn replicas_exchange_gradients_of_trained_layers_alone() {
-    let graph = graph(
-        "inputs: {x: [batch, 4]}\nlayers:\n  - Linear: {in_features: 4, out_features: 4}\n    \
-         freeze: true\n  - ReLU\n  - Linear: {in_features: 4, out_features: 2}\n",
-    );
-    let plan = Plan::new(&graph, &Cuts::Auto, WorkerGroups::of(&[2]), Placement::Plain).unwrap();
-    let buckets = buckets(&plan.stages[0], BucketBytes::default(), None);
-    let uses: Vec<_> = buckets.iter().flat_map(|bucket| &bucket.uses).collect();
-    let used: Vec<_> = uses.iter().map(|used| (used.layer, used.number, used.elements)).collect();
-    assert_eq!(used, [(2, 0, 8), (2, 1, 2)]);
+    let used = |freeze: bool, bias: bool| -> Vec<(usize, usize, u64)> {
+        let text = format!(
+            "inputs: {{x: {{shape: [batch], dtype: int64}}}}\nlayers:\n  - Embedding: \
+             {{num_embeddings: 5, embedding_dim: 2}}\n    name: embed\n    freeze: {freeze}\n  - \
+             Linear: {{in_features: 2, out_features: 5, bias: {bias}}}\n    share: embed\n"
+        );
+        let graph = graph(&text);
+        let groups = WorkerGroups::of(&[2]);
+        let plan = Plan::new(&graph, &Cuts::Auto, groups, Placement::Plain).expect("a plan");
+        let buckets = buckets(&plan.stages[0], BucketBytes::default(), None);
+        let uses = buckets.iter().flat_map(|bucket| &bucket.uses);
+        uses.map(|used| (used.layer, used.number, used.elements)).collect()
+    };
+    let (table, head, bias) = ((0, 0, 10), (1, 0, 10), (1, 1, 5));
+    assert_eq!(used(false, false), [head, table]);
+    // What the layer does not share with a frozen one is its own.
+    assert_eq!(used(true, true), [bias]);
+    assert_eq!(used(false, true), [head, bias, table]);
 }

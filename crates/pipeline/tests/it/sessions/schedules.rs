@@ -2,7 +2,9 @@
 
 use pipeline::ids::{StageId, WorkerId};
 use pipeline::message::Reduction;
-use pipeline::replicas::{MicrobatchAssignment, MicrobatchOrder, StagePlacement, WorkerGroups};
+use pipeline::replicas::{
+    MicrobatchAssignment, MicrobatchOrder, Sharding, StagePlacement, WorkerGroups,
+};
 use pipeline::schedule::{
     check, check_memory, picture, timeline, Action, Costs, Deadlock, DeviceMemory, Ending, Layout,
     Link, Order, Picker, Placement, Process, Schedule, ScheduleError, StageBytes, StageTimes,
@@ -107,6 +109,26 @@ fn replicas_reduce_along_the_tree_and_one_of_them_finds_the_norm() {
         (Action::Reduce { stage }, Action::GradNorm { stage }, Action::OptimStep { stage });
     assert_eq!(schedule.workers[0], [forward(0, 0), backward(0, 0), reduce, norm, step]);
     assert_eq!(schedule.workers[1], [forward(0, 1), backward(0, 1), reduce, step]);
+}
+
+/// Replicas add up the gradients of their microbatches first, unless they shard them.
+#[test]
+fn sharded_gradients_cross_the_link_with_each_microbatch() {
+    let replicas = StagePlacement::new(vec![vec![WorkerId(0), WorkerId(1)]]);
+    let mut costs = Costs::unit(1);
+    costs.link = Link { latency: 0, per_byte: 1.0 };
+    // Each sends the half that the other one sums.
+    costs.reduced_bytes.insert(StageId(0), 2000);
+    let end = |sharding| {
+        let layout = Layout { sharding, ..Layout::chain(replicas.clone()) };
+        let schedule = Schedule::new(&layout, &Terms::new(GPipe, 4)).expect("it fits");
+        played(&schedule, &costs).end()
+    };
+    // Each takes two microbatches in 6, and the update takes 1.
+    assert_eq!(end(None), 1007);
+    assert_eq!(end(Some(Sharding::Optimizer)), 1007);
+    // The first leaves after 4.
+    assert_eq!(end(Some(Sharding::Gradients)), 2005);
 }
 
 #[test]
