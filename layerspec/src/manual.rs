@@ -22,9 +22,10 @@ fn section(layer: &Manual) -> String {
         let _ = writeln!(text, "| `{name}` | {value} | {default} | {doc} |");
     }
     if !layer.refused.is_empty() {
-        let refused =
-            layer.refused.iter().map(|refused| format!("`{}` ({})", refused.name, refused.instead));
-        let _ = writeln!(text, "\nNot supported: {}.", refused.collect::<Vec<_>>().join("; "));
+        text.push_str("\nNot supported:\n\n");
+    }
+    for refused in layer.refused {
+        let _ = writeln!(text, "- `{}`: {}", refused.name, refused.instead);
     }
     text
 }

@@ -185,7 +185,7 @@ impl BossMan {
             known: self.trainer.handle.workers().to_vec(),
             unfit: Vec::new(),
         };
-        let workers = rejoin::wait(self.host.clone(), &self.builder, last).await?;
+        let workers = rejoin::wait(self.host.clone(), &self.builder, 1, last).await?;
         recovery.workers_rejoined();
         let mut trainer = self.builder.start(workers)?;
         // If this session fails, one of its workers may be at fault.

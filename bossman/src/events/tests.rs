@@ -145,6 +145,7 @@ fn run(ticket: Ticket) -> Vec<Event> {
         joined(None),
         Notice::Left { worker: WorkerId(1), why: "it ended".into() }.into(),
         Notice::Evicted { worker: WorkerId(1), why: "it is slow".into() }.into(),
+        Notice::Leaving { worker: WorkerId(2) }.into(),
         Notice::Members { step: 4, workers: 2 }.into(),
         step(4, 0.125),
         Event::Growing { after: 4, workers: 1, waiting: 1, initial_workers: 3 },

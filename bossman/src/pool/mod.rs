@@ -10,8 +10,9 @@
 //! A new worker is prepared while the others train, follows them until it has nearly caught up, and
 //! takes part from the next step on. A leaving worker is removed; the last one of a stage stays
 //! until another one has it. The others repeat the step in which a worker was lost, unless all
-//! already have its part. The result is that of a quiet run, to the bit, because a step's sums
-//! depend only on its microbatches. A worker that would slow the others down takes no part.
+//! already have its part. If all are lost that had some stage, the pool begins again from its last
+//! checkpoint (`crate::train`). The result is that of a quiet run, to the bit, because a step's
+//! sums depend only on its microbatches. A worker that would slow the others down takes no part.
 //! [`pipeline::membership`] decides all this, and this folder carries it out.
 
 mod membership;

@@ -62,7 +62,10 @@ pub(crate) fn with_resume_advice(error: BossManError, checkpoints: bool) -> Boss
 pub(crate) fn with_pool_advice(error: BossManError, checkpoints: bool) -> BossManError {
     let advice = match checkpoints {
         true => "resume with --resume",
-        false => "start again from the weights that were saved last (--weights)",
+        false => {
+            "start again from the weights that were saved last (--weights); with `checkpoint` in \
+             its run file a pool goes on by itself"
+        }
     };
     error.with_advice_if_lost(|| advice.into())
 }

@@ -6,17 +6,18 @@ use crate::{BossManError, Builder};
 use link::WorkerInfo;
 use pipeline::recovery::{Check, LastSession};
 
-/// Waits for the workers of a session with the settings of `builder`. `last` is the session before
-/// it, which failed or ended for more workers.
+/// Waits for the workers of a session with the settings of `builder`, at least for this number.
+/// `last` is the session before it, which failed or ended for more workers.
 ///
 /// # Errors
 /// The port is in use, or a local worker ended before it joined.
 pub(crate) async fn wait(
     host: Host,
     builder: &Builder,
+    least: usize,
     last: LastSession<WorkerInfo>,
 ) -> Result<Workers, BossManError> {
-    let fits = |workers| builder.check(workers).is_ok();
+    let fits = |workers| workers >= least && builder.check(workers).is_ok();
     let settings = builder.clone();
     let check = move |members: &[WorkerInfo]| check(&settings, members);
     host.wait_for_rejoin(last, fits, check).await

@@ -9,9 +9,12 @@ use crate::recovery::resume::ResumeState;
 use crate::train::checkpoint_writer::{CheckpointWriter, StepEnd};
 use crate::train::digests::Digests;
 use crate::train::epochs::{validate_with_current_members, Epochs};
-use crate::train::metrics::SharedMetrics;
+use crate::train::metrics::{Metrics, SharedMetrics};
+use crate::train::settings::TrainOptions;
+use crate::train::trace::TraceRecorder;
 use crate::train::validation_result::ValidationResult;
 use crate::{Batch, BossMan, BossManError, RecoverySource, StepReport};
+use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +25,30 @@ pub(super) struct Observers {
     pub(super) events: Events,
     /// The metrics, which are among the observers.
     pub(super) metrics: Option<SharedMetrics>,
+}
+
+impl Observers {
+    /// The observers of the caller, the metrics and the trace.
+    ///
+    /// # Errors
+    /// The metrics cannot be written, or are not those of the state to resume from.
+    pub(super) fn open(
+        options: &TrainOptions,
+        resumed: Option<&ResumeState>,
+    ) -> Result<Self, BossManError> {
+        let mut events = options.events.clone();
+        let mut metrics = None;
+        if let Some(path) = &options.metrics {
+            let bytes = resumed.and_then(|found| found.run().metrics).unwrap_or(0);
+            let opened = Arc::new(Mutex::new(Metrics::open(path, bytes)?));
+            events = events.with(opened.clone());
+            metrics = Some(opened);
+        }
+        if let Some(path) = &options.trace {
+            events = events.with(TraceRecorder::new(path.clone()));
+        }
+        Ok(Observers { events, metrics })
+    }
 }
 
 /// A session at work.

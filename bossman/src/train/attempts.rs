@@ -10,23 +10,19 @@ use crate::train::attempt::{Attempt, Observers};
 use crate::train::epochs::best_path;
 use crate::train::growth_warnings::GrowthWarnings;
 use crate::train::memory_saving::{MeansLeft, MemorySaving};
-use crate::train::metrics::Metrics;
 use crate::train::outcome::{Interruption, Outcome};
 use crate::train::prepared::{Prepared, Start};
 use crate::train::settings::TrainOptions;
-use crate::train::trace::TraceRecorder;
 use crate::workers::host::{Host, Workers};
 use crate::{BossMan, BossManError, RecoverySource, StepReport};
 use link::WorkerInfo;
-use parking_lot::Mutex;
 use pipeline::ids::WorkerId;
 use pipeline::recovery::{
-    Boundary, Cause, RecoveryCost, Remedy, ResumeReport, RunGrowth, StateSource,
+    Boundary, Cause, LastSession, RecoveryCost, Remedy, ResumeReport, RunGrowth, StateSource,
 };
 use pipeline::Initialization;
 use runtime::Handle;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::info;
 
@@ -96,7 +92,8 @@ impl Attempts {
     /// A file of an observer cannot be written.
     pub(super) fn new(prepared: &Prepared<'_>, start: Start) -> Result<Self, BossManError> {
         let status = StatusBoard::default();
-        let Observers { events, metrics } = observers(prepared.options, start.state.as_ref())?;
+        let Observers { events, metrics } =
+            Observers::open(prepared.options, start.state.as_ref())?;
         let resumed_after = start.state.as_ref().map_or(0, |state| state.counters().step);
         Ok(Attempts {
             observers: Observers { events: status.before(events), metrics },
@@ -181,8 +178,11 @@ impl Attempts {
             attempt.epochs.save_weights(&mut attempt.boss, prepared.steps, events).await?;
         }
         let test = match attempt.test().await {
-            // The run cannot go on, and all that is missing is this score.
-            Err(error) if error.cause() == Cause::Lost && !may_recover(prepared) => {
+            // All that is missing is this score. A pool would wait for all its workers.
+            Err(error)
+                if error.cause() == Cause::Lost
+                    && (prepared.options.pool || !may_recover(prepared)) =>
+            {
                 self.observers.events.warn(format!(
                     "the test was not completed: {error}; `bossman eval` scores the saved weights"
                 ));
@@ -390,11 +390,19 @@ impl Attempts {
             plan: left.plan && !is_predicted,
         };
         let saving = self.saving.next(left);
-        let with_advice = |error| policy::with_memory_advice(error, left.recompute);
-        // An open pool changes its members without a new session. Until then they are fixed.
+        let with_advice = |error| {
+            let error = match prepared.options.pool {
+                true => policy::with_pool_advice(error, prepared.checkpoints.is_some()),
+                false => error,
+            };
+            policy::with_memory_advice(error, left.recompute)
+        };
+        // An open pool changes its members without a new session, until it has lost its state. One
+        // that starts has none to lose.
         let is_starting_pool = prepared.options.pool && !self.pool_is_open;
-        if prepared.options.pool && !(is_starting_pool && error.cause() == Cause::Lost) {
-            let error = policy::with_pool_advice(error, prepared.checkpoints.is_some());
+        let is_loss = matches!(error.cause(), Cause::Lost | Cause::LocalWorkerEnded);
+        let begins_pool_again = is_loss && (is_starting_pool || may_recover(prepared));
+        if prepared.options.pool && !begins_pool_again {
             return Err(with_advice(error));
         }
         let done = self.furthest_step();
@@ -435,6 +443,8 @@ impl Attempts {
         }
         if let Some(handle) = self.handle.take() {
             policy::ban(remedy, &error, &handle);
+            // Requests that prepare workers of a pool hold clones of the handle.
+            handle.disconnect_all();
         }
         Ok(())
     }
@@ -456,8 +466,13 @@ impl Attempts {
             return Ok(workers);
         };
         let builder = prepared.builder(self.record.microbatches, self.saving);
-        let last = self.growth.last_session(self.workers, self.recovery.lost());
-        let workers = rejoin::wait(host, &builder, last).await?;
+        let last = match self.pool_is_open {
+            true => LastSession::without_state(self.workers),
+            false => self.growth.last_session(self.workers, self.recovery.lost()),
+        };
+        // A pool is not cut anew for those that come later.
+        let least = if prepared.options.pool { prepared.workers } else { 1 };
+        let workers = rejoin::wait(host, &builder, least, last).await?;
         self.recovery.workers_rejoined();
         self.growth.workers_rejoined(workers.newcomers(self.growth.known()));
         self.workers = workers.count;
@@ -526,12 +541,12 @@ impl Attempts {
 /// Whether late workers are taken in: a run that ends with a loss never has fewer, and a pool takes
 /// them in without a new session.
 fn may_grow(prepared: &Prepared<'_>) -> bool {
-    may_recover(prepared)
+    !prepared.options.pool && may_recover(prepared)
 }
 
-/// Whether the run goes on in a new session after a loss.
+/// Whether the run goes on in a new session after a loss, a pool after that of its state.
 fn may_recover(prepared: &Prepared<'_>) -> bool {
-    !prepared.options.pool && prepared.file.redundancy != RecoverySource::None
+    prepared.file.redundancy != RecoverySource::None
 }
 
 /// The time that a session has to start once the user ends the run. Only a session can save the
@@ -544,28 +559,6 @@ fn patience_with_start(has_state: bool, redundancy: RecoverySource) -> Duration 
             Duration::ZERO
         }
     }
-}
-
-/// The observers of a run: those of the caller, metrics and trace.
-///
-/// # Errors
-/// The metrics cannot be written, or are not those of the state to resume from.
-fn observers(
-    options: &TrainOptions,
-    resumed: Option<&ResumeState>,
-) -> Result<Observers, BossManError> {
-    let mut events = options.events.clone();
-    let mut metrics = None;
-    if let Some(path) = &options.metrics {
-        let bytes = resumed.and_then(|found| found.run().metrics).unwrap_or(0);
-        let opened = Arc::new(Mutex::new(Metrics::open(path, bytes)?));
-        events = events.with(opened.clone());
-        metrics = Some(opened);
-    }
-    if let Some(path) = &options.trace {
-        events = events.with(TraceRecorder::new(path.clone()));
-    }
-    Ok(Observers { events, metrics })
 }
 
 #[cfg(test)]

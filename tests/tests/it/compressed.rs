@@ -73,12 +73,11 @@ fn every_configuration(case: fn() -> Case) {
             );
             assert!(!first.losses_differ_by_at_most(&exact, 0.0), "{what}: nothing was compressed");
         }
+        let two_each = || plan(case, &[2, 2]);
+        let in_memory = trained(case, &[2, 2], InMemoryCluster::new(two_each(), case.seed, 0));
         for reach in [Connectivity::SharedMemory, Connectivity::Quic, Connectivity::Relayed] {
-            let over =
-                trained(case, &[2, 2], SocketCluster::new(plan(case, &[2, 2]), case.seed, reach));
-            let first =
-                trained(case, &[2, 2], InMemoryCluster::new(plan(case, &[2, 2]), case.seed, 0));
-            first.assert_same(&over, &format!("{} over {reach:?}, {form}", case.name));
+            let over = trained(case, &[2, 2], SocketCluster::new(two_each(), case.seed, reach));
+            in_memory.assert_same(&over, &format!("{} over {reach:?}, {form}", case.name));
         }
     }
 }

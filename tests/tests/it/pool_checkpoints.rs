@@ -1,6 +1,6 @@
-//! Tests a pool whose boss is killed, and one that loses a worker while it starts. The first
-//! resumes from its last checkpoint, with the workers that wait for it. Losses and weights are
-//! those of a quiet run, to the bit.
+//! Tests pools that begin again: one whose boss is killed, one that loses the only worker of a
+//! stage, and one that loses a worker while it starts. The first two resume from their last
+//! checkpoint. Losses and weights are those of a quiet run, to the bit.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -59,6 +59,29 @@ async fn a_pool_that_loses_a_worker_while_it_starts_begins_again() {
         worker.end().await.expect_success();
     }
     assert!(outputs(&place) == quiet_outputs().await);
+}
+
+/// Each of two workers has one of two stages.
+#[tokio::test]
+async fn a_pool_that_loses_a_stage_goes_on_from_its_checkpoint() {
+    let test = async {
+        let (place, port) = (TestFolder::new(), free_port());
+        let more = "replicas: [1, 1]\ncheckpoint: {dir: c, every: 3, keep: 2}";
+        let mut boss = serve(&place, more, &["--workers", "2", "--port", &port]);
+        let stays = place.worker(&port, &[]);
+        let dies = place.worker(&port, &[]);
+        boss.line("checkpoint of step 6 written").await;
+        dies.signal("KILL");
+        boss.line("everybody has left who had stage").await;
+        let comes = place.worker(&port, &[]);
+        boss.line("recovery: resuming with 2 of 2 workers from the checkpoint of step").await;
+        boss.end_within(LIMIT).await.expect_success();
+        for worker in [stays, comes] {
+            worker.end().await.expect_success();
+        }
+        assert!(outputs(&place) == quiet_outputs().await);
+    };
+    tokio::time::timeout(2 * LIMIT, test).await.unwrap();
 }
 
 #[tokio::test]

@@ -19,8 +19,11 @@ impl Membership {
 
     /// A worker is told to leave. It stays for a while if it is the last of a stage.
     pub fn on_leaving(&mut self, worker: WorkerId) {
-        if let Some(member) = self.members.get_mut(&worker) {
-            member.is_leaving = true;
+        let Some(member) = self.members.get_mut(&worker) else { return };
+        member.is_leaving = true;
+        let nobody_stays = |stage| self.staying(self.placement.of(stage)).is_empty();
+        if self.placement.stages_of(worker).any(nobody_stays) {
+            self.notice(Notice::Leaving { worker });
         }
     }
 

@@ -40,6 +40,11 @@ pub enum Notice {
         /// The reason.
         why: String,
     },
+    /// A worker that was told to leave stays, because nobody else who stays has its stage.
+    Leaving {
+        /// The worker.
+        worker: WorkerId,
+    },
     /// A worker could not be prepared for its stage.
     Unprepared {
         /// The worker.
@@ -74,6 +79,9 @@ impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Notice::Left { worker, why } => write!(f, "{worker} left ({why})"),
+            Notice::Leaving { worker } => {
+                write!(f, "{worker} leaves as soon as another worker has its layers")
+            }
             Notice::Unprepared { worker, why } => write!(f, "{worker} cannot take part: {why}"),
             Notice::Evicted { worker, why } => write!(f, "{worker} is put aside: {why}"),
             Notice::Removed { worker, why } => write!(f, "{worker} failed and is removed: {why}"),

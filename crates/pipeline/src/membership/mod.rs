@@ -119,10 +119,9 @@ impl Membership {
     /// that fails where others do not. The next update tells the workers their members again.
     pub fn on_failure(&mut self, failure: &Failure) -> Remedy {
         self.must_confirm = true;
-        let is_active = |worker: WorkerId| self.state(worker) == Some(&MemberState::Active);
         let situation = Situation::Pool {
             members: self.placement.members().len(),
-            failed_is_member: failure.worker.is_some_and(is_active),
+            others_can_go_on: failure.worker.is_some_and(|worker| self.can_go_on_without(worker)),
         };
         let remedy = self.policy.decide(Cause::of(failure), failure.worker, situation);
         if let Remedy::RepeatWithout(worker) = remedy {
@@ -131,6 +130,13 @@ impl Membership {
             self.leave(worker, "it failed");
         }
         remedy
+    }
+
+    /// Whether a worker takes part and others have each of its stages.
+    fn can_go_on_without(&self, worker: WorkerId) -> bool {
+        let mut stages = self.placement.stages_of(worker);
+        self.state(worker) == Some(&MemberState::Active)
+            && stages.all(|stage| self.placement.of(stage).len() > 1)
     }
 
     fn state(&self, worker: WorkerId) -> Option<&MemberState> {

@@ -341,7 +341,7 @@ fn a_worker_that_was_put_aside_replaces_the_last_one() {
          accepted     => step 6: 1 workers
          steps 1
          update       => same
-         leaving 0
+         leaving 0    => worker 0 leaves as soon as another worker has its layers
          update       => forget 1; prepare 1 in 0,1; same
          prepared 1
          update       => 0, 1 like 0
@@ -374,7 +374,7 @@ fn a_worker_joins_the_stage_that_its_last_worker_leaves() {
     play(
         "0,1 2,3",
         "leaving 2
-         leaving 3
+         leaving 3    => worker 3 leaves as soon as another worker has its layers
          joined 4
          update       => prepare 4 in 0,1 2,3,4; same",
     );
@@ -421,6 +421,12 @@ fn a_member_that_fails_is_removed_and_a_second_one_proves_the_step_wrong() {
          accepted     => step 1: 2 workers
          failed 2     => Stop(WouldFailAgain)",
     );
+}
+
+/// Nobody else has the state, and the failure would come again.
+#[test]
+fn the_only_worker_of_a_stage_that_fails_ends_the_run() {
+    play("0,1 2", "failed 2     => Stop(WouldFailAgain)");
 }
 
 /// The workers do not know yet that it is removed, but it must not take part again.

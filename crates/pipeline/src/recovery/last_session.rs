@@ -16,7 +16,7 @@ pub type FitsBeside<W> = Box<dyn Fn(&W, &[W]) -> bool + Send + Sync>;
 /// The places that other workers do not get, as long as those that know the run may come again.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum KeptPlaces {
-    /// None: the first that ask get a place.
+    /// One for each local worker. Otherwise the first that ask get a place.
     None,
     /// One for each worker that may remain.
     Remaining,
@@ -44,6 +44,13 @@ pub struct LastSession<W> {
 }
 
 impl<W> LastSession<W> {
+    /// A session of this many workers that has left no state with any of them, so that others are
+    /// as good.
+    pub fn without_state(workers: usize) -> Self {
+        let (newcomers, known, unfit) = (Vec::new(), Vec::new(), Vec::new());
+        LastSession { workers, lost: 0, newcomers, kept: KeptPlaces::None, known, unfit }
+    }
+
     /// The facts on which the length of the wait depends. The boss starts `local` workers afresh.
     pub fn failed(&self, local: usize) -> FailedSession {
         let (workers, lost, newcomers) = (self.workers, self.lost, self.newcomers.len());
@@ -53,7 +60,7 @@ impl<W> LastSession<W> {
     /// The number of places that are kept in a run of `places` workers, `local` of them local.
     pub fn kept_places(&self, places: usize, local: usize) -> usize {
         match self.kept {
-            KeptPlaces::None => 0,
+            KeptPlaces::None => local,
             KeptPlaces::Remaining => {
                 local + self.workers.saturating_sub(local).saturating_sub(self.lost)
             }

@@ -17,8 +17,8 @@ pub enum Situation {
     Pool {
         /// The workers that take microbatches.
         members: usize,
-        /// Whether the worker that failed is one of them.
-        failed_is_member: bool,
+        /// Whether the worker that failed is one of them, and others have each of its stages.
+        others_can_go_on: bool,
     },
     /// A run whose workers are fixed until one is lost.
     Fixed {
@@ -122,7 +122,7 @@ impl RecoveryPolicy {
             (Cause::Lost, Situation::Pool { .. }) => Remedy::Repeat,
             (
                 Cause::Unfit | Cause::OutOfMemory | Cause::Other,
-                Situation::Pool { failed_is_member: true, .. },
+                Situation::Pool { others_can_go_on: true, .. },
             ) => match worker.filter(|_| !self.removed_a_member) {
                 Some(worker) => Remedy::RepeatWithout(worker),
                 None => Remedy::Stop(StopReason::WouldFailAgain),
@@ -192,8 +192,8 @@ mod tests {
     use crate::message::{Failure, FailureKind};
 
     const WORKER: WorkerId = WorkerId(2);
-    const POOL: Situation = Situation::Pool { members: 3, failed_is_member: true };
-    const NEWCOMER: Situation = Situation::Pool { members: 3, failed_is_member: false };
+    const POOL: Situation = Situation::Pool { members: 3, others_can_go_on: true };
+    const NEWCOMER: Situation = Situation::Pool { members: 3, others_can_go_on: false };
     const RUN: Situation = fixed(true, true, false);
     const ALONE: Situation = fixed(true, false, false);
     const NO_STATE: Situation = fixed(false, true, false);
@@ -346,7 +346,7 @@ mod tests {
     fn members_that_join_and_die_do_not_prolong_a_pool() {
         let mut policy = RecoveryPolicy::default();
         let failures = (1..1000).take_while(|members| {
-            let situation = Situation::Pool { members: *members, failed_is_member: true };
+            let situation = Situation::Pool { members: *members, others_can_go_on: true };
             policy.decide(Lost, None, situation) == Repeat
         });
         assert_eq!(failures.count() as u32, POOL_ATTEMPTS + 1);

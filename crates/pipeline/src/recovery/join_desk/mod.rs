@@ -238,8 +238,12 @@ impl<W: Applicant> JoinDesk<W> {
 
     /// Whether places are kept for this worker.
     fn is_expected(&self, worker: &W) -> bool {
-        let newcomers = self.again.as_ref().map(|again| &again.last.newcomers[..]);
-        self.has_state(worker) || is_among(worker, newcomers.unwrap_or_default())
+        match &self.again {
+            Some(again) if again.needs_known => {
+                self.has_state(worker) || is_among(worker, &again.last.newcomers)
+            }
+            _ => self.is_local(worker),
+        }
     }
 
     /// The number of present workers that may have state.

@@ -371,6 +371,38 @@ fn spares_do_not_replace_the_only_worker_with_state() {
     );
 }
 
+#[test]
+fn after_a_session_without_state_all_but_local_workers_are_as_good() {
+    let desk = |local: &[u64]| {
+        let last = LastSession::without_state(2);
+        let all = |_: &Process, _: &[Process]| true;
+        JoinDesk::again(2, local.to_vec(), last, |workers| workers == 2, Box::new(all))
+    };
+    play(
+        desk(&[]),
+        "0 ask 7: Place(0)
+         0 poll: Wait(Some(15s))
+         9000 ask 5: Place(1)
+         9000 poll: Begin(2)",
+    );
+    play(
+        desk(&[]),
+        "1000 ask 7: Place(0)
+         15000 poll: AskForMore
+         15000 poll: Wait(None)
+         90000 ask 5: Place(1)
+         90000 poll: Begin(2)",
+    );
+    // The local worker is about to start.
+    play(
+        desk(&[3]),
+        "0 ask 7: Place(0)
+         0 ask 8: Kept
+         900 ask 3: Place(1)
+         900 poll: Begin(2)",
+    );
+}
+
 /// Each verdict takes a plan.
 #[test]
 fn a_crowd_of_unfit_workers_is_judged_in_part() {
