@@ -25,7 +25,7 @@ pub use crate::tensor_head::{TensorHead, MAX_TENSORS};
 
 /// The version of the protocol, sent first on every connection. Peers of different versions
 /// disconnect.
-pub const PROTOCOL_VERSION: u32 = 31;
+pub const PROTOCOL_VERSION: u32 = 32;
 
 /// The most microbatches of a batch.
 pub const MAX_MICROBATCHES: u32 = 1 << 16;

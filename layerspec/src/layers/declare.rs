@@ -93,7 +93,7 @@ macro_rules! layer {
         $(unsupported { $($refused:ident: $instead:literal;)* })?
     ) => {
         $(#[doc = $doc])+
-        #[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
+        #[derive(Clone, PartialEq, Debug)]
         pub struct $Name {
             $($(#[doc = $field_doc])+ pub $field: $Type,)*
         }
@@ -120,6 +120,18 @@ macro_rules! layer {
             fn read(arguments: &$crate::yaml::Mapping<'_>) -> Result<Self, $crate::Diagnostic> {
                 $(let $field: $Type = layer!(@read arguments, $field, $reader $(, $default)?);)*
                 Ok($Name { $($field),* })
+            }
+        }
+
+        #[allow(unused_variables)] // a layer without arguments has none to write or take
+        impl $crate::layers::TravellingArguments for $Name {
+            fn write<S: serde::ser::SerializeSeq>(&self, to: &mut S) -> Result<(), S::Error> {
+                $(to.serialize_element(&self.$field)?;)*
+                Ok(())
+            }
+
+            fn take<'de, A: serde::de::SeqAccess<'de>>(from: &mut A) -> Result<Self, A::Error> {
+                Ok($Name { $($field: $crate::layers::wire::next(from)?),* })
             }
         }
     };

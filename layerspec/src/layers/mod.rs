@@ -60,6 +60,7 @@ mod transpose;
 mod upsample;
 mod user_defined;
 mod window;
+mod wire;
 
 pub use activation::{Identity, LogSigmoid, ReLU, SiLU, Sigmoid, Softsign, Tanh, Tanhshrink};
 pub use axes::{Permute, Squeeze, Unflatten, Unsqueeze};
@@ -124,16 +125,18 @@ use arguments::bad;
 pub(crate) use declare::Manual;
 use declare::{layer, read_layer, Argument, Declaration, UnsupportedArgument};
 use rules::{BadArgument, Rules};
+use wire::TravellingArguments;
 
 use crate::yaml::Choice;
 use crate::{Diagnostic, Dim, OutOfRange, ParamSpec, Role, TensorType};
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, SeqAccess};
+use serde::Serializer;
 
 /// Makes [`LayerKind`] and everything that goes through all kinds from one list of them.
 macro_rules! layers {
     ($($Name:ident),* $(,)?) => {
         /// A kind of layer with its checked arguments, named as in PyTorch.
-        #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+        #[derive(Clone, PartialEq, Debug)]
         pub enum LayerKind {
             $(#[doc = concat!("See [`", stringify!($Name), "`].")] $Name($Name),)*
         }
@@ -174,6 +177,22 @@ macro_rules! layers {
             fn rules(&self) -> &dyn Rules {
                 match self {
                     $(LayerKind::$Name(layer) => layer,)*
+                }
+            }
+
+            fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                match self {
+                    $(LayerKind::$Name(layer) => {
+                        wire::write(self.name(), $Name::ARGUMENTS.len(), layer, serializer)
+                    })*
+                }
+            }
+
+            /// The kind of this name with the arguments that follow.
+            fn take<'de, A: SeqAccess<'de>>(name: &str, from: &mut A) -> Result<Self, A::Error> {
+                match name {
+                    $(stringify!($Name) => $Name::take(from).map(LayerKind::$Name),)*
+                    _ => Err(A::Error::unknown_variant(name, LayerKind::NAMES)),
                 }
             }
         }

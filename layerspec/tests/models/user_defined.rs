@@ -140,8 +140,9 @@ fn sizes_among_the_arguments_of_an_operator_are_located_in_the_inputs() {
     assert_eq!(found.args.get("at"), Some(&size("seq", 1)));
     assert_eq!(found.args.text("mode"), Ok("mean"));
     assert_eq!(found.args.text("train"), Ok("training"));
+    let found = LayerKind::Aten(found);
     let text = serde_json::to_string(&found).unwrap();
-    assert_eq!(serde_json::from_str::<Aten>(&text).unwrap(), found);
+    assert_eq!(serde_json::from_str::<LayerKind>(&text).unwrap(), found);
 }
 
 #[test]
