@@ -391,7 +391,7 @@ impl Attempts {
         };
         let saving = self.saving.next(left);
         let with_advice = |error| {
-            let error = match prepared.options.pool {
+            let error = match self.pool_is_open {
                 true => policy::with_pool_advice(error, prepared.checkpoints.is_some()),
                 false => error,
             };
@@ -400,8 +400,11 @@ impl Attempts {
         // An open pool changes its members without a new session, until it has lost its state. One
         // that starts has none to lose.
         let is_starting_pool = prepared.options.pool && !self.pool_is_open;
-        let is_loss = matches!(error.cause(), Cause::Lost | Cause::LocalWorkerEnded);
-        let begins_pool_again = is_loss && (is_starting_pool || may_recover(prepared));
+        let begins_pool_again = match error.cause() {
+            Cause::Lost | Cause::LocalWorkerEnded => is_starting_pool || may_recover(prepared),
+            Cause::Unfit => !is_starting_pool && may_recover(prepared),
+            _ => false,
+        };
         if prepared.options.pool && !begins_pool_again {
             return Err(with_advice(error));
         }
@@ -467,7 +470,7 @@ impl Attempts {
         };
         let builder = prepared.builder(self.record.microbatches, self.saving);
         let last = match self.pool_is_open {
-            true => LastSession::without_state(self.workers),
+            true => LastSession::without_state(self.workers, self.growth.known().to_vec()),
             false => self.growth.last_session(self.workers, self.recovery.lost()),
         };
         // A pool is not cut anew for those that come later.

@@ -192,7 +192,7 @@ macro_rules! layers {
             fn take<'de, A: SeqAccess<'de>>(name: &str, from: &mut A) -> Result<Self, A::Error> {
                 match name {
                     $(stringify!($Name) => $Name::take(from).map(LayerKind::$Name),)*
-                    _ => Err(A::Error::unknown_variant(name, LayerKind::NAMES)),
+                    _ => Err(A::Error::custom("a layer of an unknown kind")),
                 }
             }
         }

@@ -233,6 +233,29 @@ fn layers_survive_serialisation() {
         for layer in graph.layers() {
             let json = serde_json::to_string(layer).unwrap();
             assert_eq!(&serde_json::from_str::<layerspec::Layer>(&json).unwrap(), layer);
+            let bytes = rmp_serde::to_vec(layer).unwrap();
+            assert_eq!(&rmp_serde::from_slice::<layerspec::Layer>(&bytes).unwrap(), layer);
         }
     }
+}
+
+#[test]
+fn a_layer_that_is_none_is_refused() {
+    let read = |json: Value| {
+        let bytes = rmp_serde::to_vec(&json).unwrap();
+        rmp_serde::from_slice::<LayerKind>(&bytes).map_err(|error| error.to_string())
+    };
+    let refused = |json: Value, reason: &str| {
+        let error = read(json).unwrap_err();
+        assert!(error.contains(reason), "{error}");
+    };
+    let softmax = serde_json::json!(["Softmax", -1]);
+    assert_eq!(read(softmax).unwrap().name(), "Softmax");
+    refused(serde_json::json!([]), "too few arguments");
+    refused(serde_json::json!(["Softmax"]), "too few arguments");
+    refused(serde_json::json!(["Softmax", -1, -1]), "array had incorrect length");
+    refused(serde_json::json!(["Softmax", "last"]), "wrong msgpack marker");
+    refused(serde_json::json!(["Hardmax", -1]), "a layer of an unknown kind");
+    refused(serde_json::json!([7, -1]), "invalid type");
+    refused(serde_json::json!({"Softmax": [-1]}), "invalid type");
 }

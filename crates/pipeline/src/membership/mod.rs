@@ -132,11 +132,13 @@ impl Membership {
         remedy
     }
 
-    /// Whether a worker takes part and others have each of its stages.
+    /// Whether a worker takes part, and for each of its stages another one does.
     fn can_go_on_without(&self, worker: WorkerId) -> bool {
-        let mut stages = self.placement.stages_of(worker);
-        self.state(worker) == Some(&MemberState::Active)
-            && stages.all(|stage| self.placement.of(stage).len() > 1)
+        let is_active = |worker| self.state(worker) == Some(&MemberState::Active);
+        let other = |stage| {
+            self.placement.of(stage).iter().any(|other| *other != worker && is_active(*other))
+        };
+        is_active(worker) && self.placement.stages_of(worker).all(other)
     }
 
     fn state(&self, worker: WorkerId) -> Option<&MemberState> {

@@ -45,9 +45,9 @@ pub struct LastSession<W> {
 
 impl<W> LastSession<W> {
     /// A session of this many workers that has left no state with any of them, so that others are
-    /// as good.
-    pub fn without_state(workers: usize) -> Self {
-        let (newcomers, known, unfit) = (Vec::new(), Vec::new(), Vec::new());
+    /// as good. But the `known` ones fit, because a session could start on them.
+    pub fn without_state(workers: usize, known: Vec<W>) -> Self {
+        let (newcomers, unfit) = (Vec::new(), Vec::new());
         LastSession { workers, lost: 0, newcomers, kept: KeptPlaces::None, known, unfit }
     }
 

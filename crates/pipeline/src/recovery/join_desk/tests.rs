@@ -374,7 +374,7 @@ fn spares_do_not_replace_the_only_worker_with_state() {
 #[test]
 fn after_a_session_without_state_all_but_local_workers_are_as_good() {
     let desk = |local: &[u64]| {
-        let last = LastSession::without_state(2);
+        let last = LastSession::without_state(2, Vec::new());
         let all = |_: &Process, _: &[Process]| true;
         JoinDesk::again(2, local.to_vec(), last, |workers| workers == 2, Box::new(all))
     };
@@ -400,6 +400,19 @@ fn after_a_session_without_state_all_but_local_workers_are_as_good() {
          0 ask 8: Kept
          900 ask 3: Place(1)
          900 poll: Begin(2)",
+    );
+}
+
+/// A stranger that fits beside none of those that come again is sent away.
+#[test]
+fn after_a_session_without_state_a_stranger_keeps_nobody_out() {
+    let last = LastSession::without_state(2, vec![Process(1), Process(2)]);
+    let far = |one: &Process, others: &[Process]| others.iter().all(|at| at.0.abs_diff(one.0) < 5);
+    play(
+        JoinDesk::again(2, Vec::new(), last, |workers| workers == 2, Box::new(far)),
+        "0 ask 9: Place(0)
+         500 ask 1: Place(1)
+         500 poll: AskToRejoin([0])",
     );
 }
 
