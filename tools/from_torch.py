@@ -97,7 +97,7 @@ def main():
     parser.add_argument(
         "--check",
         action="store_true",
-        help="compare outputs, losses and weights of BossMan's programs with PyTorch",
+        help="compare outputs, losses and gradients of BossMan's programs with PyTorch",
     )
     parser.add_argument(
         "--programs",

@@ -28,6 +28,7 @@ NEWER_FUNCTIONS = {
     "random.randbytes",
 }
 NEWER_MODULES = {"graphlib", "tomllib", "zoneinfo"}
+NEWER_KEYWORDS = {"cancel_futures"}
 BUILT_IN_TYPES = {"dict", "frozenset", "list", "set", "tuple", "type"}
 
 
@@ -52,6 +53,8 @@ def reason(node):
     told."""
     if isinstance(node, ast.Call) and name_of(node.func) == "zip" and node.keywords:
         return "`zip` with a keyword"
+    if isinstance(node, ast.keyword) and node.arg in NEWER_KEYWORDS:
+        return f"`{node.arg}=`"
     if isinstance(node, ast.Attribute):
         if node.attr in NEWER_METHODS or name_of(node) in NEWER_FUNCTIONS:
             return f"`{node.attr}`"

@@ -1,11 +1,16 @@
 """zoo.py: what counts as a result, what an error is, and the page. Needs no torch."""
 
 import argparse
+import contextlib
+import io
 import json
 import signal
+import sys
 import tempfile
+import threading
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import zoo
 import zoo_models
@@ -26,8 +31,10 @@ def row(case, **found):
         "aten": 1,
         "output": 0.0,
         "loss": 2e-8,
-        "weight": 3e-6,
+        "gradient": 3e-6,
+        "buffer": None,
         "workers": [1, 2],
+        "cut": "stages.1",
         "checked": True,
         "seconds": 12.3,
         **found,
@@ -37,8 +44,8 @@ def row(case, **found):
 class Fake:
     """A figure of the check."""
 
-    def __init__(self, workers, kind, error):
-        self.workers, self.kind, self.error = workers, kind, error
+    def __init__(self, workers, kind, error, name="a"):
+        self.workers, self.kind, self.error, self.name = workers, kind, error, name
 
 
 class Zoo(unittest.TestCase):
@@ -89,6 +96,57 @@ class Zoo(unittest.TestCase):
             zoo.read(path)
         self.assertEqual(zoo.read(self.folder / "none.jsonl"), {})
 
+    def run_all(self, cases, run, **chosen):
+        """The models whose rows were added, with `run` in place of a process of each."""
+        results = self.folder / "zoo.jsonl"
+        for program in ("bossman", "worker"):
+            (self.folder / program).touch()
+        chosen = {"jobs": 1, "minutes": 1, "again": False, "programs": self.folder, **chosen}
+        before = len(zoo.read(results))
+        with mock.patch.multiple(zoo, RESULTS=results, versions=lambda _: VERSIONS, run=run):
+            with contextlib.redirect_stdout(io.StringIO()):
+                zoo.run_all(argparse.Namespace(**chosen), cases)
+        lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+        return [json.loads(line)["model"] for line in lines[before:]]
+
+    def test_models_without_a_result_come_before_those_with_an_old_one(self):
+        old, fresh, new = self.cases[:3]
+        results = self.folder / "zoo.jsonl"
+        zoo.append(results, row(old, versions={**VERSIONS, "importer": "abb"}))
+        zoo.append(results, row(fresh))
+        ran = self.run_all([old, fresh, new], lambda case, *_: row(case))
+        self.assertEqual(ran, [new.name, old.name])
+
+    def test_models_run_side_by_side(self):
+        both = threading.Barrier(2)
+
+        def run(case, *_):
+            both.wait(60)
+            return row(case)
+
+        self.assertEqual(len(self.run_all(self.cases[:2], run, jobs=2)), 2)
+
+    def test_no_model_begins_after_the_time(self):
+        self.assertEqual(self.run_all(self.cases, lambda case, *_: row(case), minutes=0), [])
+
+    def test_the_processes_of_models_are_killed_with_the_run_and_none_starts_later(self):
+        running, known = [], []
+
+        def run(case, _, processes):
+            known.append(processes)
+            if len(known) == 2:
+                while not running:
+                    pass
+                sys.exit("stopped")
+            running.append(processes.start(["sleep", "600"]))
+            running[-1].wait()
+
+        with self.assertRaisesRegex(SystemExit, "stopped"):
+            self.run_all(self.cases[:3], run, jobs=2)
+        self.assertEqual({process.wait(10) for process in running}, {-signal.SIGKILL})
+        with self.assertRaisesRegex(RuntimeError, "has ended"):
+            known[0].start(["sleep", "600"])
+
     def test_models_are_chosen_by_name_and_spread_over_the_suites(self):
         chosen = zoo.chosen_cases(self.cases, ["timm/coat_tiny", "bert"], 4)
         self.assertEqual([case.key for case in chosen], ["timm/coat_tiny", "transformers/bert"])
@@ -125,16 +183,20 @@ class Zoo(unittest.TestCase):
             Fake(1, "loss", 1e-8),
             Fake(1, "loss", 3e-8),
             Fake(2, "loss", 2e-8),
-            Fake(2, "weight", float("nan")),
-            Fake(2, "weight", 1.0),
+            Fake(2, "gradient", float("nan")),
+            Fake(2, "gradient", 1.0),
             Fake(2, "output", None),
+            Fake(2, "cut", None, "stages.1"),
         ):
             kept.figure(figure)
         found = json.loads(kept.path.read_text(encoding="utf-8"))
         self.assertEqual(
-            (found["loss"], found["weight"], found["output"], found["workers"]),
+            (found["loss"], found["gradient"], found["output"], found["workers"]),
             (3e-8, "nan", None, [1, 2]),
         )
+        self.assertEqual(found["cut"], "stages.1")
+        kept.figure(Fake(3, "cut", None, "no comparison"))
+        self.assertEqual(kept.found["cut"], "stages.1")
         found.update(imported=True, checked=True)
         self.assertEqual(zoo_page.state(found), "wrong")
 
@@ -161,7 +223,7 @@ class Page(unittest.TestCase):
     def test_a_model_is_right_wrong_not_compared_or_refused(self):
         rows = [
             row(self.cases[0]),
-            row(self.cases[1], weight=2e-4),
+            row(self.cases[1], gradient=2e-4),
             row(self.cases[2], checked=False, error="took | long", **{"class": "time"}),
             row(
                 self.cases[3],
@@ -171,8 +233,9 @@ class Page(unittest.TestCase):
                 aten=None,
                 output=None,
                 loss=None,
-                weight=None,
+                gradient=None,
                 workers=[],
+                cut=None,
                 error="aten.roll.default in a: no",
                 **{"class": "aten.roll"},
             ),
@@ -185,14 +248,20 @@ class Page(unittest.TestCase):
             "| torchvision, video | 0 | 0 | 0 | 0 |  |",
             f"| aten.roll | 1: `{names[3]}` | aten.roll.default in a: no |",
             f"| time | 1: `{names[2]}` | took \\| long |",
-            f"| above 1e-4 | 1: `{names[1]}` | output 0, loss 2e-08, weight 2e-04 |",
+            f"| above 1e-4 | 1: `{names[1]}` | output 0, loss 2e-08, gradient 2e-04 |",
             f"| `{names[0]}` | `{self.cases[0].made_with()}` | 1.23 M | 10 | 1 | 0 | 2e-08 |"
-            " 3e-06 | 1 and 2 | 12 | right |",
+            " 3e-06 |  | `stages.1` | 12 | right |",
         ):
             self.assertIn(line + "\n", text)
         self.assertNotIn(names[4], text)
         long = [line for line in text.splitlines() if len(line) > 100 and line[0] != "|"]
         self.assertEqual(long, [])
+
+    def test_a_model_of_which_something_is_not_compared_is_not_right(self):
+        for missing in ("output", "loss", "gradient"):
+            self.assertEqual(zoo_page.state(row(self.cases[0], **{missing: None})), "wrong")
+        no_parameters = row(self.cases[0], gradient=None, parameters=0)
+        self.assertEqual(zoo_page.state(no_parameters), "right")
 
     def test_a_row_is_said_in_a_line(self):
         self.assertIn(": right: 10 layers, output 0,", zoo_page.said(row(self.cases[0])))

@@ -6,15 +6,18 @@ writes docs/reference/zoo.md.
     tools/zoo.py --only timm/coat_tiny one model, by its name with or without its suite
     tools/zoo.py --every 4             every fourth model of each suite
     tools/zoo.py --again               also those that have a result
+    tools/zoo.py --jobs 4              four models at once (default: one a core)
     tools/zoo.py --page                the page anew from the results, running nothing
 
 Each model is a process of its own with limits of time and memory. Its result is a line of
 bench/results/zoo.jsonl, so a run that was stopped goes on where it stopped. A result counts as long
-as the model is made in the same way, by the same versions, and is read by the same importer.
+as the model is made in the same way, by the same versions, and is read by the same importer. Models
+without any result come first.
 
 Needs a Python with torch, torchvision, timm and transformers: `make zoo` makes one."""
 
 import argparse
+import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -26,6 +29,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -36,7 +40,6 @@ import zoo_page
 
 RESULTS = setup_libtorch.CHECKOUT / "bench" / "results" / "zoo.jsonl"
 IMPORTER = Path(__file__).resolve().parent / "torch_import"
-KINDS = ("output", "loss", "weight")
 GIGABYTE = 1 << 30
 # What an error is, by its words, if it names no function.
 CLASSES = {
@@ -154,8 +157,9 @@ class Row:
             "imported": False,
             "layers": None,
             "aten": None,
-            **dict.fromkeys(KINDS),
+            **dict.fromkeys(zoo_page.KINDS),
             "workers": [],
+            "cut": None,
             "checked": False,
         }
         self.set()
@@ -167,7 +171,9 @@ class Row:
         written.replace(self.path)
 
     def figure(self, figure):
-        """Keeps the worst of each kind."""
+        """Keeps the worst of each kind, and the cut."""
+        if figure.kind == "cut" and figure.workers in self.found["workers"]:
+            self.set(cut=figure.name)
         if figure.error is None:
             return
         if figure.workers not in self.found["workers"]:
@@ -186,10 +192,11 @@ def worse(known, error):
     return worst if math.isfinite(worst) else str(worst)
 
 
-def one(case, programs, path, import_seconds, check_seconds):
+def one(case, programs, path, import_seconds, check_seconds, memory):
     """Imports and checks a model in this process, which a signal ends if it takes too long."""
     import pytorch
 
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     row = Row(path, case, versions(case))
     torch = pytorch.load()
     torch.set_num_threads(1)
@@ -213,6 +220,9 @@ def one(case, programs, path, import_seconds, check_seconds):
         for figure in check.check(traced, programs):
             row.figure(figure)
         signal.setitimer(signal.ITIMER_REAL, 0)
+        forgotten = [name for name in traced.unused() if has_gradient(module, name)]
+        if forgotten:
+            raise Unknown(f"--check: no layer has the trained {', '.join(forgotten)}")
         row.set(checked=True)
     except Unknown as problem:
         row.fail(problem)
@@ -221,7 +231,46 @@ def one(case, programs, path, import_seconds, check_seconds):
         row.fail(f"{type(problem).__name__}: {problem}")
 
 
-def run(case, chosen):
+def has_gradient(module, name):
+    """Whether training moves a parameter, after a backward pass of the module."""
+    gradient = module.get_parameter(name).grad
+    return gradient is not None and bool(gradient.any())
+
+
+class Processes:
+    """The processes of the models that run now."""
+
+    def __init__(self):
+        self.lock, self.running, self.ended = threading.Lock(), set(), False
+
+    def start(self, command, **settings):
+        with self.lock:
+            if self.ended:
+                raise RuntimeError("the run has ended")
+            process = subprocess.Popen(command, start_new_session=True, **settings)
+            self.running.add(process)
+        return process
+
+    def end(self, process):
+        """Ends a process and what it has started and left, such as workers."""
+        kill(process)
+        process.wait()
+        self.running.discard(process)
+
+    def end_all(self):
+        """Ends all processes. None starts any more."""
+        with self.lock:
+            self.ended = True
+            for process in self.running.copy():
+                kill(process)
+
+
+def kill(process):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def run(case, chosen, processes):
     """The row of a model, from a process of its own."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
@@ -231,16 +280,14 @@ def run(case, chosen):
         command += ["--programs", str(chosen.programs.absolute())]
         command += ["--import-seconds", str(chosen.import_seconds)]
         command += ["--check-seconds", str(chosen.check_seconds)]
-        memory = int(chosen.memory * GIGABYTE)
+        command += ["--memory", str(chosen.memory)]
         with log.open("w") as file:
-            process = subprocess.Popen(
+            process = processes.start(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
-                start_new_session=True,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (memory, memory)),
             )
             # Loading the libraries, making the model and reading it on a busy machine.
             most = 4 * chosen.import_seconds + chosen.check_seconds + 120
@@ -249,10 +296,7 @@ def run(case, chosen):
             except subprocess.TimeoutExpired:
                 code = None
             finally:
-                # What it started and left, such as workers.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                processes.end(process)
         said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         if not path.exists():
             sys.exit(f"zoo: {case.key}: the process did not begin: {' '.join(said[-3:])}")
@@ -297,8 +341,18 @@ def main():
         default=from_torch.programs(),
         help="the folder of bossman and worker [default: %(default)s]",
     )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count(),
+        choices=range(1, 1025),
+        metavar="N",
+        help="models at once [one a core]",
+    )
     parser.add_argument("--import-seconds", type=float, default=30, help="of CPU [30]")
-    parser.add_argument("--check-seconds", type=float, default=90, help="[90]")
+    parser.add_argument(
+        "--check-seconds", type=float, default=90, help="if one model runs at once [90]"
+    )
     parser.add_argument("--memory", type=float, default=12, help="GB of addresses [12]")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -311,30 +365,53 @@ def main():
             Path(chosen.one[1]),
             chosen.import_seconds,
             chosen.check_seconds,
+            int(chosen.memory * GIGABYTE),
         )
         return
     if not chosen.page:
         # As Ctrl-C does: what runs is ended, too.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("zoo: stopped"))
-        run_all(chosen, chosen_cases(cases, chosen.only, chosen.every))
+        # Each has a part of the cores.
+        chosen.check_seconds *= chosen.jobs
+    try:
+        if not chosen.page:
+            run_all(chosen, chosen_cases(cases, chosen.only, chosen.every))
+    finally:
         tidy(RESULTS, cases)
-    write_page(RESULTS, cases)
+        write_page(RESULTS, cases)
 
 
 def run_all(chosen, cases):
     for program in ("bossman", "worker"):
         if not (chosen.programs / program).is_file():
             sys.exit(f"zoo: {chosen.programs / program} does not exist; give --programs")
-    rows, begin = read(RESULTS), time.monotonic()
-    for number, case in enumerate(cases, 1):
-        if not chosen.again and done(rows.get(case.key), case, versions(case)):
-            continue
-        if time.monotonic() - begin > 60 * chosen.minutes:
-            print(f"zoo: the time is over before {case.key}; the next run goes on there")
-            return
-        row = run(case, chosen)
-        append(RESULTS, row)
-        print(f"{number} of {len(cases)}: {zoo_page.said(row)}", flush=True)
+    rows = read(RESULTS)
+    left = [
+        case
+        for case in sorted(cases, key=lambda case: case.key in rows)
+        if chosen.again or not done(rows.get(case.key), case, versions(case))
+    ]
+    end = time.monotonic() + 60 * chosen.minutes
+    processes = Processes()
+
+    def run_in_time(case):
+        return run(case, chosen, processes) if time.monotonic() < end else None
+
+    lanes = concurrent.futures.ThreadPoolExecutor(chosen.jobs)
+    results = [lanes.submit(run_in_time, case) for case in left]
+    try:
+        for number, result in enumerate(concurrent.futures.as_completed(results), 1):
+            if row := result.result():
+                append(RESULTS, row)
+                print(f"{number} of {len(left)}: {zoo_page.said(row)}", flush=True)
+        skipped = sum(result.result() is None for result in results)
+        if skipped:
+            print(f"zoo: the time is over; the next run goes on with the other {skipped} models")
+    finally:
+        for result in results:
+            result.cancel()
+        processes.end_all()
+        lanes.shutdown()
 
 
 if __name__ == "__main__":

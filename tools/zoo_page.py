@@ -7,7 +7,7 @@ import zoo_models
 
 PAGE = setup_libtorch.CHECKOUT / "docs" / "reference" / "zoo.md"
 LIMIT = 1e-4
-KINDS = ("output", "loss", "weight")
+KINDS = ("output", "loss", "gradient", "buffer")
 HEAD = """# Models beside PyTorch
 
 <!-- written by `tools/zoo.py --page` from bench/results/zoo.jsonl; change tools/ instead -->
@@ -17,9 +17,10 @@ HEAD = """# Models beside PyTorch
 are listed here, and compares BossMan's programs with PyTorch {torch}: in float32 on a CPU, on one
 worker and cut in two, with random weights and a batch of 4. A model is *right* if the largest
 errors of its outputs in evaluation, of the losses of three steps of `SGD` with `MSELoss` against
-a random target, and of all weights and buffers after these steps are 1e-4 or less, as a share of
-the tensor's largest element or of the loss. The weights stand for the gradients. For training,
-what is random, such as dropout, is off on both sides.
+a random target, of the gradients of the third step, and of all buffers after it are 1e-4 or less,
+as a share of the loss or of the tensor's largest element. A tensor whose gradients are all less
+than a hundredth of the model's largest is compared as if one were that large. For training, what
+is random, such as dropout, is off on both sides.
 
 Images are small and some of the largest models have fewer layers, to end in time: the table says
 how each model was made. A model counts as refused, too, if importing it takes more time or memory
@@ -36,11 +37,13 @@ def state(row):
         return "refused"
     if not row["checked"]:
         return "not compared"
-    return "right" if all(within(row[kind]) for kind in KINDS) else "wrong"
+    return "right" if all(within(row, kind) for kind in KINDS) else "wrong"
 
 
-def within(error):
-    return error is not None and float(error) <= LIMIT
+def within(row, kind):
+    """Whether all of a kind are right. Some models have no parameters or no buffers."""
+    may_lack = kind == "buffer" or (kind == "gradient" and not row["parameters"])
+    return may_lack if row[kind] is None else float(row[kind]) <= LIMIT
 
 
 def figure(error):
@@ -49,12 +52,16 @@ def figure(error):
     return f"{float(error):.0e}" if float(error) else "0"
 
 
+def errors_of(row):
+    return ", ".join(f"{kind} {figure(row[kind])}" for kind in KINDS if row[kind] is not None)
+
+
 def said(row):
     """A row in a line for people."""
     name, found = f"{row['suite']}/{row['model']}", state(row)
     if row.get("error"):
         return f"{name}: {found}: {row['error']} ({row['seconds']} s)"
-    errors = ", ".join(f"{kind} {figure(row[kind])}" for kind in KINDS)
+    errors = errors_of(row)
     return f"{name}: {found}: {row['layers']} layers, {errors} ({row['seconds']} s)"
 
 
@@ -125,7 +132,7 @@ def failures(found, wanted, title, why):
         if first.get("error"):
             reason = cell(first["error"])
         else:
-            reason = ", ".join(f"{kind} {figure(first[kind])}" for kind in KINDS)
+            reason = errors_of(first)
         lines.append(f"| {cell(name)} | {len(of_one)}: {models} | {reason} |")
     return "\n".join(lines) + "\n"
 
@@ -133,21 +140,21 @@ def failures(found, wanted, title, why):
 def everything(found):
     lines = [
         "\n## All models\n",
-        "Errors are the worst of one and of two workers.\n",
-        "| model | made with | parameters | layers | of these `Aten` | outputs | losses | weights |"
-        " workers | seconds | result |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "Errors are the worst of one and of two workers. The second worker begins at the *cut*.\n",
+        "| model | made with | parameters | layers | of these `Aten` | outputs | losses |"
+        " gradients | buffers | cut | seconds | result |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for case, row in found:
         if row is None:
             continue
         size = f"{row['parameters'] / 1e6:.2f} M" if row["parameters"] else ""
-        workers = " and ".join(map(str, row["workers"]))
+        cut = f"`{row['cut']}`" if row["cut"] else ""
         counts = ["" if row[name] is None else str(row[name]) for name in ("layers", "aten")]
         errors = [figure(row[kind]) for kind in KINDS]
         result = state(row) + (f": {cell(row['class'])}" if row.get("class") else "")
         cells = [f"`{case.name}`", f"`{cell(shortened(row['made_with']))}`", size, *counts]
-        cells += [*errors, workers, str(round(row["seconds"])), result]
+        cells += [*errors, cut, str(round(row["seconds"])), result]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

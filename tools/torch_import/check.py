@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import NamedTuple, Optional
 
 import tensor_file
 import torch
@@ -18,12 +19,16 @@ LIMIT = 1e-4
 # A number near zero is compared as if it were this large: its last bits come from larger ones.
 FLOOR = 1e-2
 STEPS, BATCH, RATE = 3, 4, 0.01
+# The factor of the rate of the last step, which leaves the gradients in the parameters: what they
+# were is small beside them.
+LAST = 2.0**30
 DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d"}
 
 
 class Figure:
-    """One comparison: on how many workers, of what ("output", "loss" or "weight"), how it is
-    called, and its error; None if it could not be made, for the reason in `name`."""
+    """One comparison: on how many workers, of what ("output", "loss", "gradient" or "buffer"), how
+    it is called, and its error; None if it could not be made, for the reason in `name`. A "cut" has
+    no error: its name is the first layer of the second worker."""
 
     def __init__(self, workers, kind, name, error):
         self.workers, self.kind, self.name, self.error = workers, kind, name, error
@@ -33,7 +38,8 @@ class Figure:
         return self.error is None or self.error <= LIMIT
 
     def __str__(self):
-        said = f"{self.workers} worker{'s' if self.workers > 1 else ''}: {self.name}"
+        cut = "cut before " if self.kind == "cut" else ""
+        said = f"{self.workers} worker{'s' if self.workers > 1 else ''}: {cut}{self.name}"
         if self.error is None:
             return said
         verdict = "ok" if self.right else f"WRONG, the limit is {LIMIT}"
@@ -52,32 +58,49 @@ def check(traced, programs):
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        data, outputs, losses = reference(traced, folder)
+        expected = reference(traced, folder)
         for workers in (1, 2):
             if min(len(one.entries) for one in (traced.translation, traced.quiet)) < workers:
                 why = "not compared, because one layer cannot be cut in two"
-                yield Figure(workers, "weight", why, None)
+                yield Figure(workers, "cut", why, None)
                 continue
             found = predicted(traced, folder, programs, workers)
-            for name, output in outputs.items():
+            for name, output in expected.outputs.items():
                 error = difference(output, found[name])
                 yield Figure(workers, "output", f"output {name}", error)
-            seen, weights = trained(traced, folder, programs, workers)
-            for step, (expected, loss) in enumerate(zip(losses, seen), 1):
-                error = abs(expected - loss) / abs(expected)
+            found = trained(traced, folder, programs, workers)
+            if workers > 1:
+                yield Figure(workers, "cut", found.cut, None)
+            for step, (loss, seen) in enumerate(zip(expected.losses, found.losses), 1):
+                error = abs(loss - seen) / abs(loss)
                 yield Figure(workers, "loss", f"loss of step {step}", error)
-            errors = {
-                name: difference(data[path], weights[name])
-                for name, path in traced.tensors(traced.quiet).items()
-            }
-            if errors:
-                # NaN is the worst, and no number is above or below it.
-                worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
-                said = f"{len(errors)} tensors after {STEPS} steps, worst {worst}"
-                yield Figure(workers, "weight", said, errors[worst])
+            paths = traced.tensors(traced.quiet)
+            state = {path: found.state[name] for name, path in paths.items()}
+            yield from state_figures(workers, expected, state)
 
 
-def difference(expected, found):
+def state_figures(workers, expected, found):
+    """Compares the gradients of the last step, and all buffers after it."""
+    largest = max([float(one.abs().max()) for one in expected.gradients.values()], default=0.0)
+    # A gradient of 0 has an error, too: sums of other terms end in other last bits.
+    magnitude = {
+        path: RATE * LAST * max(float(one.abs().max()), FLOOR * largest)
+        for path, one in expected.gradients.items()
+    }
+    for kind, wanted in (("gradient", True), ("buffer", False)):
+        errors = {
+            path: difference(expected.state[path], tensor, magnitude.get(path))
+            for path, tensor in found.items()
+            if (path in magnitude) == wanted
+        }
+        if errors:
+            # NaN is the worst, and no number is above or below it.
+            worst = max(errors, key=lambda path: (errors[path] != errors[path], errors[path]))
+            said = f"{len(errors)} {kind}s of step {STEPS}, worst {worst}"
+            yield Figure(workers, kind, said, errors[worst])
+
+
+def difference(expected, found, magnitude=None):
     """The largest error, as a part of the largest magnitude."""
     code, shape, content = found
     expected = expected.detach().double()
@@ -91,12 +114,31 @@ def difference(expected, found):
     # A copy, because PyTorch warns of memory that it must not write to.
     found = torch.frombuffer(bytearray(content), dtype=getattr(torch, dtype))
     found = found.reshape(shape).double()
-    return float((expected - found).abs().max() / max(float(expected.abs().max()), FLOOR))
+    magnitude = magnitude or max(float(expected.abs().max()), FLOOR)
+    return float((expected - found).abs().max() / magnitude)
+
+
+class Expected(NamedTuple):
+    """What PyTorch computes: the outputs before training, the losses, the gradients of the last
+    step, and the `state_dict` after it."""
+
+    outputs: dict
+    losses: list
+    gradients: dict
+    state: dict
+
+
+class Found(NamedTuple):
+    """What BossMan computes: the first layer of the second worker, the losses, and the tensors of
+    the model file after training."""
+
+    cut: Optional[str]
+    losses: list
+    state: dict
 
 
 def reference(traced, folder):
-    """What PyTorch computes, after writing all that BossMan needs to repeat it: the module's
-    tensors after training, its outputs before, and the losses."""
+    """What PyTorch computes, after writing all that BossMan needs to repeat it."""
     module = traced.module
     if traced.translation.outputs[0].fake.dtype != torch.float32:
         raise Unknown("--check: the first output is no float32, so there is no loss of it")
@@ -115,7 +157,7 @@ def reference(traced, folder):
         one = results[0]
         targets = torch.randn(STEPS * BATCH, *one.shape[1:], generator=generator)
         write_folder(traced, folder, samples, targets)
-        losses = train(traced, samples, targets)
+        losses, gradients = train(traced, samples, targets)
         after = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     finally:
         with torch.no_grad():
@@ -123,7 +165,7 @@ def reference(traced, folder):
                 tensor.copy_(before[name])
         for part, mode in modes.items():
             part.training = mode
-    return after, named, losses
+    return Expected(named, losses, gradients, after)
 
 
 def sample(traced, given, value, generator):
@@ -157,7 +199,7 @@ def run(traced, samples, rows):
 
 
 def train(traced, samples, targets):
-    """Three steps; the losses."""
+    """Three steps; the losses, and the gradients of the last one."""
     module = traced.module
     module.train()
     parameters = [part for part in module.parameters() if part.requires_grad]
@@ -167,12 +209,14 @@ def train(traced, samples, targets):
         for step in range(STEPS):
             rows = slice(step * BATCH, (step + 1) * BATCH)
             optimizer.zero_grad()
+            optimizer.param_groups[0]["lr"] = RATE * (LAST if step == STEPS - 1 else 1.0)
             output = run(traced, samples, rows)[0]
             loss = torch.nn.functional.mse_loss(output, targets[rows])
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-    return losses
+    named = module.named_parameters(remove_duplicate=False)
+    return losses, {path: part.grad for path, part in named if part.grad is not None}
 
 
 class WithoutDropout(torch.overrides.TorchFunctionMode):
@@ -240,7 +284,9 @@ def write_folder(traced, folder, samples, targets):
         traced.write_tensors(folder / name, translation)
         (folder / name / "run.yaml").write_text(
             "model: model.yaml\ndata: {train: ../data.safetensors}\nloss: MSELoss\n"
-            f"optimizer: {{SGD: {{lr: {RATE}}}}}\nbatch_size: {BATCH}\nmicrobatches: 1\n"
+            f"optimizer: {{SGD: {{lr: {RATE}}}}}\n"
+            f"lr_schedule: {{step: {{step_size: {STEPS - 1}, gamma: {LAST}}}}}\n"
+            f"batch_size: {BATCH}\nmicrobatches: 1\n"
             f"steps: {STEPS}\nschedule: gpipe\nshuffle: false\n",
             encoding="utf-8",
         )
@@ -277,7 +323,7 @@ def predicted(traced, folder, programs, workers):
 
 
 def trained(traced, folder, programs, workers):
-    """BossMan's losses, and its tensors after training."""
+    """What BossMan computes in training."""
     metrics, saved, final = (
         folder / name for name in ("metrics.jsonl", "saved.safetensors", "final.safetensors")
     )
@@ -304,4 +350,12 @@ def trained(traced, folder, programs, workers):
     losses = [json.loads(one)["loss"] for one in metrics.read_text().splitlines()]
     if len(losses) != STEPS:
         raise Unknown(f"--check: expected {STEPS} losses, bossman wrote {len(losses)}")
-    return losses, tensor_file.read_bytes(final)
+    return Found(cut(folder), losses, tensor_file.read_bytes(final))
+
+
+def cut(folder):
+    """The first layer of the second stage of the last run, if there is one."""
+    lines = (folder / "runs" / "latest" / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    stages = [event["stages"] for event in events if event["event"] == "planned"][-1]
+    return stages[1]["first_layer"] if len(stages) > 1 else None
