@@ -19,16 +19,19 @@ LOCAL = ["--local", "1", "--threads", "1"]
 TRAINING = "steps: 4\noptimizer: {AdamW: {lr: 1.0e-3}}\n"
 
 
-def check(torch, case, folder, load):
+def check(torch, case, folder, input_name, load):
     """Imports, trains, exports and loads the model of a folder. `load` makes a model of
     transformers from a folder."""
     recorded = tensor_file.read(folder / "expected.safetensors")
-    ids = tensor(torch, recorded["train.input_ids"])
+    samples = recorded[f"train.{input_name}"]
+    given = {input_name: tensor(torch, samples)}
     with tempfile.TemporaryDirectory() as place:
         place = Path(place)
         run = place / "imported" / "run.yaml"
         bossman(place, "import", folder / "model", "--to", run.parent)
-        write_data(torch, recorded, ids, place / "data.safetensors")
+        targets = recorded.get("train.targets") or next_tokens(torch, given[input_name])
+        data = {input_name: samples, "target": targets}
+        tensor_file.write(place / "data.safetensors", data)
         prepare(run, place / "data.safetensors")
         bossman(place, "train", run, "--name", "trained", *LOCAL)
         trained, back = place / "runs" / "trained", place / "back"
@@ -41,7 +44,7 @@ def check(torch, case, folder, load):
         if names(back) != names(folder / "model"):
             sys.exit(f"huggingface_back: {case.name}: the names are not those of the source")
         with torch.no_grad():
-            expected, untrained = (load(of)(input_ids=ids)[0] for of in [back, folder / "model"])
+            expected, untrained = (load(of)(**given)[0] for of in [back, folder / "model"])
     error, change = worst(expected, found.reshape(expected.shape)), worst(untrained, expected)
     print(f"{case.name:16} back in transformers: {error:.1e}, training changed {change:.1e}")
     if not (error <= TOLERANCE and change >= LEAST_CHANGE):
@@ -55,7 +58,8 @@ def names(folder):
 
 
 def bossman(place, *arguments):
-    """Runs the program, with keys and folders of runs in a place of their own."""
+    """Runs the program, with keys and folders of runs in a place of their own. Returns what it
+    prints."""
     command = [str(argument) for argument in (BOSSMAN, *arguments)]
     places = {"BOSSMAN_CONFIG_DIR": str(place / "keys"), "BOSSMAN_RUNS_DIR": str(place / "runs")}
     done = subprocess.run(
@@ -68,16 +72,13 @@ def bossman(place, *arguments):
     )
     if done.returncode != 0:
         sys.exit(f"huggingface_back: `{' '.join(command)}` failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
-def write_data(torch, recorded, ids, path):
-    """Writes the recorded samples. The target of a position is the next token, if none are
-    recorded."""
-    targets = recorded.get("train.targets")
-    if targets is None:
-        following = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], 1)
-        targets = ("I64", list(following.shape), following.flatten().tolist())
-    tensor_file.write(path, {"input_ids": recorded["train.input_ids"], "target": targets})
+def next_tokens(torch, ids):
+    """The targets of a model that predicts each next token: none at the last position."""
+    following = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], 1)
+    return "I64", list(following.shape), following.flatten().tolist()
 
 
 def prepare(run, data):

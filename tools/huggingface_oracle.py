@@ -313,9 +313,9 @@ def main():
     with tempfile.TemporaryDirectory() as fresh:
         record_all(torch, transformers, Path(fresh))
         for case in CASES:
-            if not case.waits:
-                of_case = functools.partial(load, torch, transformers, case)
-                huggingface_back.check(torch, case, Path(fresh) / case.name, of_case)
+            of_case = functools.partial(load, torch, transformers, case)
+            folder = Path(fresh) / case.name
+            huggingface_back.check(torch, case, folder, input_name(case), of_case)
         sys.exit(compare({**os.environ, "BOSSMAN_HUGGINGFACE": fresh}).returncode)
 
 

@@ -18,11 +18,13 @@ HEAD = """# Families beside transformers
 
 Small models with random weights and odd sizes were made, run and trained by Hugging Face's
 transformers {version}, imported by `bossman import`, and run and trained by BossMan, in float32 on
-a CPU: whole, cut in three, and with padding if the model takes a mask. The columns show the worst
-error of the outputs, of the losses and the weights of 20 steps of `AdamW`, as a share of the
-tensor's largest element or of the loss. Softmax takes out most of what a bias of keys adds, so
-its gradient is mostly rounding; it has a column of its own. The highest error allowed is 1e-5, and
-1e-4 for these biases. Texts, chosen greedily with and without a cache, are equal token by token.
+a CPU: whole, cut in three, and with padding if the model takes a mask. One model of each family was
+also trained on one replica and on two. One worker and three have the same bits, and so have one
+replica and two. The columns show the worst error of the outputs, of the losses and the weights of
+20 steps of `AdamW`, as a share of the tensor's largest element or of the loss. Softmax takes out
+most of what a bias of keys adds, so its gradient is mostly rounding; it has a column of its own.
+The highest error allowed is 1e-5, and 1e-4 for these biases. Texts, chosen greedily with and
+without a cache, are equal token by token.
 
 `make oracle` compares with a transformers that runs beside it, `cargo test -p tests --test it
 huggingface::` with what it recorded. `MODEL.md` beside an imported model has the line of its

@@ -4,10 +4,13 @@ compares each stop with Hugging Face's transformers.
 
     tools/smollm2_oracle.py            fetch once (93 MB, kept in the cache folder), then compare
 
-It runs the commands of the guide: `data fetch`, `import`, `train` and `export`. What is compared:
-logits, whole and cut in three; the losses of training, whole and cut in two; the logits and the
-tokens of the exported folder, which transformers loads."""
+It runs the commands of the guide: `data fetch`, `import`, `generate`, `train` and `export`. What is
+compared: logits, whole and cut in three; text, written with and without a cache; the losses of
+training, whole, cut in three, and on replicas; the logits and the tokens of the exported folder,
+which transformers loads. BossMan's trained weights must be equal to the bit, whole and cut, and on
+one replica and two."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -19,7 +22,7 @@ from pathlib import Path
 import pytorch
 import setup_libtorch
 import tensor_file
-from huggingface_back import bossman, tensor, worst
+from huggingface_back import bossman, worst
 
 # The most by which an element may differ, as a share of the largest, or a loss, of the loss.
 TOLERANCE = 1e-4
@@ -28,7 +31,8 @@ TEXT = "The capital of France is"
 PROMPT, PARIS, LOGIT = [504, 3575, 282, 4649, 314], 7042, 17.371
 # The import reads the headers of the weights alone.
 IMPORT_SECONDS = 1
-STEPS, BATCH, LENGTH, LR = 3, 2, 32, 1e-4
+STEPS, BATCH, LENGTH, LR = 20, 2, 32, 1e-4
+NEW_TOKENS = 16
 
 
 def fetched():
@@ -49,16 +53,18 @@ def expect(what, error, limit=TOLERANCE):
         sys.exit(f"smollm2_oracle: {what}: {error:.1e} is more than {limit:.0e}")
 
 
-def run_file(run, data, steps):
-    """Gives the imported run file samples, and a short training."""
+def run_file(run, to, data, more):
+    """Writes an imported run file with samples, a short training, and more lines."""
     left_out = ("optimizer:", "batch_size:", "microbatches:", "steps:", "epochs:")
     lines = [line for line in run.read_text().splitlines() if not line.startswith(left_out)]
-    more = [
+    lines += [
         f"data: {{train: {data}}}",
         f"optimizer: {{AdamW: {{lr: {LR}}}}}",
-        f"batch_size: {BATCH}\nmicrobatches: {BATCH}\nsteps: {steps}\nshuffle: false",
+        f"batch_size: {BATCH}\nmicrobatches: {BATCH}\nsteps: {STEPS}\nshuffle: false",
+        *more,
     ]
-    run.write_text("\n".join(lines + more) + "\n")
+    to.write_text("\n".join(lines) + "\n")
+    return to
 
 
 def predicted(torch, place, run, data, workers):
@@ -66,18 +72,21 @@ def predicted(torch, place, run, data, workers):
     to = place / "outputs.safetensors"
     local = ["--local", workers, "--threads", "1"]
     bossman(place, "predict", run, "--data", data, "--to", to, *local)
-    (found,) = tensor_file.read(to).values()
+    ((_, shape, content),) = tensor_file.read_bytes(to).values()
     to.unlink()
-    return tensor(torch, found)
+    # A copy, because PyTorch warns of memory that it must not write to.
+    return torch.frombuffer(bytearray(content), dtype=torch.float32).reshape(shape)
 
 
 def trained(place, run, name, workers):
-    """The losses of a training in BossMan."""
+    """The losses of a training in BossMan, and a hash of the weights after it."""
     metrics = place / f"{name}.jsonl"
     local = ["--local", workers, "--threads", "1"]
     bossman(place, "train", run, "--name", name, "--metrics", metrics, *local)
     steps = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [step["loss"] for step in steps if "loss" in step][:STEPS]
+    weights = place / "runs" / name / "weights.safetensors"
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    return [step["loss"] for step in steps if "loss" in step], digest
 
 
 def train(torch, model, ids):
@@ -93,6 +102,31 @@ def train(torch, model, ids):
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def write_text(torch, model, tokenizer, place, run):
+    """Compares the likeliest text, token by token and in one pass."""
+    prompt = torch.tensor([PROMPT])
+    settings = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": None}
+    whole = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+    expected = tokenizer.decode(whole[0])
+    greedy = ["--prompt", TEXT, "--max-new-tokens", NEW_TOKENS, "--temperature", 0]
+    found = bossman(place, "generate", run, *greedy, "--local", "2", "--threads", "1")
+    print(f"text with a cache: {expected!r}")
+    if expected not in found:
+        sys.exit(f"smollm2_oracle: bossman wrote {found!r}")
+    data = place / "text.safetensors"
+    write_ids(data, {"input_ids": whole[:, :-1]})
+    likeliest = predicted(torch, place, run, data, "2")[0, len(PROMPT) - 1 :].argmax(-1)
+    if likeliest.tolist() != whole[0, len(PROMPT) :].tolist():
+        sys.exit(f"smollm2_oracle: without a cache bossman takes {likeliest.tolist()}")
+
+
+def write_ids(path, named):
+    """Writes a safetensors file of whole numbers."""
+    tensor_file.write(
+        path, {name: ("I64", list(of.shape), of.flatten().tolist()) for name, of in named.items()}
+    )
 
 
 def compare(torch, transformers, source, place):
@@ -112,11 +146,10 @@ def compare(torch, transformers, source, place):
     ids[0, : len(PROMPT)] = torch.tensor(PROMPT)
     following = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], 1)
     data = place / "data.safetensors"
-    flat = {"input_ids": ids, "target": following}
-    tensor_file.write(
-        data, {name: ("I64", list(of.shape), of.flatten().tolist()) for name, of in flat.items()}
-    )
-    run_file(run, data, STEPS)
+    write_ids(data, {"input_ids": ids, "target": following})
+    replicated = run_file(run, run.with_name("replicated.yaml"), data, ["replicas: 2"])
+    one_replica = run_file(run, run.with_name("one.yaml"), data, ["replicas: 1"])
+    run_file(run, run, data, [])
 
     with torch.no_grad():
         model = load(source)
@@ -128,11 +161,24 @@ def compare(torch, transformers, source, place):
         expect(f'logit of " Paris" on {workers} worker(s), {paris:.3f}', abs(paris - LOGIT), 5e-3)
         if int(found[0, len(PROMPT) - 1].argmax()) != PARIS:
             sys.exit('smollm2_oracle: " Paris" is not the likeliest token')
+    write_text(torch, model, transformers.AutoTokenizer.from_pretrained(source), place, run)
     losses = train(torch, model, ids)
-    for name, workers in (("whole", "1"), ("cut", "2")):
-        found = trained(place, run, name, workers)
-        errors = [abs(one - other) / other for one, other in zip(found, losses)]
-        expect(f"losses of {len(found)} steps, {name}", max(errors))
+    # Gradients of replicas are summed in another order, even if there is one.
+    for ways in (
+        (("whole", run, "1"), ("cut", run, "3")),
+        (("one replica", one_replica, "1"), ("two replicas", replicated, "2")),
+    ):
+        digests = set()
+        for name, file, workers in ways:
+            found, digest = trained(place, file, name.replace(" ", "-"), workers)
+            digests.add(digest)
+            if len(found) != STEPS:
+                sys.exit(f"smollm2_oracle: {name}: {len(found)} losses")
+            errors = [abs(one - other) / other for one, other in zip(found, losses)]
+            expect(f"losses of {len(found)} steps, {name}", max(errors))
+        if len(digests) > 1:
+            sys.exit(f"smollm2_oracle: {ways[0][0]} and {ways[1][0]}: the weights differ")
+        print(f"{ways[0][0]} and {ways[1][0]}: equal weights")
 
     back = place / "back"
     bossman(place, "export", place / "runs" / "cut", "--to", back, "--dtype", "f32")
