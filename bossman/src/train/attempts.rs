@@ -397,12 +397,15 @@ impl Attempts {
             };
             policy::with_memory_advice(error, left.recompute)
         };
-        // An open pool changes its members without a new session, until it has lost its state. One
-        // that starts has none to lose.
+        // An open pool changes its members without a new session, as long as others can continue.
+        // One that starts has no state to lose.
         let is_starting_pool = prepared.options.pool && !self.pool_is_open;
         let begins_pool_again = match error.cause() {
             Cause::Lost | Cause::LocalWorkerEnded => is_starting_pool || may_recover(prepared),
             Cause::Unfit => !is_starting_pool && may_recover(prepared),
+            _ if error.is_of_memory() => {
+                saving.is_some() || (!is_starting_pool && may_recover(prepared))
+            }
             _ => false,
         };
         if prepared.options.pool && !begins_pool_again {
@@ -418,7 +421,9 @@ impl Attempts {
             return Err(with_advice(error));
         }
         let at = failed_at.unwrap_or_else(Instant::now);
-        let has_substitute = self.workers > 1 || prepared.options.fleet.local > 0;
+        // A pool waits for others.
+        let has_substitute =
+            prepared.options.pool || self.workers > 1 || prepared.options.fleet.local > 0;
         let facts = FailedSessionFacts {
             can_restore: true,
             has_substitute,

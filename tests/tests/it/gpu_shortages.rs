@@ -9,6 +9,11 @@ const ALL_AT_ONCE: &str = "schedule: gpipe\nmicrobatches: 16";
 
 /// Trains this number of encoder layers. Returns what the boss said.
 async fn train_encoder(machine: &Machine, layers: usize, more: &str) -> String {
+    write_encoder(machine, layers, more);
+    run_encoder(machine, &["train"]).await
+}
+
+fn write_encoder(machine: &Machine, layers: usize, more: &str) {
     let place = &machine.place;
     let model = format!(
         "inputs: {{x: [batch, 64, 64]}}\nlayers:\n- name: blocks\n  repeat: {layers}\n  layers:\n  \
@@ -25,35 +30,40 @@ async fn train_encoder(machine: &Machine, layers: usize, more: &str) -> String {
          {{lr: 0.001}}}}\nbatch_size: 64\nsteps: 3\n{more}\n"
     );
     std::fs::write(place.file("run.yaml"), text).unwrap();
-    run_encoder(machine, &[]).await
 }
 
-async fn run_encoder(machine: &Machine, flags: &[&str]) -> String {
+/// Runs a command and its flags on one local worker.
+async fn run_encoder(machine: &Machine, command: &[&str]) -> String {
     let (run, weights) = (machine.place.file("run.yaml"), machine.place.file("w.safetensors"));
     let (run, weights) = (run.to_str().unwrap(), weights.to_str().unwrap());
-    let train = ["train", run, "--save", weights, "--local", "1", "--threads", "1"];
-    let boss = machine.start("bossman", &[&train, flags].concat());
+    let more = [run, "--save", weights, "--local", "1", "--threads", "1"];
+    let boss = machine.start("bossman", &[command, &more].concat());
     let ended = boss.end_within(PATIENCE).await.expect_success();
     [ended.output, ended.errors].concat().join("\n")
 }
 
 #[tokio::test]
 async fn a_run_that_is_out_of_memory_goes_on_with_recomputed_activations() {
-    let Some(ample) = Machine::new(&[]) else { return };
-    let said = train_encoder(&ample, 4, ALL_AT_ONCE).await;
-    assert!(!said.contains("out of memory"), "{said}");
+    let checkpoint = "checkpoint: {dir: c, every: 1}";
     // Without checkpoints, the run begins again, and with them it would resume.
-    for more in ["", "checkpoint: {dir: c, every: 1}"] {
-        let Some(machine) = Machine::new(&[("FAKECUDA_MEMORY", "25165824")]) else { return };
-        let said = train_encoder(&machine, 4, &format!("{ALL_AT_ONCE}\n{more}")).await;
-        let warnings: Vec<_> =
-            said.lines().filter(|line| line.contains("out of memory after 0 steps")).collect();
-        assert_eq!(warnings.len(), 1, "{said}");
-        let warning = warnings[0];
-        assert!(warning.contains("worker 0, stage 0"), "{warning}");
-        assert!(warning.contains("the run goes on with `recompute: full`"), "{warning}");
-        assert!(!said.contains("workers were lost"), "{said}");
-        assert!(machine.weights() == ample.weights(), "other weights than with ample memory");
+    for (command, ways) in [("train", &["", checkpoint][..]), ("serve", &[checkpoint])] {
+        let Some(ample) = Machine::new(&[]) else { return };
+        write_encoder(&ample, 4, ALL_AT_ONCE);
+        let said = run_encoder(&ample, &[command]).await;
+        assert!(!said.contains("out of memory"), "{said}");
+        for more in ways {
+            let Some(machine) = Machine::new(&[("FAKECUDA_MEMORY", "25165824")]) else { return };
+            write_encoder(&machine, 4, &format!("{ALL_AT_ONCE}\n{more}"));
+            let said = run_encoder(&machine, &[command]).await;
+            let warnings: Vec<_> =
+                said.lines().filter(|line| line.contains("out of memory after 0 steps")).collect();
+            assert_eq!(warnings.len(), 1, "{said}");
+            let warning = warnings[0];
+            assert!(warning.contains("worker 0, stage 0"), "{warning}");
+            assert!(warning.contains("the run goes on with `recompute: full`"), "{warning}");
+            assert!(!said.contains("workers were lost"), "{said}");
+            assert!(machine.weights() == ample.weights(), "{command}: other weights");
+        }
     }
 }
 
@@ -73,8 +83,8 @@ async fn a_run_that_would_be_out_of_memory_goes_on_with_recomputed_activations()
         let text = std::fs::read_to_string(&run).unwrap().replace("steps: 3", "steps: 5");
         std::fs::write(run, text).unwrap();
     }
-    run_encoder(&ample, &["--resume"]).await;
-    let resumed = run_encoder(&machine, &["--resume"]).await;
+    run_encoder(&ample, &["train", "--resume"]).await;
+    let resumed = run_encoder(&machine, &["train", "--resume"]).await;
     let same = same && machine.weights() == ample.weights();
     assert!(same, "other weights than with ample memory");
     for said in [first, resumed] {

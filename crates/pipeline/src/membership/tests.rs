@@ -427,6 +427,12 @@ fn a_member_that_fails_is_removed_and_a_second_one_proves_the_step_wrong() {
 #[test]
 fn the_only_worker_of_a_stage_that_fails_ends_the_run() {
     play("0,1 2", "failed 2     => Stop(WouldFailAgain)");
+    // The other one has left.
+    play(
+        "0,1 2",
+        "left 1       => worker 1 left (it was tired)
+         failed 0     => Stop(WouldFailAgain)",
+    );
 }
 
 /// The workers do not know yet that it is removed, but it must not take part again.

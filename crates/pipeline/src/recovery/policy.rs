@@ -17,7 +17,8 @@ pub enum Situation {
     Pool {
         /// The workers that take microbatches.
         members: usize,
-        /// Whether the worker that failed is one of them, and others have each of its stages.
+        /// Whether the worker that failed is one of them, and another one of them has each of its
+        /// stages.
         others_can_go_on: bool,
     },
     /// A run whose workers are fixed until one is lost.
