@@ -62,7 +62,7 @@ impl ForwardContext<'_> {
     /// Random numbers that depend only on the run's seed, the step, the microbatch, the layer, and
     /// `purpose`.
     pub fn random(&self, purpose: &str) -> Result<Stream, TensorError> {
-        self.ctx.random(purpose)
+        self.ctx.random.stream(purpose, self.ctx.device())
     }
 
     /// The device of the tensors.

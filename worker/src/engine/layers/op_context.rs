@@ -1,12 +1,12 @@
 //! The context of one call of an op: its parameters and circumstances.
 
-use crate::engine::config::{Mode, Pass};
+use crate::engine::config::Mode;
 use crate::engine::layers::kv_cache::OpCache;
 use crate::engine::layers::op_bindings::OpBindings;
+use crate::engine::layers::random_source::RandomSource;
 use crate::engine::params::running_statistics::BatchStatistics;
 use crate::engine::params::stage_params::Param;
 use tch::{Device, Tensor};
-use tensor::random::{Key, Stream};
 use tensor::TensorError;
 
 /// The context of a call.
@@ -14,12 +14,9 @@ use tensor::TensorError;
 pub(crate) struct OpContext<'a> {
     pub(crate) params: &'a [Param],
     pub(crate) bindings: &'a OpBindings,
-    pub(crate) pass: &'a Pass,
-    /// The layer's name.
-    pub(crate) layer: &'a str,
-    pub(crate) seed: u64,
+    pub(crate) mode: Mode,
+    pub(crate) random: RandomSource<'a>,
     pub(crate) device: Device,
-    /// The mode of the forward pass.
     pub(crate) purpose: PassPurpose,
     /// Stand-ins for parameters, by the op's names.
     pub(crate) substitute_params: &'a [(&'static str, Tensor)],
@@ -29,7 +26,7 @@ pub(crate) struct OpContext<'a> {
     pub(crate) batch_statistics: Option<&'a BatchStatistics>,
 }
 
-/// The mode of a forward pass.
+/// What a forward pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PassPurpose {
     /// The outputs alone.
@@ -116,21 +113,7 @@ impl<'a> OpContext<'a> {
     }
 
     pub(crate) fn training(&self) -> bool {
-        self.pass.mode == Mode::Train
-    }
-
-    /// Random numbers that depend only on the run's seed, the step, the layer and, in training, the
-    /// microbatch.
-    pub(crate) fn random(&self, purpose: &str) -> Result<Stream, TensorError> {
-        self.key(purpose).stream(self.device)
-    }
-
-    /// The source of those numbers.
-    pub(crate) fn key(&self, purpose: &str) -> Key {
-        let key = Key::new(self.seed).text(purpose).number(self.pass.step);
-        // In evaluation a microbatch is a whole batch, and its number must make no difference.
-        let microbatch = if self.training() { self.pass.key.index } else { 0 };
-        key.number(u64::from(microbatch)).text(self.layer)
+        self.mode == Mode::Train
     }
 
     pub(crate) fn device(&self) -> Device {

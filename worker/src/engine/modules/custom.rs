@@ -61,7 +61,7 @@ impl Differentiable for TorchScriptLayer {
             script.param_names().iter().map(|name| ctx.param(name)).collect::<Result<_, _>>()?;
         let inputs_of_it: Vec<&Tensor> = inputs.iter().collect();
         let outputs =
-            script.run(&params, &inputs_of_it, ctx.training(), &ctx.key("torchscript"))?;
+            script.run(&params, &inputs_of_it, ctx.training(), &ctx.random.key("torchscript"))?;
         checked(outputs, self.out.as_deref(), inputs)
     }
 

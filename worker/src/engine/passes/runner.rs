@@ -5,6 +5,7 @@ use crate::engine::error::layer_error;
 use crate::engine::layers::kv_cache::{KvCache, OpKey};
 use crate::engine::layers::op::{ForwardOutput, SavedForBackward};
 use crate::engine::layers::op_context::{OpContext, PassPurpose};
+use crate::engine::layers::random_source::RandomSource;
 use crate::engine::params::param_store::ParamStore;
 use crate::engine::params::running_statistics::RunningStatistics;
 use crate::engine::params::stage_params::Params;
@@ -137,9 +138,8 @@ impl<'a> PassRunner<'a> {
         OpContext {
             params: &self.params.all,
             bindings: &node.bindings,
-            pass,
-            layer: &spec.name,
-            seed: config.seed,
+            mode: pass.mode,
+            random: RandomSource::new(config.seed, pass, &spec.name),
             device: config.device,
             purpose,
             substitute_params: &[],

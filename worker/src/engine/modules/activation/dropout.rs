@@ -108,7 +108,7 @@ pub(crate) fn dropout_mask(
     p: f64,
 ) -> Result<Tensor, TensorError> {
     let keep = 1.0 - p;
-    let mut mask = ctx.random(purpose)?.bernoulli_mask(shape, kind, keep)?;
+    let mut mask = ctx.random.stream(purpose, ctx.device())?.bernoulli_mask(shape, kind, keep)?;
     // With everything dropped the mask is zero, and there is nothing to scale.
     if keep > 0.0 {
         let _same = mask.f_div_scalar_(keep)?;

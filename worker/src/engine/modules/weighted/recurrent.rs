@@ -130,7 +130,7 @@ impl Recurrent {
             let states =
                 states.iter().map(|state| Ok(state.f_narrow(0, layer * directions, directions)?));
             let states: Vec<Tensor> = states.collect::<Result<_, TensorError>>()?;
-            let mut made = self.run(1, ctx.pass.mode, &x, &states, params)?.into_iter();
+            let mut made = self.run(1, ctx.mode, &x, &states, params)?.into_iter();
             x = made.next().ok_or_else(|| layer_error("libtorch gave no output"))?;
             last.iter_mut().zip(made).for_each(|(all, state)| all.push(state));
             if layer + 1 < layers {
@@ -199,7 +199,7 @@ impl Differentiable for Recurrent {
         if self.dropout != 0.0 && ctx.training() && self.num_layers > 1 {
             return self.run_with_dropout(ctx, input, &states, &params);
         }
-        self.run(size(self.num_layers)?, ctx.pass.mode, input, &states, &params)
+        self.run(size(self.num_layers)?, ctx.mode, input, &states, &params)
     }
 
     fn depends_on_graph(&self) -> bool {
