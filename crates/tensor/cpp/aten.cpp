@@ -301,8 +301,8 @@ struct bm_value {
 
 namespace {
 
-// Arguments that kernels take as they are: a mode that they do not know leaves the output as it lies
-// in memory, and a scale that does not fit the size makes places outside of it.
+// Arguments that kernels take as they are: a mode that they do not know leaves the output as it
+// lies in memory, and a scale that does not fit the size makes places outside of it.
 void check_trusted(const c10::Argument& argument, const bm_value& value) {
   const std::string& name = argument.name();
   auto refuse = [&](const char* expected) {

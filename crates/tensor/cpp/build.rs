@@ -19,11 +19,12 @@ fn main() {
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        .files(FILES.iter().filter(|file| file.ends_with(".cpp")))
+        .file("all.cpp")
         .compile("bossman_shim");
 }
 
-const FILES: [&str; 5] = ["aten.cpp", "shim.cpp", "script.cpp", "transfer.cpp", "guarded.h"];
+const FILES: [&str; 6] =
+    ["all.cpp", "aten.cpp", "shim.cpp", "script.cpp", "transfer.cpp", "guarded.h"];
 
 fn fail(message: &str) -> ! {
     println!("cargo:warning={message}");

@@ -1,4 +1,5 @@
-// TorchScript modules whose parameters are given with each call. `src/script.rs` declares the same functions.
+// TorchScript modules whose parameters are given with each call. `src/script.rs` declares the same
+// functions.
 //
 // No exception leaves this file, as in shim.cpp.
 
@@ -40,8 +41,8 @@ struct Named {
   Slot slot;
 };
 
-// What a value is, as far as code can change it in its place: numbers and text by their value, tensors by which they are
-// and how often they were written to. `held` keeps tensors, so that no other comes to lie where one lay.
+// What code can change in a value: numbers and texts by their value, tensors by their address and
+// the number of writes to them. `held` keeps tensors, so that no other takes their address.
 void look(const c10::IValue& value, int depth, std::vector<uint64_t>& seen, std::vector<c10::IValue>& held) {
   // Objects may hold each other in a circle.
   if (depth == 0) return;
@@ -147,13 +148,14 @@ at::Tensor* bm_script_param(const bm_script* script, size_t index) noexcept {
   return new at::Tensor(script->params[index].initial.detach());
 }
 
-// `params` are as many as the module has; `seed` may be null. Each output is handed to `take` as a new at::Tensor.
+// There are as many `params` as the module has. `seed` may be null. Each output goes to `take` as a
+// new at::Tensor.
 char* bm_script_run(bm_script* script, const at::Tensor* const* params, const at::Tensor* const* inputs,
                     size_t input_count, bool training, const uint64_t* seed, void (*take)(void*, at::Tensor*),
                     void* taker) {
   return guarded([&] {
     std::lock_guard<std::mutex> alone(running);
-    // What the optimizing executor does changes with the number of calls, and the bits of its results with it.
+    // The optimizing executor computes other bits after some calls.
     torch::jit::GraphOptimizerEnabledGuard plain(false);
     if (script->training != training) {
       script->module.train(training);

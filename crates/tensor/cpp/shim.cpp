@@ -156,7 +156,8 @@ char* bm_synchronize(int32_t kind, int32_t index) {
   });
 }
 
-// Whether all is done that was given to the device; an error where it is given to another stream than the default one.
+// Whether the device has done all its work. An error if work was given to another stream than the
+// default one.
 char* bm_is_idle(int32_t kind, int32_t index, bool* idle) {
   return guarded([&] {
     auto device = device_of(kind, index);
@@ -216,7 +217,8 @@ char* bm_layer_norm_backward(const at::Tensor* grad, const at::Tensor* input, co
   });
 }
 
-// `sizes` are stride, padding, dilation and output padding, each by dimension of the image. out as above.
+// `sizes` are stride, padding, dilation and output padding, each by dimension of the image. out as
+// above.
 char* bm_conv_backward(const at::Tensor* grad, const at::Tensor* input, const at::Tensor* weight, const int64_t* sizes,
                        size_t dims, bool transposed, int64_t groups, uint8_t wanted, at::Tensor** out) {
   return guarded([&] {
@@ -272,8 +274,8 @@ void bm_storage(const at::Tensor* tensor, const void** data, uint64_t* bytes) no
   *bytes = has ? tensor->storage().nbytes() : 0;
 }
 
-// The sum of squares of every so many elements. By hand: libtorch's own sums depend on the number of threads and on the
-// shape, and would first make a copy in double precision.
+// The sum of squares of each block of elements. Written by hand, because libtorch's own sums depend
+// on the number of threads and on the shape, and would first make a copy in double precision.
 char* bm_squares_of_blocks(const at::Tensor* tensor, size_t block, double* sums, size_t blocks) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
@@ -298,8 +300,8 @@ char* bm_squares_of_blocks(const at::Tensor* tensor, size_t block, double* sums,
   });
 }
 
-// Lets freed memory stay with the process up to `keep` bytes at the heap's end, and in blocks below `largest_block`; what is
-// free beyond that now goes back. False where the C library cannot.
+// Lets the process keep freed memory: up to `keep` bytes at the end of the heap, and blocks below
+// `largest_block`. Other free memory goes back now. False if the C library cannot do this.
 bool bm_keep_freed_memory(size_t largest_block, size_t keep) noexcept {
 #ifdef __GLIBC__
   return mallopt(M_MMAP_THRESHOLD, static_cast<int>(largest_block)) == 1 &&
