@@ -19,7 +19,8 @@ build: setup ## Build the programs: target/release/bossman and target/release/wo
 	cargo build --release --package bossman --package worker --bins
 	@touch target/release/.all-formats
 
-# Parquet, pictures, tokenizers and object stores take a third of the time of building. The demo needs none of them.
+# Parquet, pictures, tokenizers and object stores take a third of the time of building. The demo
+# needs none of them.
 demo: setup ## Train digits across two workers on this machine
 	cargo build --release --package bossman --package worker --bins $(if $(wildcard target/release/.all-formats),,--no-default-features)
 	target/release/bossman train examples/digits/run.yaml --local 2

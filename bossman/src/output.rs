@@ -65,7 +65,7 @@ pub fn safe(text: &str) -> String {
 
 /// Makes text of another process or machine safe for this terminal: limits it to `most` characters,
 /// and replaces each control character by a space.
-pub(crate) fn printable(text: &str, most: usize) -> String {
+pub fn printable(text: &str, most: usize) -> String {
     text.chars().take(most).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 

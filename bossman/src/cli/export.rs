@@ -77,18 +77,18 @@ fn size(text: &str) -> Result<u64, String> {
 
 impl Export {
     pub(crate) fn run(mut self) -> Result<()> {
-        let (begun, folder) = run_argument::run_file(&self.run.run)?;
+        let (file, folder) = run_argument::run_file(&self.run.run)?;
         if let Some(folder) = &folder {
             // `latest` may lead elsewhere soon.
             self.run.run.clone_from(folder);
         }
+        let last = Begun { file, folder };
         let is_file = self.to.extension().is_some_and(|ending| ending == "safetensors");
-        let (begun, folder) = match self.format {
-            Some(Format::HuggingFace) => first_run((begun, folder), &self.run.trust)?,
+        let Begun { file: begun, folder } = match self.format {
+            Some(Format::HuggingFace) => first_run(last, &self.run.trust)?,
             // Without a readable first run there is no way back, and the weights are enough.
-            None if !is_file => first_run((begun.clone(), folder.clone()), &self.run.trust)
-                .unwrap_or((begun, folder)),
-            _ => (begun, folder),
+            None if !is_file => first_run(last.clone(), &self.run.trust).unwrap_or(last),
+            _ => last,
         };
         let format = self.format.unwrap_or_else(|| usual_format(&begun, is_file));
         if format == Format::Safetensors && self.max_shard_size.is_none() {
@@ -138,7 +138,11 @@ fn usual_format(begun: &RunFile, is_file: bool) -> Format {
 }
 
 /// A run file, and the folder in which it lies if it is a run's.
-type Begun = (RunFile, Option<PathBuf>);
+#[derive(Clone)]
+struct Begun {
+    file: RunFile,
+    folder: Option<PathBuf>,
+}
 
 /// The run in which the training of these weights began: a run may go on with the weights in the
 /// folder of an earlier run of the same model.
@@ -156,7 +160,7 @@ fn first_run(last: Begun, trust: &Trust) -> Result<Begun> {
 
 /// The run in whose folder the weights lie that this one began with. `None` if there is none, or if
 /// it had another model. Both run files may be somebody else's.
-fn earlier_run((begun, folder): &Begun, trust: &Trust) -> Result<Option<Begun>> {
+fn earlier_run(Begun { file: begun, folder }: &Begun, trust: &Trust) -> Result<Option<Begun>> {
     let weights = begun.weights.as_ref().filter(|weights| is_trained_weights(&weights.path));
     let Some(earlier) = weights.and_then(|weights| weights.path.parent()) else { return Ok(None) };
     if let Some(folder) = folder {
@@ -166,7 +170,7 @@ fn earlier_run((begun, folder): &Begun, trust: &Trust) -> Result<Option<Begun>> 
     trust.check_initial_weights(&file, earlier)?;
     let (before, after) = (Model::from_file(&file.model)?, Model::from_file(&begun.model)?);
     let is_same = before.graph().layers() == after.graph().layers();
-    Ok(is_same.then(|| (file, Some(earlier.to_path_buf()))))
+    Ok(is_same.then(|| Begun { file, folder: Some(earlier.to_path_buf()) }))
 }
 
 /// The files of the weights to write. Those of the command line have the model's names.

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// The time between two looks at a log that is followed.
 const FOLLOW_EVERY: Duration = Duration::from_millis(200);
+/// The most characters of a warning about a folder, which may be somebody else's.
+const MAX_WARNING: usize = 1000;
 
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  bossman runs\n  bossman runs prune --keep 5")]
@@ -61,7 +63,9 @@ impl Runs {
                 self.runs_dir.display()
             );
         }
-        let runs = RunSummary::list(&self.runs_dir)?;
+        let runs = RunSummary::list(&self.runs_dir, |error| {
+            output::warn(&output::printable(&format!("warning: {error}"), MAX_WARNING));
+        })?;
         match self.command {
             Some(RunsCommand::Prune { keep }) => prune(&runs, keep),
             None if self.json => runs.iter().try_for_each(|run| {

@@ -15,7 +15,7 @@ mod events;
 pub(crate) mod formats;
 mod observer;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod transfer;
 
 pub use console::{Console, Line, Stream};

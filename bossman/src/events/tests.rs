@@ -1,10 +1,10 @@
-//! Plays a list of events into each observer.
+//! Plays a list of events into each observer. The status board's test is beside the board.
 
 use super::console::Line;
 use super::*;
 use crate::metrics::Metrics;
 use crate::receipt::Inputs;
-use crate::runs::TextLog;
+use crate::runs::{EventLog, TextLog};
 use crate::{BossManError, Score, StepReport, Timelines, ValidationResult};
 use link::{Identity, Ticket};
 use parking_lot::Mutex;
@@ -60,13 +60,13 @@ fn lost(message: &str) -> BossManError {
     BossManError::Worker(failure.on(WorkerId(1)))
 }
 
-fn ticket() -> Ticket {
+pub(crate) fn ticket() -> Ticket {
     let folder = tempfile::tempdir().unwrap();
     Identity::load_or_create_in(folder.path()).unwrap().ticket().clone()
 }
 
 /// A run that loses a worker, and every other event.
-fn run(ticket: Ticket) -> Vec<Event> {
+pub(crate) fn run(ticket: Ticket) -> Vec<Event> {
     let invitation = Invitation {
         missing: 1,
         address: Some(ADDRESS),
@@ -232,6 +232,28 @@ fn events_are_values() {
         assert!(!text.contains(&secret.to_string()), "{text}");
     }
     assert_golden!("events.jsonl", &(texts.join("\n") + "\n"));
+}
+
+/// The log of events has each as JSON, after the time and the version.
+#[test]
+fn the_event_log_has_each_event() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("events.jsonl");
+    let mut log = EventLog::open(path.clone(), Events::unobserved()).unwrap();
+    let mut expected = Vec::new();
+    for event in run(ticket()) {
+        log.on_event(&event).unwrap();
+        expected.push(serde_json::to_value(&event).unwrap());
+    }
+    let text = std::fs::read_to_string(&path).unwrap();
+    let written = text.lines().map(|line| {
+        let mut line: serde_json::Value = serde_json::from_str(line).unwrap();
+        let fields = line.as_object_mut().unwrap();
+        assert!(fields.remove("time").is_some_and(|time| time.as_f64().unwrap() > 1.7e9));
+        assert_eq!(fields.remove("version"), Some(1.into()));
+        line
+    });
+    assert_eq!(written.collect::<Vec<_>>(), expected);
 }
 
 #[test]

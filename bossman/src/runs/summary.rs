@@ -4,16 +4,12 @@ use super::lock::{holder, taken_at, Holder};
 use super::paths::has_run;
 use super::EventReader;
 use crate::events::{Event, WaitReason};
-use crate::output::{printable, warn};
 use crate::run_file::RunFile;
 use crate::{BossManError, ValidationResult};
 use serde::Serialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
-
-/// The most characters of a warning.
-const MAX_WARNING: usize = 1000;
 
 /// The state of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -135,12 +131,15 @@ impl RunSummary {
         Ok(run)
     }
 
-    /// Reads all runs in a folder of run folders, the one that changed last first. Warns of a run
-    /// that cannot be read.
+    /// Reads all runs in a folder of run folders, the one that changed last first, and passes the
+    /// errors of those that cannot be read to `unreadable`.
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn list(runs: &Path) -> Result<Vec<Self>, BossManError> {
+    pub fn list(
+        runs: &Path,
+        mut unreadable: impl FnMut(BossManError),
+    ) -> Result<Vec<Self>, BossManError> {
         let fault = |e: std::io::Error| BossManError::io(runs, &e);
         let mut found = Vec::new();
         for entry in std::fs::read_dir(runs).map_err(fault)? {
@@ -149,7 +148,7 @@ impl RunSummary {
             if has_run(&path) && !path.is_symlink() {
                 match RunSummary::read(&path) {
                     Ok(run) => found.push(run),
-                    Err(error) => warn(&printable(&format!("warning: {error}"), MAX_WARNING)),
+                    Err(error) => unreadable(error),
                 }
             }
         }
@@ -272,8 +271,10 @@ mod tests {
             write_log(&runs.path().join(name), &[]);
         }
         std::fs::create_dir(runs.path().join("b/lock")).unwrap();
-        let found = RunSummary::list(runs.path()).unwrap();
+        let mut errors = Vec::new();
+        let found = RunSummary::list(runs.path(), |error| errors.push(error.to_string())).unwrap();
         assert_eq!(found.iter().map(|run| &*run.name).collect::<Vec<_>>(), ["a"]);
+        assert!(matches!(&errors[..], [error] if error.contains("lock")), "{errors:?}");
     }
 
     /// A run file is often called `run.yaml`, and lies in the folder of its project.
@@ -283,7 +284,8 @@ mod tests {
         let project = place.path().join("project");
         std::fs::create_dir(&project).unwrap();
         std::fs::write(project.join("run.yaml"), "model: m.yaml").unwrap();
-        assert!(RunSummary::list(place.path()).unwrap().is_empty());
+        let found = RunSummary::list(place.path(), |error| panic!("{error}")).unwrap();
+        assert!(found.is_empty());
         let refused = RunFolder::delete(&project).unwrap_err().to_string();
         assert!(refused.contains("is no run's folder"), "{refused}");
         assert!(project.join("run.yaml").is_file());

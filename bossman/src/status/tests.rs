@@ -2,12 +2,14 @@
 
 use super::board::Board;
 use super::*;
+use crate::events::tests::{run, ticket};
 use crate::events::{Completed, Direction, Event, Events, Transfer, WaitReason};
 use crate::StepReport;
 use pipeline::ids::WorkerId;
 use pipeline::recovery::{RecoveryCost, Repeated, ResumeReport, StateSource};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
+use testkit::assert_golden;
 
 /// The most bytes of a handshake, as `link` has it.
 const HANDSHAKE: usize = 64 << 10;
@@ -287,6 +289,20 @@ fn a_pool_has_a_table() {
     events.report(&waiting(3, WaitReason::Rejoin, 0));
     let read: Status = serde_json::from_str(&text.text()).unwrap();
     assert_eq!((read.phase, read.workers), (Phase::Waiting, Vec::new()));
+}
+
+/// A second passes between two events.
+#[test]
+fn the_status_after_each_event_of_a_run() {
+    let (mut board, begin) = (Board::default(), Instant::now());
+    let mut statuses: Vec<String> = Vec::new();
+    for (second, event) in (0..).zip(run(ticket())) {
+        let now = begin + Duration::from_secs(second);
+        board.follow(&event, now);
+        let event = serde_json::to_value(&event).unwrap();
+        statuses.push(format!("{}: {}", event["event"], board.status(now).json()));
+    }
+    assert_golden!("status.txt", &(statuses.join("\n") + "\n"));
 }
 
 #[test]

@@ -52,8 +52,8 @@ impl StateStream {
     /// # Errors
     /// The request failed, or the run has ended. Parts that came before do not make a whole state.
     pub async fn next(&mut self) -> Result<Option<StatePart>, Failure> {
-        if let Some(taken) = self.taken.take() {
-            self.report_taken(taken);
+        if let Some((request, worker)) = self.taken.take() {
+            self.report_taken(request, worker);
         }
         loop {
             if let Some(end) = &self.end {
@@ -74,12 +74,12 @@ impl StateStream {
             Some(StateEvent::Heads(heads)) => self.heads = Some(heads),
             Some(StateEvent::End(end)) => self.end = Some(end),
             // It never comes before the heads.
-            Some(StateEvent::Part { request, part }) => self.report_taken((request, part.worker)),
+            Some(StateEvent::Part { request, part }) => self.report_taken(request, part.worker),
             None => self.end = Some(Err(Failure::new("the run has ended"))),
         }
     }
 
-    fn report_taken(&self, (request, worker): (u64, WorkerId)) {
+    fn report_taken(&self, request: u64, worker: WorkerId) {
         if let Some(driver) = self.driver.upgrade() {
             driver.send(Input::StateTaken { request, worker }).ok();
         }

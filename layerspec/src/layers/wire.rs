@@ -2,7 +2,7 @@
 //! declaration.
 //!
 //! All kinds share one visitor. Derived implementations have a few thousand lines of code for each
-//! kind and format, and took half of the time to build `pipeline`.
+//! kind and format, and took about a third of the time to build `pipeline`.
 
 use super::LayerKind;
 use serde::de::{Error, SeqAccess, Visitor};

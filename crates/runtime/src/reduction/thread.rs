@@ -79,7 +79,9 @@ fn start() -> std::io::Result<Running> {
                 }
             };
             let result = catch_unwind(AssertUnwindSafe(|| {
-                let slices = slices.iter().map(in_host_memory).collect::<Result<Vec<_>, _>>()?;
+                let slices =
+                    slices.iter().map(|(node, slices)| Ok((*node, in_host_memory(slices)?)));
+                let slices = slices.collect::<Result<Vec<_>, _>>()?;
                 sums.reduce(summing, &slices)
             }));
             let result = result
@@ -95,8 +97,6 @@ fn start() -> std::io::Result<Running> {
 }
 
 /// Copies the slices of a node that are on the device.
-fn in_host_memory(
-    (node, slices): &(Node, Vec<TaskTensor>),
-) -> Result<(Node, Vec<Payload>), Failure> {
-    Ok((*node, slices.iter().map(TaskTensor::to_host).collect::<Result<_, _>>()?))
+fn in_host_memory(slices: &[TaskTensor]) -> Result<Vec<Payload>, Failure> {
+    slices.iter().map(TaskTensor::to_host).collect()
 }
