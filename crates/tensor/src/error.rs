@@ -85,35 +85,9 @@ impl TensorError {
         TEXTS.into_iter().any(says)
     }
 
-    /// Whether a GPU fails every later call in this process, too. CUDA's documentation of
-    /// `cudaError_t` says so of these errors: "the process must be terminated and relaunched".
+    /// Whether a GPU fails every later call in this process, too.
     pub fn is_device_broken(&self) -> bool {
-        const PREFIXES: [&str; 4] =
-            ["CUDA error", "CUDA driver error", "cuDNN error", "cuDNN Frontend error"];
-        const TEXTS: [&str; 15] = [
-            "an illegal memory access was encountered",
-            "an illegal instruction was encountered",
-            "device-side assert triggered",
-            "misaligned address",
-            "hardware stack error",
-            "operation not supported on global/shared address space",
-            "invalid program counter",
-            "unspecified launch failure",
-            "the launch timed out and was terminated",
-            "uncorrectable ECC error encountered",
-            "uncorrectable NVLink error detected during the execution",
-            "Invalid access of peer GPU memory over nvlink",
-            "tensor memory not completely freed",
-            "unknown error",
-            "CUDNN_STATUS_EXECUTION_FAILED",
-        ];
-        match self {
-            TensorError::Libtorch { message, .. } => {
-                let is_cuda = PREFIXES.iter().any(|prefix| message.contains(prefix));
-                is_cuda && TEXTS.iter().any(|text| message.contains(text))
-            }
-            _ => false,
-        }
+        matches!(self, TensorError::Libtorch { message, .. } if says_device_is_broken(message))
     }
 
     /// Whether an operation has no kernel that gives equal bits every time, and libtorch was told
@@ -127,6 +101,39 @@ impl TensorError {
     pub fn invalid(attempted: impl Into<String>, problem: impl Into<String>) -> Self {
         TensorError::Invalid { attempted: attempted.into(), problem: problem.into() }
     }
+}
+
+/// Whether a message of CUDA, cuDNN or NCCL says that a GPU fails every later call in this process,
+/// too. CUDA's documentation of `cudaError_t` says so of these errors: "the process must be
+/// terminated and relaunched".
+pub(crate) fn says_device_is_broken(message: &str) -> bool {
+    const PREFIXES: [&str; 5] = [
+        "CUDA error",
+        "CUDA driver error",
+        "cuDNN error",
+        "cuDNN Frontend error",
+        // NCCL's last error.
+        "Cuda failure",
+    ];
+    const TEXTS: [&str; 15] = [
+        "an illegal memory access was encountered",
+        "an illegal instruction was encountered",
+        "device-side assert triggered",
+        "misaligned address",
+        "hardware stack error",
+        "operation not supported on global/shared address space",
+        "invalid program counter",
+        "unspecified launch failure",
+        "the launch timed out and was terminated",
+        "uncorrectable ECC error encountered",
+        "uncorrectable NVLink error detected during the execution",
+        "Invalid access of peer GPU memory over nvlink",
+        "tensor memory not completely freed",
+        "unknown error",
+        "CUDNN_STATUS_EXECUTION_FAILED",
+    ];
+    let is_cuda = PREFIXES.iter().any(|prefix| message.contains(prefix));
+    is_cuda && TEXTS.iter().any(|text| message.contains(text))
 }
 
 impl From<TchError> for TensorError {
@@ -186,6 +193,7 @@ mod tests {
             "cuDNN Frontend error: CUDNN_STATUS_EXECUTION_FAILED",
             "CUDA driver error: unspecified launch failure",
             "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+            "Cuda failure 700 'an illegal memory access was encountered'",
         ] {
             assert!(error(&format!("{broken}{asynchronous}")).is_device_broken(), "{broken}");
         }
@@ -193,6 +201,7 @@ mod tests {
             "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
             "CUDA error: invalid device ordinal",
             "CUDA out of memory. Tried to allocate 2.00 GiB.",
+            "Cuda failure 217 'peer access is not supported between these two devices'",
             "unknown error",
         ] {
             assert!(!error(other).is_device_broken(), "{other}");

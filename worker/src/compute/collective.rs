@@ -108,7 +108,7 @@ fn wait_for_interrupt<T>(
     let begun = Instant::now();
     let may_be_remote = |error: &NcclError| match error {
         NcclError::Remote { .. } => true,
-        NcclError::Call { .. } => !error.is_out_of_memory(),
+        NcclError::Call { .. } => !error.is_out_of_memory() && !error.is_device_broken(),
         _ => false,
     };
     while result.as_ref().is_err_and(may_be_remote)

@@ -39,6 +39,9 @@ pub(crate) fn nccl_failure(error: &NcclError) -> Failure {
         full if full.is_out_of_memory() => {
             Failure { kind: FailureKind::OutOfMemory, ..Failure::new(full.to_string()) }
         }
+        broken if broken.is_device_broken() => {
+            Failure { kind: FailureKind::DeviceBroken, ..Failure::new(broken.to_string()) }
+        }
         other => Failure::new(other.to_string()),
     }
 }
@@ -80,13 +83,15 @@ mod tests {
     }
 
     #[test]
-    fn nccl_without_memory_is_told_from_a_lost_replica() {
+    fn nccl_without_memory_or_on_a_broken_device_is_told_from_a_lost_replica() {
         let kind = |reason: &str| {
             let attempted = "the sum of gradients";
             nccl_failure(&NcclError::Call { attempted, reason: reason.into() }).kind
         };
         assert_eq!(kind("Failed to CUDA malloc 4194304 bytes"), FailureKind::OutOfMemory);
         assert_eq!(kind("Cuda failure 2 'out of memory'"), FailureKind::OutOfMemory);
+        let broken = "(Cuda failure 'an illegal memory access was encountered')";
+        assert_eq!(kind(broken), FailureKind::DeviceBroken);
         assert_eq!(kind("unhandled system error"), FailureKind::Other);
     }
 }

@@ -1,5 +1,6 @@
 //! Errors of NCCL.
 
+use crate::error::says_device_is_broken;
 use crate::nccl::version::version_name;
 use crate::TensorError;
 use std::path::PathBuf;
@@ -87,5 +88,14 @@ impl NcclError {
             ["out of memory", "Failed to CUDA malloc", "Failed to CUDA calloc"];
         matches!(self, NcclError::Call { reason, .. }
             if TEXTS.iter().any(|text| reason.contains(text)))
+    }
+
+    /// Whether the GPU fails every later call in this process, too.
+    pub fn is_device_broken(&self) -> bool {
+        match self {
+            NcclError::Device(error) => error.is_device_broken(),
+            NcclError::Call { reason, .. } => says_device_is_broken(reason),
+            _ => false,
+        }
     }
 }
