@@ -18,6 +18,7 @@ that measures it. With `--keep` the script stores its result in `bench/results/`
 computed from there.
 """
 PARTS = ("notice", "workers", "state", "redo")
+GOALS = ["", "found", "target: at most", "reached"]
 NOT_MEASURED = "No result is stored for this section."
 
 
@@ -122,18 +123,31 @@ def megabytes(peaks):
 
 def state(result):
     """L: memory and time of the state of a large model."""
+    if "line" in result:
+        rate, line = result["bytes"] / result["seconds"], result["line"]
+        rows = [goal("rate of the line / rate of the state", line / rate, 1 / 0.9)]
+        return [
+            paragraph(
+                f"A run resumed on a worker at the other end of a line, which carried "
+                f"{line / 1e6:.1f} MB/s over one TCP connection. The state of "
+                f"{result['bytes'] / 1e6:.0f} MB took {result['seconds']:.1f} s, "
+                f"{rate / 1e6:.1f} MB/s."
+            ),
+            table(GOALS, rows),
+        ]
     if "pairs" not in result:
         head = ["GB of weights", "seconds", "boss: MB", "each worker: MB"]
         workers = ", ".join(megabytes([peak]) for peak in result["workers"])
         row = [f"{result['bytes'] / 1e9:.1f}", f"{result['seconds']:.0f}"]
         return [table(head, [[*row, megabytes([result["boss"]]), workers]])]
-    rows, usual = [], []
+    rows, usual, totals, longest = [], [], {}, {}
     for name, side in (("no checkpoints", "without"), ("checkpoints", "with")):
         runs = [pair[side] for pair in result["pairs"]]
         steps = [run["step_ms"][1:] for run in runs]
         usual = usual or [median(run) for run in steps]
         worst = [max(run) / at for run, at in paired(steps, usual)]
-        total = [sum(run) for run in steps]
+        totals[side] = total = [sum(run) for run in steps]
+        longest[side] = median(worst)
         rows.append(
             [name, megabytes([run["boss"] for run in runs])]
             + [megabytes([run["workers"][place] for run in runs]) for place in (0, 1)]
@@ -150,7 +164,21 @@ def state(result):
         f"{result['steps']}. {len(took)} times a worker was killed: its run had its state again in "
         f"{both(took)} s (median, worst), {median(rates):.2f} GB/s."
     )
-    return [table([*head, "longest step / usual one"], rows), paragraph(told)]
+    goals = [
+        goal("time with checkpoints / without", ratio(totals["with"], totals["without"]), 1.03),
+        goal("longest step / usual one, with checkpoints", longest["with"], 1.2),
+        goal("s for a GB of state, with a killed worker", 1 / median(rates), 1.0),
+    ]
+    return [
+        table([*head, "longest step / usual one"], rows),
+        paragraph(told),
+        table(GOALS, goals),
+    ]
+
+
+def goal(what, found, most):
+    """A row of targets."""
+    return [what, f"{found:.2f}", f"{most:.2f}", "yes" if found <= most else "no"]
 
 
 SECTIONS = {
@@ -168,8 +196,9 @@ workers.""",
 `bench/state.py` trains a real model on two local workers of one thread each, alternately without
 and with checkpoints, and kills a worker. Shown are the highest peaks of resident memory, and the
 median over the runs of the time of all steps and of the longest step, in steps of the run without
-checkpoints beside it. All of it computes on the same cores. Or it loads a folder of random weights
-and evaluates it once.""",
+checkpoints beside it. All of it computes on the same cores. With `--random` it loads a folder of
+random weights and evaluates it once. With `--line` a run resumes on a worker at the other end of a
+line between two network namespaces.""",
         state,
     ),
     "R": (

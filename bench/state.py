@@ -4,11 +4,14 @@
     bossman data fetch smollm2 --to ~/models/SmolLM2-135M
     bench/state.py --folder ~/models/SmolLM2-135M
     bench/state.py --random 10
+    bench/state.py --folder ~/models/SmolLM2-135M --line 300
 
 With `--folder`, a folder of Hugging Face is imported and trained on two local workers of one thread
 each, alternately without and with checkpoints, and then with checkpoints and a worker that is
 killed. With `--random`, a model of so many gigabytes of random weights is loaded and evaluated
-once. Peaks are what the system counts as resident (VmHWM), sampled until a process ends."""
+once. With `--line N`, a run resumes on one worker at the other end of a line of N megabits a
+second, which takes root. Peaks are what the system counts as resident (VmHWM), sampled until a
+process ends."""
 
 import argparse
 import json
@@ -25,8 +28,11 @@ import time
 from pathlib import Path
 
 import faults_page
+import namespaces
 import pages
+import programs
 import result_files
+from namespaces import ADDRESSES, inside
 from pool import release
 from programs import CHECKOUT, Problem
 
@@ -39,6 +45,7 @@ STEP = re.compile(r"step (\d+)/")
 RESTORED = re.compile(r"recovery: repeated .*?, ([\d.]+) s to restore")
 WIDTH = 8192  # of each layer of the random model
 BLOCK = 4 << 20  # bytes of random numbers that are made at once
+PORT = 1098
 
 
 class Run:
@@ -110,7 +117,7 @@ def run_file(place, model, steps, every):
     shape = {"sequence_length": LENGTH, "batch_size": BATCH, "microbatches": 4, "steps": steps}
     for key, value in shape.items():
         text = re.sub(rf"(?m)^(\s*){key}: .*$", rf"\g<1>{key}: {value}", text)
-    text = re.sub(r"(?m)^  validation: .*$", "", text)
+    text = re.sub(r"(?m)^(  validation|checkpoint): .*$", "", text)
     path = model.parent / f"{place.name}-{steps}-{every}.yaml"
     checkpoint = f"checkpoint: {{every: {every}, keep: 1}}\n" if every else ""
     path.write_text(text + checkpoint, encoding="utf-8")
@@ -174,6 +181,41 @@ def of_folder(asked):
     return found
 
 
+def over_a_line(asked):
+    """How fast the state of a run that resumes goes to a worker at the other end of a line."""
+    if why := namespaces.possible():
+        raise Problem(f"bench/state.py: there is no line here: {why}")
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        model = imported(place, Path(asked.folder).expanduser().resolve())
+        Run(place, ["train", run_file(place, model, 2, 2), "--name", "run"]).until_end()
+        state = place / "runs" / "run"
+        more = run_file(place, model, 3, 2)
+        own = {**os.environ, "BOSSMAN_RUNS_DIR": str(place / "runs")}
+        own.pop("MODEL_TICKET", None)
+        with namespaces.line(0, asked.line):
+            line = namespaces.check()["bandwidth"]
+            joined = {**own, "MODEL_HOST": ADDRESSES[0], "MODEL_PORT": str(PORT)}
+            worker = programs.silent(inside(1, [release("worker"), "--threads", "1"]), joined)
+            try:
+                words = ["train", more, "--resume", "--name", "run", "--workers", "1"]
+                boss = inside(0, [release("bossman"), *words, "--port", str(PORT)])
+                programs.finish(boss, own)
+            finally:
+                programs.end(worker)
+        events = (state / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        ends = [event for event in map(json.loads, events) if event["event"] == "transfer"]
+        sent = [event for event in ends if event["ended"] and event["direction"] == "to_workers"]
+        if not sent:
+            raise Problem("bench/state.py: the state came within ten seconds; take a slower line")
+        return {
+            "mbit": asked.line,
+            "line": line,
+            "bytes": sent[-1]["bytes"],
+            "seconds": sent[-1]["elapsed_s"],
+        }
+
+
 def random_weights(path, layers):
     """Writes square matrices of random numbers, a block at a time."""
     each = WIDTH * WIDTH * 4
@@ -223,28 +265,32 @@ def of_random(gigabytes):
 
 
 def main():
-    """One of the two measurements."""
+    """One of the three measurements."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--folder", help="a folder of Hugging Face to train")
     what.add_argument("--random", type=float, metavar="GB", help="gigabytes of random weights")
+    parser.add_argument("--line", type=float, metavar="MBIT", help="with --folder: over a line")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
     parser.add_argument("--kills", type=int, default=3)
     result_files.add_keep(parser)
     asked = parser.parse_args()
+    if asked.line and asked.random:
+        parser.error("--line goes with --folder")
     found = {**result_files.header(), "command": result_files.command()}
     try:
-        found.update(of_random(asked.random) if asked.random else of_folder(asked))
+        measure = over_a_line if asked.line else of_folder
+        found.update(of_random(asked.random) if asked.random else measure(asked))
     except Problem as problem:
         sys.exit(str(problem))
     print("\n".join(faults_page.state(found)))
     if asked.keep:
-        kind = "random" if asked.random else Path(asked.folder).name
-        pages.keep(result_files.name("L", kind), found)
+        kind = ["random"] if asked.random else [Path(asked.folder).name]
+        pages.keep(result_files.name("L", *kind, *(["line"] if asked.line else [])), found)
 
 
 if __name__ == "__main__":

@@ -193,6 +193,12 @@ class Faults(unittest.TestCase):
         text = self.page("L-smol", {**more, "pairs": pairs})
         self.assertIn("| checkpoints | 300 | 2000 | 1000 | 13.0 | 1.25 |", text)
         self.assertIn("in 2.00, 2.00 s (median, worst), 0.80 GB/s", text.replace("\n", " "))
+        self.assertIn("| time with checkpoints / without | 1.07 | 1.03 | no |", text)
+        self.assertIn("| longest step / usual one, with checkpoints | 1.25 | 1.20 | no |", text)
+        self.assertIn("| s for a GB of state, with a killed worker | 1.25 | 1.00 | no |", text)
+        line = {"mbit": 300, "line": 36e6, "bytes": 1_600_000_000, "seconds": 50.0}
+        text = self.page("L-smol-line", line)
+        self.assertIn("| rate of the line / rate of the state | 1.12 | 1.11 | no |", text)
         text = self.page("L-random", {**run, "bytes": 10_000_000_000, "seconds": 41.4})
         self.assertIn("| 10.0 | 41 | 300 | 2000, 1000 |", text)
 
