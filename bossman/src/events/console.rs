@@ -154,8 +154,8 @@ impl Console {
             // Calls by hand have no display of steps, and standard output is their program's.
             Event::Recovered(cost) if self.steps.is_none() => Line::Warning(cost.to_string()),
             Event::Recovered(cost) => Line::Progress(cost.to_string()),
-            Event::Warning { message } => Line::Warning(format!("warning: {message}")),
-            Event::Notice { message } => Line::Warning(message.clone()),
+            Event::Warning(remark) => Line::Warning(format!("warning: {}", remark.message)),
+            Event::Notice(remark) => Line::Warning(remark.message.clone()),
             Event::Ended { .. } | Event::Interrupted { .. } => {
                 self.end_steps();
                 return Vec::new();

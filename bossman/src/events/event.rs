@@ -1,5 +1,6 @@
 //! What happens in a run.
 
+use super::remark::Remark;
 use super::Transfer;
 use crate::receipt::Inputs;
 use crate::train::validation_result::ValidationResult;
@@ -192,15 +193,9 @@ pub enum Event {
     /// The work that a loss had cost is repeated.
     Recovered(RecoveryCost),
     /// Something needs the user's attention, and the run goes on.
-    Warning {
-        /// What, and what helps.
-        message: String,
-    },
+    Warning(Remark),
     /// A choice was made that the user may want to know.
-    Notice {
-        /// Which, and why.
-        message: String,
-    },
+    Notice(Remark),
     /// The user ended the run before its last step.
     Interrupted {
         /// The last step that is done. `None` if the run was ended at once.
@@ -319,13 +314,13 @@ pub enum Completed {
 
 impl Event {
     /// A warning.
-    pub(crate) fn warning(message: impl Into<String>) -> Self {
-        Event::Warning { message: message.into() }
+    pub(crate) fn warning(remark: impl Into<Remark>) -> Self {
+        Event::Warning(remark.into())
     }
 
     /// A notice.
-    pub(crate) fn notice(message: impl Into<String>) -> Self {
-        Event::Notice { message: message.into() }
+    pub(crate) fn notice(remark: impl Into<Remark>) -> Self {
+        Event::Notice(remark.into())
     }
 
     /// A loss of workers, with its place as far as it is known.

@@ -1,6 +1,6 @@
 //! The stream of events.
 
-use super::{Console, Event, Observer, Stream};
+use super::{Console, Event, Observer, Remark, Stream};
 use crate::BossManError;
 use parking_lot::Mutex;
 use std::fmt;
@@ -52,8 +52,13 @@ impl Events {
     }
 
     /// Reports a warning.
-    pub(crate) fn warn(&self, message: impl Into<String>) {
-        self.report(&Event::warning(message));
+    pub(crate) fn warn(&self, remark: impl Into<Remark>) {
+        self.report(&Event::warning(remark));
+    }
+
+    /// Reports a warning about a step.
+    pub(crate) fn warn_at(&self, step: u64, remark: impl Into<Remark>) {
+        self.warn(remark.into().at_step(step));
     }
 
     /// Whether an observer wants timelines with steps.

@@ -14,6 +14,7 @@ mod event;
 mod events;
 pub(crate) mod formats;
 mod observer;
+mod remark;
 #[cfg(test)]
 pub(crate) mod tests;
 mod transfer;
@@ -26,4 +27,5 @@ pub use events::Events;
 pub use observer::Observer;
 pub use pipeline::membership::Notice;
 pub use pipeline::recovery::{RecoveryCost, ResumeReport, StateSource};
+pub use remark::Remark;
 pub use transfer::{Direction, Transfer};

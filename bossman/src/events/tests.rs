@@ -141,6 +141,12 @@ pub(crate) fn run(ticket: Ticket) -> Vec<Event> {
             recompute: Duration::from_millis(250),
         }),
         Event::warning("the learning rate is too small"),
+        Event::warning(
+            Remark::from("step 3: all gradients of layer 0 (Linear) are 0")
+                .at_step(3)
+                .of_layers(vec!["0".into()]),
+        ),
+        Event::warning(Remark::from("out of memory").of_error(&lost("it is silent"))),
         Event::notice("replicas sum over QUIC"),
         joined(None),
         Notice::Left { worker: WorkerId(1), why: "it ended".into() }.into(),

@@ -155,8 +155,8 @@ mod tests {
         let mut reader = EventReader::open(folder.path()).unwrap().unwrap();
         let mut seen = Vec::new();
         while let Some(logged) = reader.next_event().unwrap() {
-            let Event::Warning { message } = logged.event else { panic!("{logged:?}") };
-            seen.push((logged.time, message));
+            let Event::Warning(remark) = logged.event else { panic!("{logged:?}") };
+            seen.push((logged.time, remark.message));
         }
         assert_eq!(seen, [(1.5, "a".to_string()), (1.5, "b".to_string())]);
         assert!(EventReader::open(&folder.path().join("none")).unwrap().is_none());

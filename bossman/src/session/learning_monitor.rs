@@ -1,6 +1,7 @@
 //! Guards against training that fails silently: numbers that are not finite, layers that learn
 //! nothing, a loss that stays at chance level.
 
+use crate::events::Remark;
 use crate::settings::guards::{Guards, NonFinite};
 use crate::BossManError;
 use layerspec::{LayerGraph, LayerId};
@@ -83,7 +84,7 @@ impl LearningMonitor {
         step: u64,
         lr: f64,
         health: &[LayerHealth],
-    ) -> Result<Vec<String>, String> {
+    ) -> Result<Vec<Remark>, String> {
         let of = |wanted: fn(&LayerHealth) -> bool| {
             health.iter().filter(move |seen| wanted(seen)).map(|seen| seen.layer)
         };
@@ -96,10 +97,10 @@ impl LearningMonitor {
                 named(graph, &broken)
             ));
         }
-        let mut new = |problem, layers: &mut dyn Iterator<Item = LayerId>| -> Option<String> {
+        let mut new = |problem, layers: &mut dyn Iterator<Item = LayerId>| {
             let layers: Vec<LayerId> =
                 layers.filter(|layer| self.warned.insert((*layer, problem))).collect();
-            (!layers.is_empty()).then(|| named(graph, &layers))
+            (!layers.is_empty()).then_some(layers)
         };
         let idle = new(LayerProblem::NoGradient, &mut of(|seen| !seen.has_gradient));
         // A rate that changes nothing on purpose, for example at the end of a schedule, is no
@@ -108,18 +109,27 @@ impl LearningMonitor {
             LayerProblem::Unchanged,
             &mut of(|seen| seen.has_gradient && !seen.changed).filter(|_| lr != 0.0),
         );
+        let about = |text: String, layers: &[LayerId]| {
+            let named = layers.iter().take(MAX_NAMED_LAYERS);
+            let names = named.map(|layer| graph.layer(*layer).name.to_string());
+            Remark::from(text).of_layers(names.collect())
+        };
         let idle = idle.map(|layers| {
-            format!(
-                "step {step}: all gradients of {layers} are 0, so nothing is learned \
-                 there: what comes after is dead (as ReLUs whose inputs are all negative), or the \
-                 loss does not depend on it"
-            )
+            let text = format!(
+                "step {step}: all gradients of {} are 0, so nothing is learned there: what comes \
+                 after is dead (as ReLUs whose inputs are all negative), or the loss does not \
+                 depend on it",
+                named(graph, &layers)
+            );
+            about(text, &layers)
         });
         let fixed = fixed.map(|layers| {
-            format!(
-                "step {step}: the weights of {layers} have not changed though there are \
-                 gradients: the learning rate ({lr:.1e}) is too small beside the weights"
-            )
+            let text = format!(
+                "step {step}: the weights of {} have not changed though there are gradients: the \
+                 learning rate ({lr:.1e}) is too small beside the weights",
+                named(graph, &layers)
+            );
+            about(text, &layers)
         });
         Ok(idle.into_iter().chain(fixed).collect())
     }
@@ -297,15 +307,16 @@ mod tests {
             .unwrap();
         assert_eq!(said.len(), 1);
         assert!(
-            said[0].starts_with("step 10: all gradients of layer 2 (Linear) are 0"),
+            said[0].message.starts_with("step 10: all gradients of layer 2 (Linear) are 0"),
             "{said:?}"
         );
+        assert_eq!(said[0].layers, ["2"]);
         let unchanged = [seen(0, true, true, false), seen(2, true, false, false)];
         // Nothing is to change with a rate of 0.
         assert!(monitor.layer_warnings(&graph, 11, 0.0, &unchanged).unwrap().is_empty());
         let said = monitor.layer_warnings(&graph, 12, 1e-12, &unchanged).unwrap();
         assert!(
-            said.len() == 1 && said[0].contains("layer 0 (Linear) have not changed"),
+            said.len() == 1 && said[0].message.contains("layer 0 (Linear) have not changed"),
             "{said:?}"
         );
         let error =

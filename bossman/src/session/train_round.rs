@@ -6,6 +6,7 @@ use super::step_report::StepReport;
 use super::train_step::TrainedStep;
 use super::trainer::Trainer;
 use crate::data::loss_weights::expect_counted;
+use crate::events::Remark;
 use crate::tuning::schedule_state::LastStep;
 use crate::BossManError;
 use link::Payload;
@@ -73,7 +74,7 @@ impl Trainer {
         self.position.accumulated = Default::default();
         let step = self.position.counters.step;
         if let Some(warning) = self.monitor.nothing_learned_warning(step) {
-            self.events.warn(warning);
+            self.events.warn_at(step, warning);
         }
         let (samples, tokens) = (batch.samples, batch.tokens);
         let report =
@@ -207,7 +208,8 @@ impl Trainer {
             None => {
                 counters.updates -= u64::from(!finite);
                 let warning = self.monitor.check_gradient_norm(counters.step, finite)?;
-                warning.into_iter().for_each(|text| self.events.warn(text));
+                let step = counters.step;
+                warning.into_iter().for_each(|text| self.events.warn_at(step, text));
             }
         }
         Ok(!finite)
@@ -229,7 +231,10 @@ impl Trainer {
         let lr = health.lr.filter(|lr| *lr >= MIN_LR_FRACTION * usual).unwrap_or(0.0);
         let of_layers = self.monitor.layer_warnings(graph, step, lr, &health.layers);
         let of_layers = of_layers.map_err(BossManError::NotFinite)?;
-        of_layers.into_iter().chain(of_loss).chain(below).for_each(|text| self.events.warn(text));
+        let of_loss = of_loss.into_iter().chain(below).map(Remark::from);
+        for remark in of_layers.into_iter().chain(of_loss) {
+            self.events.warn_at(step, remark);
+        }
         Ok(())
     }
 

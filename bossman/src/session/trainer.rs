@@ -20,6 +20,7 @@ use bytes::Bytes;
 use layerspec::{DType, ValueId};
 use link::Payload;
 use pipeline::boss::{Instruction, IntoRequest, RoundResults, RunRequest, Setup};
+use pipeline::effect::BossNotice;
 use pipeline::ids::{Slot, StageId, WorkerId};
 use pipeline::loss_scale::LossScale;
 use pipeline::message::{Mode, Reduction};
@@ -78,7 +79,7 @@ impl Trainer {
         let strategy = Strategy::new(&settings, model.graph(), count);
         let _inside = runtime.enter();
         let observers = events.clone();
-        let notice = move |text: String| observers.report(&Event::notice(text));
+        let notice = move |notice: BossNotice| observers.report(&Event::notice(notice));
         let setup = Setup {
             seed: settings.seed,
             determinism: settings.determinism,

@@ -304,12 +304,11 @@ impl<'a> Attempt<'a> {
         }
         let events = self.observers.events.clone();
         if let Some(later) = later_weights(saved, step) {
-            events.warn(format!(
-                "the weights of step {step} are not saved, because those of step {later} are"
-            ));
+            let why = format!("because those of step {later} are");
+            events.warn_at(step, format!("the weights of step {step} are not saved, {why}"));
         } else if self.epochs.saved != Some(step) {
             if let Err(error) = self.epochs.save_weights(&mut self.boss, step, &events).await {
-                events.warn(format!("the weights of step {step} are not saved: {error}"));
+                events.warn_at(step, format!("the weights of step {step} are not saved: {error}"));
             }
         }
         let is_saved = self.epochs.saved == Some(step);

@@ -1,7 +1,7 @@
 //! The attempts of a run: sessions one after the other, each from the state that the last one left.
 
 use crate::checkpoint::{DueTimer, RunRecord};
-use crate::events::{Completed, Event, Events};
+use crate::events::{Completed, Event, Events, Remark};
 use crate::recovery::policy::{self, FailedSessionFacts, Recovery};
 use crate::recovery::rejoin;
 use crate::recovery::resume::{self, ResumeState};
@@ -265,7 +265,8 @@ impl Attempts {
                 0 => "the state of the resumed run".to_string(),
                 _ => format!("the state after {done} steps"),
             };
-            events.warn(format!("{state}, which only the workers have, is not saved: {problem}"));
+            let text = format!("{state}, which only the workers have, is not saved: {problem}");
+            events.warn_at(done, text);
         }
         Ok(None)
     }
@@ -438,11 +439,12 @@ impl Attempts {
         match saving.filter(|_| remedy == Remedy::SaveMemory) {
             Some(saving) => {
                 self.saving = saving;
-                self.observers.events.warn(match left.recompute {
+                let warning = match left.recompute {
                     _ if is_predicted => policy::prediction_warning(&error),
                     true => policy::recompute_warning(&error, done),
                     false => policy::plan_warning(&error, done),
-                });
+                };
+                self.observers.events.warn(Remark::from(warning).of_error(&error));
             }
             None => {
                 let done = Completed::Steps(done);

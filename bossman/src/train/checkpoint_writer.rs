@@ -164,8 +164,8 @@ impl CheckpointWriter {
             }
             snapshot.write(&checkpoints, run).await?;
             if let Err(error) = checkpoints.prune(&policy, step).await {
-                events
-                    .warn(format!("older checkpoints are not deleted after step {step}: {error}"));
+                let text = format!("older checkpoints are not deleted after step {step}: {error}");
+                events.warn_at(step, text);
             }
             Ok(())
         };

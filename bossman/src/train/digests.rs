@@ -60,6 +60,6 @@ impl Digests {
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
-        self.events.warn(format!("there is no digest of step {step}: {problem}"));
+        self.events.warn_at(step, format!("there is no digest of step {step}: {problem}"));
     }
 }

@@ -53,7 +53,7 @@ impl<'a> Epochs<'a> {
         // Weights are saved before validation, which may fail.
         let saved = match self.save_weights(boss, step, events).await {
             Err(error @ BossManError::File { .. }) if !is_last => {
-                events.warn(format!("the weights of step {step} are not saved: {error}"));
+                events.warn_at(step, format!("the weights of step {step} are not saved: {error}"));
                 None
             }
             saved => saved?,
@@ -73,9 +73,10 @@ impl<'a> Epochs<'a> {
             let path = best_path(path);
             match atomic_file::copy(&mut saved, &path) {
                 Ok(()) => events.report(&Event::WeightsSaved { step, path, best }),
-                Err(error) if !is_last => events.warn(format!(
-                    "the weights of step {step}, the best so far, are not saved as such: {error}"
-                )),
+                Err(error) if !is_last => {
+                    let weights = format!("the weights of step {step}, the best so far,");
+                    events.warn_at(step, format!("{weights} are not saved as such: {error}"));
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -16,6 +16,21 @@ use std::net::SocketAddr;
 pub use crate::micros::Micros;
 pub use crate::worker_span::WorkerSpan;
 
+/// A text for the user, and the workers that it is about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BossNotice {
+    /// The text, which names the workers, too.
+    pub text: String,
+    /// The workers.
+    pub workers: Vec<WorkerId>,
+}
+
+impl fmt::Display for BossNotice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
 /// The other end of a connection.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Peer {
@@ -116,8 +131,8 @@ pub enum BossEffect {
         /// The tensor.
         slot: Slot,
     },
-    /// Show this text to the user.
-    Notice(String),
+    /// Show this to the user.
+    Notice(BossNotice),
     /// Answer a request.
     Reply {
         /// Which request.

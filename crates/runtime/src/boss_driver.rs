@@ -16,7 +16,7 @@ use link::quic::close_codes::{DONE, PROTOCOL_VIOLATION};
 use link::quic::listening_endpoint::ListeningEndpoint;
 use link::{LinkError, Listener, Payload, Slots, StatusText};
 use pipeline::boss::{Answer, BossSession, Instruction, IntoRequest, Request, SendState, Setup};
-use pipeline::effect::{BossEffect, Destination, Frame, Message, Peer};
+use pipeline::effect::{BossEffect, BossNotice, Destination, Frame, Message, Peer};
 use pipeline::ids::WorkerId;
 use pipeline::message::{Failure, ToBoss};
 use quinn::VarInt;
@@ -43,12 +43,12 @@ const TAKES_IN_LATER: &str =
 pub fn start(
     listener: Listener,
     setup: Setup,
-    mut notice: impl FnMut(String) + Send + 'static,
+    mut notice: impl FnMut(BossNotice) + Send + 'static,
 ) -> Result<Handle, LinkError> {
     let Admitted { members, listening, acceptor, admission, events, status } =
         listener.finish(setup.plan.workers())?;
     if let Some(small) = &listening.small_buffers {
-        notice(small.to_string());
+        notice(BossNotice { text: small.to_string(), workers: Vec::new() });
     }
     let addresses = members.iter().map(|m| m.info.direct.then_some(m.address)).collect();
     let setup = Setup { addresses, ..setup };
@@ -84,7 +84,7 @@ struct Driver {
     /// The receivers of state, by request.
     fetches: BTreeMap<u64, (FetchId, mpsc::UnboundedSender<StateEvent>)>,
     next_request: u64,
-    notice: Box<dyn FnMut(String) + Send>,
+    notice: Box<dyn FnMut(BossNotice) + Send>,
     admission: Admission,
     /// The receiver of membership events, if the run is a pool.
     pool: Option<mpsc::UnboundedSender<MembershipEvent>>,
@@ -334,7 +334,7 @@ impl Driver {
                         self.session.on_state_taken(request, worker);
                     }
                 }
-                BossEffect::Notice(text) => (self.notice)(text),
+                BossEffect::Notice(notice) => (self.notice)(notice),
             }
         }
     }

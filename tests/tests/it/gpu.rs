@@ -6,8 +6,9 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 use testkit::fake_gpu::{Assertions, FakeGpu};
-use tests::programs::{send_signal, Process, TestFolder};
+use tests::programs::{program, send_signal, Process, TestFolder};
 use tests::Case;
+use tokio::process::Command;
 use tokio::sync::OnceCell;
 
 /// The time limit of a run; far longer than any run here takes.
@@ -65,6 +66,16 @@ impl Machine {
             weights.to_str().unwrap(),
         ];
         self.start("bossman", &[&arguments, flags].concat())
+    }
+
+    /// Starts the script that checks whole runs and writes a page.
+    fn write_gpu_page(&self, arguments: &[&str]) -> Process {
+        let mut python = Command::new("python3");
+        // Without packages, because a torch of this machine would find the fake.
+        python.arg("-S").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/gpu_page.py"));
+        let environment: Vec<_> =
+            self.environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        self.place.start_by(python, "gpu_page.py", arguments, &environment)
     }
 
     /// The weights of a run that has ended.
@@ -278,10 +289,17 @@ async fn a_self_check_without_a_gpu_that_works_fails_unless_it_is_for_the_cpu() 
 #[tokio::test]
 async fn whole_runs_are_right_on_a_gpu() {
     let Some(machine) = Machine::new(&[]) else { return };
-    let arguments = ["self-check", "--preset", "tiny", "--device", "cuda:0", "--json"];
-    let ended = machine.start("bossman", &arguments).end_within(PATIENCE).await.expect_success();
+    let (boss, page) = (program("bossman"), machine.place.file("gpu.md"));
+    let programs = boss.parent().unwrap().to_str().unwrap();
+    let arguments = ["--programs", programs, "--to", page.to_str().unwrap()];
+    let arguments = [&arguments[..], &["--preset", "tiny", "--device", "cuda:0"]].concat();
+    let ended = machine.write_gpu_page(&arguments).end_within(PATIENCE).await.expect_success();
+    let text = std::fs::read_to_string(page).unwrap();
+    assert!(text.contains("All 12 sections"), "{text}");
+    assert!(text.contains("(preset tiny, whose times say nothing; not a real GPU)"), "{text}");
+    let lines = ended.output.iter().filter(|line| line.starts_with('{'));
     let lines: Vec<serde_json::Value> =
-        ended.output.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+        lines.map(|line| serde_json::from_str(line).unwrap()).collect();
     let of_worker = SECTIONS.map(|section| format!("device.{section}"));
     let of_runs = ["cuts", "replicas", "resume", "errors", "prediction", "speed"];
     let expected: Vec<String> = of_worker.into_iter().chain(of_runs.map(String::from)).collect();

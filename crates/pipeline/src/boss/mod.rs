@@ -26,7 +26,7 @@ pub use request::{
 };
 pub use snapshot_request::SnapshotRequest;
 
-use crate::effect::{BossEffect, Destination, Frame, Message, Micros, Peer};
+use crate::effect::{BossEffect, BossNotice, Destination, Frame, Message, Micros, Peer};
 use crate::failure::bounded;
 use crate::ids::{Slot, WorkerId};
 use crate::message::{Failure, LinkReport, TensorHead, ToBoss, ToWorker};
@@ -519,11 +519,12 @@ impl BossSession {
         let to = vec![relay(from, peer), relay(peer, from)];
         self.outbox.push(BossEffect::Tell(to));
         if self.links.is_news(from, peer) {
-            let notice = format!(
+            let text = format!(
                 "{from} and {peer} cannot reach each other ({reason}); the boss relays between \
                  them"
             );
-            self.outbox.push(BossEffect::Notice(notice));
+            let workers = vec![from, peer];
+            self.outbox.push(BossEffect::Notice(BossNotice { text, workers }));
         }
         if was_up {
             self.snapshots_lost();

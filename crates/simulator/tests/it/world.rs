@@ -362,11 +362,10 @@ impl World {
                     let value = self.boss_slots.give_up(slot);
                     self.state_arrives(request, worker, &name, value);
                 }
-                BossEffect::Notice(text) => {
-                    // The space after the number tells worker 1 from worker 10.
-                    let names = |lost: &WorkerId| text.contains(&format!("{lost} "));
-                    assert!(!self.lost.iter().any(names), "old news: {text}");
-                    self.notices.push(text);
+                BossEffect::Notice(notice) => {
+                    let is_of = |lost: &WorkerId| notice.workers.contains(lost);
+                    assert!(!self.lost.iter().any(is_of), "old news: {notice}");
+                    self.notices.push(notice.text);
                 }
                 BossEffect::Reply { request, result } => {
                     if let Err(failure) = &result {
