@@ -2,7 +2,7 @@
 
 use super::boss_man::BossMan;
 use crate::checkpoint;
-use crate::events::{Completed, Event};
+use crate::events::{Completed, Event, Remark};
 use crate::recovery::call_log::{CallContext, CallLog, Interruption};
 use crate::recovery::policy::{ban, FailedSessionFacts, Recovery};
 use crate::recovery::rejoin;
@@ -104,9 +104,9 @@ impl BossMan {
         // until then.
         if !matches!(error.cause(), Cause::Lost | Cause::Unfit | Cause::OutOfMemory) {
             self.log = None;
-            self.trainer.events.warn(format!(
-                "calls are not repeated any more: the state could not be copied ({error})"
-            ));
+            let text = "calls are not repeated any more: the state could not be copied";
+            let remark = Remark::from(format!("{text} ({error})")).of_error(&error);
+            self.trainer.events.warn(remark);
         }
     }
 

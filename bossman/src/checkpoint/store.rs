@@ -287,7 +287,8 @@ impl Checkpoints {
                 Err(ReadError::Damaged(error) | ReadError::Unfinished(error)) => error,
             };
             self.known().note_useless(*step);
-            self.events.warn(format!("{problem}; looking for the checkpoint before {name}"));
+            let text = format!("{problem}; looking for the checkpoint before {name}");
+            self.events.warn_at(*step, text);
         }
         Ok(None)
     }

@@ -129,11 +129,7 @@ impl Console {
             Event::Checkpoint { step, outcome } => checkpoint(*step, outcome),
             Event::WorkersLost { after, error, .. } => {
                 self.end_steps();
-                let (count, unit) = match after {
-                    Completed::Steps(steps) => (steps, "steps"),
-                    Completed::Updates(updates) => (updates, "updates"),
-                };
-                Line::Warning(format!("warning: workers were lost after {count} {unit}: {error}"))
+                workers_lost(*after, error)
             }
             Event::Growing { after, workers, waiting, initial_workers } => {
                 self.end_steps();
@@ -141,9 +137,8 @@ impl Console {
                     1 => "1 waiting worker is taken in".into(),
                     count => format!("{count} waiting workers are taken in"),
                 };
-                Line::Progress(format!(
-                    "step {after}: {taken_in}; {workers} of {initial_workers} so far"
-                ))
+                let so_far = format!("{workers} of {initial_workers} so far");
+                Line::Progress(format!("step {after}: {taken_in}; {so_far}"))
             }
             // As of `Recovered` below.
             Event::Transfer(transfer) if self.steps.is_none() => {
@@ -309,6 +304,14 @@ fn joined(text: &str, missing: Option<usize>) -> Line {
         Some(missing) => Line::Progress(printable(&format!("{text}, {missing} missing"), MAX_LINE)),
         None => Line::Warning(printable(text, MAX_POOL_LINE)),
     }
+}
+
+fn workers_lost(after: Completed, error: &str) -> Line {
+    let (count, unit) = match after {
+        Completed::Steps(steps) => (steps, "steps"),
+        Completed::Updates(updates) => (updates, "updates"),
+    };
+    Line::Warning(format!("warning: workers were lost after {count} {unit}: {error}"))
 }
 
 fn peer_snapshot(step: u64, outcome: &SnapshotOutcome) -> Line {

@@ -104,12 +104,12 @@ impl Search<'_> {
                 continue;
             }
             match metrics {
-                Some(path) if !matches_metrics(path, &copy).await? => events.warn(format!(
-                    "{} no longer has the line of step {}, so the peer snapshot of that step is \
-                     not used",
-                    path.display(),
-                    copy.counters.step
-                )),
+                Some(path) if !matches_metrics(path, &copy).await? => {
+                    let (path, step) = (path.display(), copy.counters.step);
+                    let what = format!("the line of step {step}");
+                    let so = "so the peer snapshot of that step is not used";
+                    events.warn_at(step, format!("{path} no longer has {what}, {so}"));
+                }
                 _ => {
                     kept = Some(copy);
                     break;

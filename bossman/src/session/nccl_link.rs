@@ -1,6 +1,6 @@
 //! The NCCL communicators of replicas.
 
-use crate::events::Events;
+use crate::events::{Events, Remark};
 use crate::tuning::collective::CollectiveDecision;
 use crate::BossManError;
 use pipeline::boss::{Instruction, MakeIds, RunRequest};
@@ -57,7 +57,11 @@ impl NcclLink {
         }
         match create_communicators(handle).await {
             Ok(()) => self.is_connected = true,
-            Err(error) => events.warn(self.fall_back(error, run, fallback)?),
+            Err(error) => {
+                let place = Remark::default().of_error(&error);
+                let message = self.fall_back(error, run, fallback)?;
+                events.warn(Remark { message, ..place });
+            }
         }
         Ok(())
     }

@@ -183,9 +183,9 @@ impl Attempts {
                 if error.cause() == Cause::Lost
                     && (prepared.options.pool || !may_recover(prepared)) =>
             {
-                self.observers.events.warn(format!(
-                    "the test was not completed: {error}; `bossman eval` scores the saved weights"
-                ));
+                let advice = "`bossman eval` scores the saved weights";
+                let text = format!("the test was not completed: {error}; {advice}");
+                self.observers.events.warn(Remark::from(text).of_error(&error));
                 None
             }
             test => test?,
@@ -398,24 +398,14 @@ impl Attempts {
             };
             policy::with_memory_advice(error, left.recompute)
         };
-        // An open pool changes its members without a new session, as long as others can continue.
-        // One that starts has no state to lose.
-        let is_starting_pool = prepared.options.pool && !self.pool_is_open;
-        let begins_pool_again = match error.cause() {
-            Cause::Lost | Cause::LocalWorkerEnded => is_starting_pool || may_recover(prepared),
-            Cause::Unfit => !is_starting_pool && may_recover(prepared),
-            _ if error.is_of_memory() => {
-                saving.is_some() || (!is_starting_pool && may_recover(prepared))
-            }
-            _ => false,
-        };
-        if prepared.options.pool && !begins_pool_again {
+        if prepared.options.pool && !self.pool_begins_again(prepared, &error, saving.is_some()) {
             return Err(with_advice(error));
         }
         let done = self.furthest_step();
         // A process that has trained nothing loses nothing if it begins again.
         let may_save_memory =
             saving.is_some() && error.is_of_memory() && self.recovery.furthest() == 0;
+        let is_starting_pool = prepared.options.pool && !self.pool_is_open;
         let may_begin_again = is_starting_pool || may_save_memory;
         if prepared.file.redundancy == RecoverySource::None && !may_begin_again {
             let error = policy::with_resume_advice(error, prepared.checkpoints.is_some());
@@ -457,6 +447,23 @@ impl Attempts {
             handle.disconnect_all();
         }
         Ok(())
+    }
+
+    /// Whether a pool goes on in a new session. An open one changes its members without that, as
+    /// long as others can continue. One that starts has no state to lose.
+    fn pool_begins_again(
+        &self,
+        prepared: &Prepared<'_>,
+        error: &BossManError,
+        can_save_memory: bool,
+    ) -> bool {
+        let may_resume = self.pool_is_open && may_recover(prepared);
+        match error.cause() {
+            Cause::Lost | Cause::LocalWorkerEnded => !self.pool_is_open || may_resume,
+            Cause::Unfit => may_resume,
+            _ if error.is_of_memory() => can_save_memory || may_resume,
+            _ => false,
+        }
     }
 
     /// Waits for workers. After a loss, waits for the remaining ones, and during a growth for those
