@@ -33,6 +33,7 @@ def row(case, **found):
         "loss": 2e-8,
         "gradient": 3e-6,
         "buffer": None,
+        "rounding": None,
         "workers": [1, 2],
         "cut": "stages.1",
         "checked": True,
@@ -44,8 +45,9 @@ def row(case, **found):
 class Fake:
     """A figure of the check."""
 
-    def __init__(self, workers, kind, error, name="a"):
+    def __init__(self, workers, kind, error, name="a", limit=zoo_page.LIMIT):
         self.workers, self.kind, self.error, self.name = workers, kind, error, name
+        self.limit = limit
 
 
 class Zoo(unittest.TestCase):
@@ -184,7 +186,8 @@ class Zoo(unittest.TestCase):
             Fake(1, "loss", 3e-8),
             Fake(2, "loss", 2e-8),
             Fake(2, "gradient", float("nan")),
-            Fake(2, "gradient", 1.0),
+            Fake(2, "gradient", 1.0, limit=0.5),
+            Fake(1, "gradient", 1.0, limit=0.3),
             Fake(2, "output", None),
             Fake(2, "cut", None, "stages.1"),
         ):
@@ -194,7 +197,7 @@ class Zoo(unittest.TestCase):
             (found["loss"], found["gradient"], found["output"], found["workers"]),
             (3e-8, "nan", None, [1, 2]),
         )
-        self.assertEqual(found["cut"], "stages.1")
+        self.assertEqual((found["cut"], found["rounding"]), ("stages.1", 0.5))
         kept.figure(Fake(3, "cut", None, "no comparison"))
         self.assertEqual(kept.found["cut"], "stages.1")
         found.update(imported=True, checked=True)
@@ -218,12 +221,13 @@ class Zoo(unittest.TestCase):
 
 class Page(unittest.TestCase):
     def setUp(self):
-        self.cases = [case for case in zoo_models.cases() if case.suite == "timm"][:5]
+        self.cases = [case for case in zoo_models.cases() if case.suite == "timm"][:6]
 
     def test_a_model_is_right_wrong_not_compared_or_refused(self):
         rows = [
             row(self.cases[0]),
             row(self.cases[1], gradient=2e-4),
+            row(self.cases[4], gradient=2e-4, rounding=3e-4),
             row(self.cases[2], checked=False, error="took | long", **{"class": "time"}),
             row(
                 self.cases[3],
@@ -240,20 +244,21 @@ class Page(unittest.TestCase):
                 **{"class": "aten.roll"},
             ),
         ]
-        text = zoo_page.page(self.cases, {case.key: one for case, one in zip(self.cases, rows)})
+        text = zoo_page.page(self.cases, {f"timm/{one['model']}": one for one in rows})
         names = [case.name for case in self.cases]
         for line in (
-            "| timm | 5 | 4 | 3 | 1 | 25 % |",
-            "| **all** | 5 | 4 | 3 | 1 | 25 % |",
+            "| timm | 6 | 5 | 4 | 2 | 40 % |",
+            "| **all** | 6 | 5 | 4 | 2 | 40 % |",
             "| torchvision, video | 0 | 0 | 0 | 0 |  |",
             f"| aten.roll | 1: `{names[3]}` | aten.roll.default in a: no |",
             f"| time | 1: `{names[2]}` | took \\| long |",
             f"| above 1e-4 | 1: `{names[1]}` | output 0, loss 2e-08, gradient 2e-04 |",
             f"| `{names[0]}` | `{self.cases[0].made_with()}` | 1.23 M | 10 | 1 | 0 | 2e-08 |"
-            " 3e-06 |  | `stages.1` | 12 | right |",
+            " 3e-06 |  |  | `stages.1` | 12 | right |",
+            " 2e-04 |  | 3e-04 | `stages.1` | 12 | right |",
         ):
             self.assertIn(line + "\n", text)
-        self.assertNotIn(names[4], text)
+        self.assertNotIn(names[5], text)
         long = [line for line in text.splitlines() if len(line) > 100 and line[0] != "|"]
         self.assertEqual(long, [])
 

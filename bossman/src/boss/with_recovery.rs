@@ -14,7 +14,7 @@ use crate::BossManError;
 use pipeline::recovery::{Cause, KeptPlaces, LastSession, Remedy, ResumeReport, StateSource};
 use pipeline::StateForm;
 use std::time::Instant;
-use tracing::info;
+use tracing::{info, Instrument};
 
 impl BossMan {
     /// Runs a call. If workers are lost, repeats it with the remaining members of a pool, or in a
@@ -159,7 +159,8 @@ impl BossMan {
             self.trainer.disconnect();
             let done = Completed::Updates(self.trainer.position.counters.updates);
             self.trainer.events.report(&Event::workers_lost(done, &error));
-            match self.build_and_replay(recovery, context).await {
+            let span = recovery.session_span();
+            match self.build_and_replay(recovery, context).instrument(span).await {
                 Ok(()) => return Ok(()),
                 Err(next) => error = next,
             }

@@ -19,7 +19,7 @@ use pipeline::replicas::{Speed, StagePlacement};
 use pipeline::Plan;
 use runtime::MembershipEvent;
 use std::time::Instant;
-use tracing::{debug, info};
+use tracing::{debug, debug_span, info, Instrument};
 
 impl Pool {
     /// Applies joins and leaves, so that the run continues with the current workers.
@@ -30,10 +30,13 @@ impl Pool {
         loop {
             let Some(change) = self.next_change(trainer)? else { return Ok(()) };
             let Change { placement, followers } = change.clone();
-            debug!(step = trainer.position.counters.step, ?followers, "membership changes");
+            let step = trainer.position.counters.step;
+            let members = placement.members();
+            let span = debug_span!("membership", step, ?members, ?followers);
+            debug!(parent: &span, "membership changes");
             let plan = Plan { stage_placement: placement, ..trainer.plan.clone() };
             let request = MembershipChange { plan, followers };
-            match trainer.call(Box::new(request)).await {
+            match trainer.call(Box::new(request)).instrument(span).await {
                 Ok(behind) => {
                     self.membership.on_changed(change, behind.into_iter().collect());
                     self.adopt_members(trainer);

@@ -14,7 +14,7 @@ use pipeline::recovery::{
 };
 use runtime::Handle;
 use std::time::{Duration, Instant};
-use tracing::info;
+use tracing::{info, info_span, Span};
 
 /// The state of recovery in a run, or in a call by hand.
 #[derive(Default)]
@@ -211,6 +211,14 @@ impl Recovery {
     /// The failures since the last progress.
     pub(crate) fn attempts(&self) -> u32 {
         self.policy.attempts()
+    }
+
+    /// The span of the log in which a session starts: the first one, or that of a recovery.
+    pub(crate) fn session_span(&self) -> Span {
+        match self.is_recovering() {
+            true => info_span!("recovery", after = self.furthest(), attempts = self.attempts()),
+            false => info_span!("start"),
+        }
     }
 
     /// The last completed step.

@@ -24,7 +24,7 @@ use pipeline::Initialization;
 use runtime::Handle;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tracing::info;
+use tracing::{info, Instrument};
 
 /// The time to start a session that is to save what only the workers have.
 const LAST_START: Duration = Duration::from_secs(30);
@@ -134,7 +134,8 @@ impl Attempts {
         prepared: &Prepared<'_>,
         on_step: &mut impl FnMut(&StepReport),
     ) -> Result<AttemptEnd, BossManError> {
-        let Some(mut attempt) = self.start_unless_stopped(prepared).await? else {
+        let span = self.recovery.session_span();
+        let Some(mut attempt) = self.start_unless_stopped(prepared).instrument(span).await? else {
             let done = self.furthest_step();
             let outcome = self.interrupted(prepared, done, None).await;
             return Ok(AttemptEnd::Done(Box::new(outcome)));

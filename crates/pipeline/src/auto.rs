@@ -100,7 +100,8 @@ pub fn choose(graph: &LayerGraph, fleet: &Fleet, space: &SearchSpace) -> Result<
         schedules(space, groups.len()).into_iter().map(move |schedule| (groups, schedule))
     });
     for (worker_groups, (kind, placement)) in all {
-        match candidate(graph, fleet, space, worker_groups, (kind, placement)) {
+        let trial = Trial { graph, fleet, space, worker_groups, kind, placement };
+        match trial.candidate() {
             Ok(candidate) => candidates.push(candidate),
             Err(error) => impossible.push((kind, placement, error)),
         }
@@ -157,112 +158,110 @@ fn schedules(space: &SearchSpace, places: usize) -> Vec<(ScheduleKind, Placement
     schedules
 }
 
-fn candidate(
-    graph: &LayerGraph,
-    fleet: &Fleet,
-    space: &SearchSpace,
-    worker_groups: &WorkerGroups,
-    schedule: (ScheduleKind, Placement),
-) -> Result<Candidate, PlanError> {
-    let memory = CutMemory {
-        all: fleet.memory.clone(),
-        spared: fleet.spared.clone(),
-        copies: Some(2 + space.optimizer.state_copies()),
-        activations: Vec::new(),
-    };
-    let predicted =
-        |memory: &CutMemory| predicted(graph, fleet, space, worker_groups, schedule, memory);
-    let first = predicted(&memory)?;
-    // What is to be spared is spared beside the activations.
-    let is_good = first.refused.is_none() && fleet.spared.is_empty();
-    if is_good || space.cuts != Cuts::Auto {
-        return Ok(first);
+/// A kind of schedule with a placement on groups of workers, to build and predict.
+struct Trial<'a> {
+    graph: &'a LayerGraph,
+    fleet: &'a Fleet,
+    space: &'a SearchSpace,
+    worker_groups: &'a WorkerGroups,
+    kind: ScheduleKind,
+    placement: Placement,
+}
+
+impl Trial<'_> {
+    fn candidate(&self) -> Result<Candidate, PlanError> {
+        let Trial { fleet, space, .. } = self;
+        let memory = CutMemory {
+            all: fleet.memory.clone(),
+            spared: fleet.spared.clone(),
+            copies: Some(2 + space.optimizer.state_copies()),
+            activations: Vec::new(),
+        };
+        let first = self.predicted(&memory)?;
+        // What is to be spared is spared beside the activations.
+        let is_good = first.refused.is_none() && fleet.spared.is_empty();
+        if is_good || space.cuts != Cuts::Auto {
+            return Ok(first);
+        }
+        // Another cut may leave room for the activations, which are known now; or, by chance, one
+        // for an optimizer with more state.
+        let activations = self.activations(&first);
+        let others =
+            [CutMemory { activations, ..memory.clone() }, CutMemory { copies: None, ..memory }];
+        let mut others = others.iter().filter_map(|memory| self.predicted(memory).ok());
+        Ok(others.find(|other| other.refused.is_none()).unwrap_or(first))
     }
-    // Another cut may leave room for the activations, which are known now; or, by chance, one for
-    // an optimizer with more state.
-    let activations = activations(graph, fleet, space, &first);
-    let others =
-        [CutMemory { activations, ..memory.clone() }, CutMemory { copies: None, ..memory }];
-    let mut others = others.iter().filter_map(|memory| predicted(memory).ok());
-    Ok(others.find(|other| other.refused.is_none()).unwrap_or(first))
-}
 
-/// For each stage, the bytes of each layer's activations in the microbatches that it holds at once.
-fn activations(
-    graph: &LayerGraph,
-    fleet: &Fleet,
-    space: &SearchSpace,
-    candidate: &Candidate,
-) -> Vec<Vec<u64>> {
-    let value = |value| graph.value(value).ty.bytes(&space.sizes).unwrap_or(0);
-    // As `Fleet::bytes` counts it, with the layer that computes it.
-    let judged = graph.outputs().first().copied();
-    let judged_by = judged.map(|output| match graph.value(output).producer {
-        Producer::Layer { layer, .. } => (layer.0 as usize, value(output)),
-        Producer::Input(_) => (0, 0),
-    });
-    let of_stage = |stage: &StageSpec| {
-        let home = candidate.plan.home(stage.stage).unwrap_or(WorkerId(0));
-        let once = SavedMemory::by_layer(graph.layers(), |l| fleet.time(home, l.id), value);
-        let held = candidate.timeline.peak_held(stage.stage) as u64;
-        let mut all: Vec<_> = once.into_iter().map(|bytes| bytes.saturating_mul(held)).collect();
-        if let Some((bytes, prediction)) =
-            judged_by.and_then(|(layer, bytes)| Some((all.get_mut(layer)?, bytes)))
-        {
-            *bytes = bytes.saturating_add(prediction.saturating_mul(held + 1));
-        }
-        all
-    };
-    candidate.plan.stages.iter().map(of_stage).collect()
-}
+    /// For each stage, the bytes of each layer's activations in the microbatches that it holds at
+    /// once.
+    fn activations(&self, candidate: &Candidate) -> Vec<Vec<u64>> {
+        let Trial { graph, fleet, space, .. } = self;
+        let value = |value| graph.value(value).ty.bytes(&space.sizes).unwrap_or(0);
+        // As `Fleet::bytes` counts it, with the layer that computes it.
+        let judged = graph.outputs().first().copied();
+        let judged_by = judged.map(|output| match graph.value(output).producer {
+            Producer::Layer { layer, .. } => (layer.0 as usize, value(output)),
+            Producer::Input(_) => (0, 0),
+        });
+        let of_stage = |stage: &StageSpec| {
+            let home = candidate.plan.home(stage.stage).unwrap_or(WorkerId(0));
+            let once = SavedMemory::by_layer(graph.layers(), |l| fleet.time(home, l.id), value);
+            let held = candidate.timeline.peak_held(stage.stage) as u64;
+            let mut all: Vec<_> =
+                once.into_iter().map(|bytes| bytes.saturating_mul(held)).collect();
+            if let Some((bytes, prediction)) =
+                judged_by.and_then(|(layer, bytes)| Some((all.get_mut(layer)?, bytes)))
+            {
+                *bytes = bytes.saturating_add(prediction.saturating_mul(held + 1));
+            }
+            all
+        };
+        candidate.plan.stages.iter().map(of_stage).collect()
+    }
 
-fn predicted(
-    graph: &LayerGraph,
-    fleet: &Fleet,
-    space: &SearchSpace,
-    worker_groups: &WorkerGroups,
-    (kind, placement): (ScheduleKind, Placement),
-    memory: &CutMemory,
-) -> Result<Candidate, PlanError> {
-    let plan = match &space.cuts {
-        Cuts::Auto => {
-            let groups = worker_groups.clone();
-            Plan::balanced(graph, groups, placement, memory, |worker, layer| {
-                let time = fleet.time(worker, layer);
-                time.forward.saturating_add(time.backward)
-            })?
-        }
-        named => Plan::new(graph, named, worker_groups.clone(), placement)?,
-    };
-    let plan = plan.sharded(fleet.sharding);
-    let costs = fleet.costs(graph, &plan, &space.sizes, space.target_bytes);
-    let bytes = fleet.bytes(graph, &plan, &space.sizes, &space.optimizer);
-    let (microbatches, ending) = (space.microbatches, space.ending);
-    let room = fleet.room(&plan, &bytes);
-    let microbatch_assignment = fleet.microbatch_assignment(&plan, microbatches);
-    let terms = Terms {
-        kind,
-        microbatches,
-        ending,
-        reduction: space.reduction,
-        microbatch_assignment: Some(microbatch_assignment),
-        costs: Some(costs.clone()),
-        room,
-    };
-    let schedule = plan.schedule_for(&terms)?;
-    let played = timeline(&schedule, &costs).map_err(ScheduleError::Deadlock)?;
-    Ok(Candidate {
-        kind,
-        placement,
-        replicas: worker_groups.replicas(),
-        step_time: played.step_time,
-        bubble: played.bubble(),
-        peak_bytes: played.peak_bytes(&schedule.layout, &bytes),
-        refused: check_memory(&played, &schedule.layout, &bytes, &fleet.device_memory()).err(),
-        timeline: played,
-        schedule,
-        plan,
-    })
+    /// Cuts with this memory in mind, and predicts a step.
+    fn predicted(&self, memory: &CutMemory) -> Result<Candidate, PlanError> {
+        let Trial { graph, fleet, space, worker_groups, kind, placement } = *self;
+        let plan = match &space.cuts {
+            Cuts::Auto => {
+                let groups = worker_groups.clone();
+                Plan::balanced(graph, groups, placement, memory, |worker, layer| {
+                    let time = fleet.time(worker, layer);
+                    time.forward.saturating_add(time.backward)
+                })?
+            }
+            named => Plan::new(graph, named, worker_groups.clone(), placement)?,
+        };
+        let plan = plan.sharded(fleet.sharding);
+        let costs = fleet.costs(graph, &plan, &space.sizes, space.target_bytes);
+        let bytes = fleet.bytes(graph, &plan, &space.sizes, &space.optimizer);
+        let (microbatches, ending) = (space.microbatches, space.ending);
+        let room = fleet.room(&plan, &bytes);
+        let microbatch_assignment = fleet.microbatch_assignment(&plan, microbatches);
+        let terms = Terms {
+            kind,
+            microbatches,
+            ending,
+            reduction: space.reduction,
+            microbatch_assignment: Some(microbatch_assignment),
+            costs: Some(costs.clone()),
+            room,
+        };
+        let schedule = plan.schedule_for(&terms)?;
+        let played = timeline(&schedule, &costs).map_err(ScheduleError::Deadlock)?;
+        Ok(Candidate {
+            kind,
+            placement,
+            replicas: worker_groups.replicas(),
+            step_time: played.step_time,
+            bubble: played.bubble(),
+            peak_bytes: played.peak_bytes(&schedule.layout, &bytes),
+            refused: check_memory(&played, &schedule.layout, &bytes, &fleet.device_memory()).err(),
+            timeline: played,
+            schedule,
+            plan,
+        })
+    }
 }
 
 impl Candidate {

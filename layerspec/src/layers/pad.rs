@@ -71,6 +71,15 @@ const PAD: Reader<Vec<i64>> = Reader::new(
     },
 );
 
+const VALUE: Reader<f64> =
+    Reader::new("a number, `.inf` or `-.inf`", |node| match (&node.kind, node.as_text()) {
+        (Kind::Float(value), _) if value.is_infinite() => Some(*value),
+        // As Python and Rust write them.
+        (_, Some("inf")) => Some(f64::INFINITY),
+        (_, Some("-inf")) => Some(f64::NEG_INFINITY),
+        _ => (NUMBER.read)(node),
+    });
+
 layer! {
     /// Adds elements at the ends of dimensions, like `torch.nn.functional.pad`.
     Pad {
@@ -80,7 +89,7 @@ layer! {
         /// Their content: `value`, the mirrored inside, the edge, or the other end.
         mode: PadMode = MODE, or PadMode::Constant => "constant";
         /// The number of `mode: constant`.
-        value: f64 = NUMBER, or 0.0;
+        value: f64 = VALUE, or 0.0;
     }
 }
 

@@ -7,7 +7,8 @@ use crate::{DType, Dim, OutOfRange, TensorType};
 layer! {
     /// Attention without projections, PyTorch's `scaled_dot_product_attention`. Inputs: query, key
     /// and value `[.., heads, seq, size]`; a fourth input is a mask that broadcasts to
-    /// `[.., heads, queries, keys]`. Of bool, true takes part; numbers are added to the scores.
+    /// `[.., heads, queries, keys]`. Of bool, true takes part; numbers are added to the scores. A
+    /// single head of key and value serves all heads of the query.
     ScaledDotProductAttention {
         /// Probability that an attention weight is set to zero while training.
         dropout_p: f64 = PROBABILITY, or 0.0;
@@ -53,12 +54,13 @@ fn sources(inputs: &[TensorType]) -> Result<([Heads<'_>; 3], &[TensorType]), Str
 impl ScaledDotProductAttention {
     fn expect_heads(&self, queries: &Dim, keys: &Dim) -> Result<(), String> {
         let shared = || queries.as_fixed()?.checked_rem(keys.as_fixed()?);
-        if queries == keys || (self.enable_gqa && shared() == Some(0)) {
+        let is_one = *keys == Dim::Fixed(1);
+        if queries == keys || is_one || (self.enable_gqa && shared() == Some(0)) {
             return Ok(());
         }
         let with = match self.enable_gqa {
             true => "a multiple of the key's",
-            false => "as many as the key (`enable_gqa` lets several share one)",
+            false => "as many as the key, or one of the key (`enable_gqa` lets several share one)",
         };
         Err(format!("expected heads of the query, {with}, found {queries} and {keys}"))
     }

@@ -80,6 +80,12 @@ fn images_change_their_size() {
     );
     assert_eq!(output("[batch, seq, 4]", "Pad: {pad: [1, 2, 3, -1]}"), "[batch, seq + 2, 7]");
     assert_eq!(output("[batch, 3]", "Pad: {pad: [-3, 6]}"), "[batch, 6]");
+    for value in ["-.inf", "-inf", ".inf", "inf"] {
+        assert_eq!(
+            output("[batch, 3]", &format!("Pad: {{pad: [1, 0], value: {value}}}")),
+            "[batch, 4]"
+        );
+    }
     for (input, layer, expected) in [
         ("[batch, 3]", "Pad: {pad: [-4, 6]}", "fewer elements than [-4, 6] removes"),
         (
@@ -210,6 +216,8 @@ fn attention_without_projections() {
     assert_eq!(output(grouped, "enable_gqa: true", "k, k"), "[batch, 4, seq, 8]");
     let error =
         |inputs: &str, arguments: &str, others: &str| refused(&sdpa(inputs, arguments, others));
+    let shared = "q: [batch, 4, seq, 8], k: [batch, 1, mem, 8]";
+    assert_eq!(output(shared, "", "k, k"), "[batch, 4, seq, 8]");
     assert!(error(grouped, "", "k, k").contains("(`enable_gqa` lets several share one)"));
     assert!(error(inputs, "", "v, v").contains("a query and a key of one size"));
     assert!(error(inputs, "", "k, q").contains("for the same heads and positions"));

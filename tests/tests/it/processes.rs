@@ -380,7 +380,7 @@ async fn a_log_shows_members_commands_transfers_and_recovery_but_no_secret() {
         ("step", &["step{step=1}", "step done loss="]),
         ("checkpoint", &["checkpoint begins step=20"]),
         ("failure", &["recovery::policy: failure", "remedy=Rebuild"]),
-        ("recovery", &["recovery::policy: recovery report=ResumeReport"]),
+        ("recovery", &["recovery{after=", "attempts=1}", "recovery report=ResumeReport"]),
     ] {
         let found = |line: &&String| parts.iter().all(|part| line.contains(part));
         let example = ended.errors.iter().find(found);

@@ -12,6 +12,7 @@ use crate::compute::task_location::TaskLocation;
 use crate::engine::{CustomLayers, Engine, HealthCheck, Mode, Pass};
 use pipeline::ids::StageId;
 use pipeline::message::{self, Failure};
+use pipeline::optimizer::OptimizerSpec;
 use pipeline::task::{EarlyOutput, LayerProbe, Outcome, Task, TaskError};
 use pipeline::watch::FiniteCheck;
 use pipeline::LoadContent;
@@ -224,14 +225,11 @@ impl StageCompute {
         emit: EmitPayload<'_>,
     ) -> Result<Outcome<TaskTensor>, Failure> {
         if needs_parameters(&task) {
-            let mut stages = self.stages.values_mut();
-            stages.try_for_each(Engine::draw_parameters).map_err(engine_failure)?;
+            self.draw_parameters()?;
         }
         match task {
             Task::Build { stages, settings } => self.build(stages, &settings)?,
-            Task::SetOptimizer(spec) => {
-                self.stages.values_mut().for_each(|engine| engine.set_optimizer(spec));
-            }
+            Task::SetOptimizer(spec) => self.set_optimizer(spec),
             Task::Files { files } => self.set_files(files)?,
             Task::Forward {
                 stage,
@@ -299,6 +297,14 @@ impl StageCompute {
             },
         }
         Ok(Outcome::Done)
+    }
+
+    fn draw_parameters(&mut self) -> Result<(), Failure> {
+        self.stages.values_mut().try_for_each(Engine::draw_parameters).map_err(engine_failure)
+    }
+
+    fn set_optimizer(&mut self, spec: OptimizerSpec) {
+        self.stages.values_mut().for_each(|engine| engine.set_optimizer(spec));
     }
 
     fn measure(&self, probes: &[LayerProbe]) -> Result<Outcome<TaskTensor>, Failure> {

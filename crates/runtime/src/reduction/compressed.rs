@@ -3,7 +3,9 @@
 //! Sums are computed block by block: the old residual plus all terms, whose rounding error is the
 //! new residual. Only one block at a time is decoded.
 
-use crate::reduction::compression::{block_bytes, encode_block, encoded_meta, EncodedSlice, BLOCK};
+use crate::reduction::compression::{
+    block_bytes, encode_block, encoded_meta, put_floats, EncodedSlice, BLOCK,
+};
 use crate::reduction::residuals::Residual;
 use layerspec::DType;
 use link::memory::pool::BufferPool;
@@ -65,9 +67,7 @@ pub(crate) fn reduce_in_order(
             let numbers = &mut numbers[..bytes.len() / size_of::<f32>()];
             numbers.fill(0.0);
             terms.iter().for_each(|term| term.add(number, numbers));
-            for (bytes, number) in bytes.chunks_exact_mut(size_of::<f32>()).zip(numbers) {
-                bytes.copy_from_slice(&number.to_le_bytes());
-            }
+            put_floats(bytes, numbers);
         }
         Ok(Payload { meta, bytes: buffer.freeze() })
     });

@@ -108,13 +108,13 @@ impl<'a> EncodedSlice<'a> {
         let bytes = self.bytes.chunks(self.form.block()).nth(block).unwrap_or_default();
         match self.form {
             Encoding::F32 => {
-                for (sum, float) in sum.iter_mut().zip(bytes.chunks_exact(FLOAT)) {
-                    *sum += f32::from_le_bytes([float[0], float[1], float[2], float[3]]);
+                for (sum, float) in sum.iter_mut().zip(bytes.as_chunks::<FLOAT>().0) {
+                    *sum += f32::from_le_bytes(*float);
                 }
             }
             Encoding::Bf16 => {
-                for (sum, half) in sum.iter_mut().zip(bytes.chunks_exact(2)) {
-                    *sum += f32::from_bits(u32::from(u16::from_le_bytes([half[0], half[1]])) << 16);
+                for (sum, half) in sum.iter_mut().zip(bytes.as_chunks().0) {
+                    *sum += f32::from_bits(u32::from(u16::from_le_bytes(*half)) << 16);
                 }
             }
             Encoding::Int8 => {
@@ -175,13 +175,13 @@ pub(crate) fn block_bytes(compress: Compress) -> usize {
 }
 
 fn encode_bf16(numbers: &mut [f32], bytes: &mut [u8]) {
-    for (number, half) in numbers.iter_mut().zip(bytes.chunks_exact_mut(2)) {
+    for (number, half) in numbers.iter_mut().zip(bytes.as_chunks_mut().0) {
         let bits = number.to_bits();
         let is_nan = bits & 0x7fff_ffff > NOT_FINITE;
         let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
         // A truncated NaN could become an infinity.
         let high = if is_nan { (bits >> 16) | 0x40 } else { nearest };
-        half.copy_from_slice(&(high as u16).to_le_bytes());
+        *half = (high as u16).to_le_bytes();
         let lost = *number - f32::from_bits(high << 16);
         *number = if lost.is_finite() { lost } else { 0.0 };
     }
@@ -311,12 +311,17 @@ pub fn decompress(payload: &Payload) -> Result<Payload, String> {
         // In int4 the places of numbers depend on their count.
         let numbers = &mut numbers[..block.len() / FLOAT];
         coded.add(number, numbers);
-        for (bytes, number) in block.chunks_exact_mut(FLOAT).zip(numbers) {
-            bytes.copy_from_slice(&number.to_le_bytes());
-        }
+        put_floats(block, numbers);
     }
     let meta = TensorMeta { dtype: DType::Float32, shape: vec![coded.len() as u64] };
     Ok(Payload { meta, bytes: bytes.into() })
+}
+
+/// Writes numbers as little-endian bytes.
+pub(crate) fn put_floats(bytes: &mut [u8], numbers: &[f32]) {
+    for (bytes, number) in bytes.as_chunks_mut::<FLOAT>().0.iter_mut().zip(numbers) {
+        *bytes = number.to_le_bytes();
+    }
 }
 
 #[cfg(test)]

@@ -169,25 +169,22 @@ impl SumTree {
 /// loops.
 fn put_sum(sum: &mut [u8], left: &[u8], right: &[u8]) {
     for ((sum, left), right) in floats_mut(sum).zip(floats(left)).zip(floats(right)) {
-        sum.copy_from_slice(&(left + right).to_le_bytes());
+        *sum = (left + right).to_le_bytes();
     }
 }
 
 fn add(sum: &mut [u8], term: &[u8]) {
     for (sum, term) in floats_mut(sum).zip(floats(term)) {
-        let so_far = f32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]]);
-        sum.copy_from_slice(&(so_far + term).to_le_bytes());
+        *sum = (f32::from_le_bytes(*sum) + term).to_le_bytes();
     }
 }
 
 fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
-    bytes
-        .chunks_exact(FLOAT)
-        .map(|float| f32::from_le_bytes([float[0], float[1], float[2], float[3]]))
+    bytes.as_chunks().0.iter().map(|float| f32::from_le_bytes(*float))
 }
 
-fn floats_mut(bytes: &mut [u8]) -> impl Iterator<Item = &mut [u8]> {
-    bytes.chunks_exact_mut(FLOAT)
+fn floats_mut(bytes: &mut [u8]) -> impl Iterator<Item = &mut [u8; FLOAT]> {
+    bytes.as_chunks_mut().0.iter_mut()
 }
 
 fn wrong(problem: impl std::fmt::Display) -> Failure {
