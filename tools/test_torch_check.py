@@ -12,7 +12,7 @@ except ImportError:
 
 @unittest.skipUnless(torch, "needs torch")
 class Check(unittest.TestCase):
-    def figures(self, gradients, found=None, buffers=None, rounding=0.0):
+    def figures(self, gradients, found=None, buffers=None, change=0.0):
         """The errors of the state that has these gradients, beside a state that has those found, by
         kind."""
         from torch_import import check
@@ -21,9 +21,11 @@ class Check(unittest.TestCase):
             left = {name: 0.5 - check.RATE * check.LAST * of[name] for name in gradients}
             return {**left, "running": torch.tensor([(buffers or [1.0])[-1]])}
 
-        expected = check.Expected({}, [], gradients, state(gradients), lambda: rounding)
+        expected = check.Expected({}, [], gradients, state(gradients))
         expected.state["running"] = torch.tensor([(buffers or [1.0])[0]])
-        figures = check.state_figures(2, expected, state({**gradients, **(found or {})}))
+        changes = {"gradient": dict.fromkeys(gradients, change), "buffer": {"running": 0.0}}
+        found = state({**gradients, **(found or {})})
+        figures = check.state_figures(2, expected, found, lambda: changes)
         return {figure.kind: (figure.error, figure.right) for figure in figures}
 
     def test_equal_state_has_no_error(self):
@@ -50,19 +52,23 @@ class Check(unittest.TestCase):
         self.assertNotEqual(found["gradient"][0], found["gradient"][0])
 
     def test_an_error_that_rounding_explains_is_none(self):
-        given, found = {"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.0, 2.2])}
-        self.assertTrue(self.figures(given, found, rounding=0.2)["gradient"][1])
-        self.assertFalse(self.figures(given, found, rounding=0.05)["gradient"][1])
+        given, found = {"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.0, 2.1])}
+        self.assertTrue(self.figures(given, found, change=0.09)["gradient"][1])
+        self.assertFalse(self.figures(given, found, change=0.03)["gradient"][1])
+        self.assertEqual(self.figures(given, found, change=0.3)["gradient"], (None, True))
 
-    def test_a_gradient_of_which_nothing_is_found_is_an_error(self):
-        from torch_import import check, problem
+    def test_rounding_of_gradients_is_none_of_buffers(self):
+        given, found = {"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.0, 2.1])}
+        figures = self.figures(given, found, buffers=[1.0, 1.01], change=0.09)
+        self.assertEqual((figures["gradient"][1], figures["buffer"][1]), (True, False))
 
-        one = torch.tensor([1.0])
-        expected = check.Expected({}, [], {"a": one, "tied": one}, {"a": one}, lambda: 0.0)
-        self.assertEqual(len(list(check.state_figures(1, expected, {"a": one}))), 1)
-        lost = expected._replace(gradients={"a": one, "b": torch.tensor([2.0])})
-        with self.assertRaisesRegex(problem.Unknown, "no layer has the trained b"):
-            list(check.state_figures(1, lost, {"a": one}))
+    def test_a_gradient_that_no_layer_has_is_named(self):
+        from torch_import import check
+
+        one, other = torch.tensor([1.0]), torch.tensor([2.0])
+        gradients = {"a": one, "tied": one, "b": other, "unused": torch.zeros(1)}
+        self.assertEqual(check.without_layer(gradients, ["a", "b", "mean"]), [])
+        self.assertEqual(check.without_layer(gradients, ["tied"]), ["b"])
 
     def test_last_bits_matter_to_a_unit_at_its_edge_alone(self):
         from types import SimpleNamespace
@@ -78,14 +84,28 @@ class Check(unittest.TestCase):
             training = SimpleNamespace(argument_names=lambda: ["input"])
             traced = SimpleNamespace(module=module, training=training)
             before = check.copied(module)
-            with check.as_before(module):
-                _, gradients = check.train(traced, samples, targets)
-                state = check.copied(module)
-            expected = check.Expected({}, [], gradients, state, None)
-            found = check.rounding(traced, samples, targets, expected)
+
+            def repeat(change=lambda module: None):
+                with check.as_before(module):
+                    change(module)
+                    _, repeat.gradients = check.train(traced, samples, targets)
+                    return check.copied(module)
+
+            state = repeat()
+            expected = check.Expected({}, [], repeat.gradients, state)
+            changes = check.last_bits(expected, repeat)
+            self.assertEqual(changes["buffer"], {})
+            found = max(changes["gradient"].values())
             self.assertTrue(least <= found <= most, (bias, found))
             for name, tensor in module.state_dict().items():
                 self.assertTrue(torch.equal(tensor, before[name]))
+
+    def test_what_does_not_repeat_is_not_compared(self):
+        from torch_import import check, problem
+
+        expected = check.Expected({}, [], {}, {"a": torch.tensor([1.0])})
+        with self.assertRaisesRegex(problem.Unknown, "the same gradients again"):
+            check.last_bits(expected, lambda: {"a": torch.tensor([2.0])})
 
     def test_buffers_are_compared_by_themselves(self):
         found = self.figures({"a": torch.tensor([3.0])}, buffers=[1.0, 1.1])

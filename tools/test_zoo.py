@@ -187,7 +187,7 @@ class Zoo(unittest.TestCase):
             Fake(2, "loss", 2e-8),
             Fake(2, "gradient", float("nan")),
             Fake(2, "gradient", 1.0, limit=0.5),
-            Fake(1, "gradient", 1.0, limit=0.3),
+            Fake(1, "gradient", None, limit=0.3),
             Fake(2, "output", None),
             Fake(2, "cut", None, "stages.1"),
         ):
@@ -265,6 +265,12 @@ class Page(unittest.TestCase):
     def test_a_model_of_which_something_is_not_compared_is_not_right(self):
         for missing in ("output", "loss", "gradient"):
             self.assertEqual(zoo_page.state(row(self.cases[0], **{missing: None})), "wrong")
+        chaotic = row(self.cases[0], gradient=None, rounding=0.3)
+        self.assertEqual(zoo_page.state(chaotic), "right")
+        self.assertEqual(zoo_page.state({**chaotic, "buffer": 0.2}), "wrong")
+        older = row(self.cases[0])
+        del older["rounding"]
+        self.assertEqual(zoo_page.state(older), "right")
         no_parameters = row(self.cases[0], gradient=None, parameters=0)
         self.assertEqual(zoo_page.state(no_parameters), "right")
 

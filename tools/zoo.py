@@ -11,8 +11,8 @@ writes docs/reference/zoo.md.
 
 Each model is a process of its own with limits of time and memory. Its result is a line of
 bench/results/zoo.jsonl, so a run that was stopped goes on where it stopped. A result counts as long
-as the model is made in the same way, by the same versions, and is read by the same importer. Models
-without any result come first.
+as the model is made in the same way, by the same versions, read by the same importer and compared
+by the same check. Models without any result come first.
 
 Needs a Python with torch, torchvision, timm and transformers: `make zoo` makes one."""
 
@@ -40,8 +40,7 @@ import zoo_page
 
 RESULTS = setup_libtorch.CHECKOUT / "bench" / "results" / "zoo.jsonl"
 IMPORTER = Path(__file__).resolve().parent / "torch_import"
-# To raise if a change of torch_import/check.py may make a right result wrong: then no older result
-# counts.
+# To raise if a change of torch_import/check.py may change a result: then no older one counts.
 CHECK = 2
 GIGABYTE = 1 << 30
 # What an error is, by its words, if it names no function.
@@ -179,13 +178,13 @@ class Row:
         """Keeps the worst of each kind, and the cut."""
         if figure.kind == "cut" and figure.workers in self.found["workers"]:
             self.set(cut=figure.name)
+        if figure.limit > zoo_page.LIMIT:
+            self.set(rounding=worse(self.found["rounding"], figure.limit))
         if figure.error is None:
             return
         if figure.workers not in self.found["workers"]:
             self.found["workers"].append(figure.workers)
         self.set(**{figure.kind: worse(self.found[figure.kind], figure.error)})
-        if figure.limit > zoo_page.LIMIT:
-            self.set(rounding=worse(self.found["rounding"], figure.limit))
 
     def fail(self, error):
         error = one_line(error)

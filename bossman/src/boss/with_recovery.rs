@@ -159,7 +159,7 @@ impl BossMan {
             self.trainer.disconnect();
             let done = Completed::Updates(self.trainer.position.counters.updates);
             self.trainer.events.report(&Event::workers_lost(done, &error));
-            let span = recovery.session_span();
+            let span = recovery.session_span(self.trainer.position.counters.updates);
             match self.build_and_replay(recovery, context).instrument(span).await {
                 Ok(()) => return Ok(()),
                 Err(next) => error = next,

@@ -213,11 +213,13 @@ impl Recovery {
         self.policy.attempts()
     }
 
-    /// The span of the log in which a session starts: the first one, or that of a recovery.
-    pub(crate) fn session_span(&self) -> Span {
-        match self.is_recovering() {
-            true => info_span!("recovery", after = self.furthest(), attempts = self.attempts()),
-            false => info_span!("start"),
+    /// The span of the log in which a session starts, after this step or update: the first one,
+    /// one with more workers, or one that recovers.
+    pub(crate) fn session_span(&self, after: u64) -> Span {
+        match (self.is_recovering(), self.attempts()) {
+            (false, _) => info_span!("start", after),
+            (true, 0) => info_span!("growth", after),
+            (true, attempts) => info_span!("recovery", after, attempts),
         }
     }
 

@@ -134,7 +134,7 @@ impl Attempts {
         prepared: &Prepared<'_>,
         on_step: &mut impl FnMut(&StepReport),
     ) -> Result<AttemptEnd, BossManError> {
-        let span = self.recovery.session_span();
+        let span = self.recovery.session_span(self.furthest_step());
         let Some(mut attempt) = self.start_unless_stopped(prepared).instrument(span).await? else {
             let done = self.furthest_step();
             let outcome = self.interrupted(prepared, done, None).await;

@@ -169,6 +169,7 @@ struct Trial<'a> {
 }
 
 impl Trial<'_> {
+    /// The best of a few cuts.
     fn candidate(&self) -> Result<Candidate, PlanError> {
         let Trial { fleet, space, .. } = self;
         let memory = CutMemory {

@@ -21,6 +21,13 @@ pub(super) const OPTIONAL_SIZE: Reader<Option<u64>> =
         _ => (SIZE.read)(node).map(Some),
     });
 
+/// A number, which may be infinite.
+pub(super) const NUMBER_OR_INFINITY: Reader<f64> =
+    Reader::new("a number, `.inf` or `-.inf`", |node| match node.kind {
+        Kind::Float(value) if value.is_infinite() => Some(value),
+        _ => (NUMBER.read)(node),
+    });
+
 /// A number, or none.
 pub(super) const OPTIONAL_NUMBER: Reader<Option<f64>> =
     Reader::new("a number, or null", |node| match node.kind {

@@ -1,20 +1,14 @@
-use super::arguments::expect_floating;
+use super::arguments::{expect_floating, NUMBER_OR_INFINITY};
 use super::join::broadcast;
 use super::{layer, Arity, Rules};
-use crate::yaml::{Kind, Reader, NUMBER};
 use crate::{DType, Dim, OutOfRange, TensorType};
-
-const VALUE: Reader<f64> = Reader::new("a number, `.inf` or `-.inf`", |node| match node.kind {
-    Kind::Float(value) if value.is_infinite() => Some(value),
-    _ => (NUMBER.read)(node),
-});
 
 layer! {
     /// Replaces elements by a number if the second input, a mask of `bool`, is true; sizes of 1
     /// broadcast.
     MaskedFill {
         /// The number.
-        value: f64 = VALUE;
+        value: f64 = NUMBER_OR_INFINITY;
     }
 }
 

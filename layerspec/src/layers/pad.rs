@@ -1,7 +1,7 @@
-use super::arguments::{bad, expect_floating};
+use super::arguments::{bad, expect_floating, NUMBER_OR_INFINITY};
 use super::{layer, BadArgument, Rules};
 use crate::spec::MAX_RANK;
-use crate::yaml::{Kind, Reader, INTEGER, NUMBER};
+use crate::yaml::{Kind, Reader, INTEGER};
 use crate::{Dim, OutOfRange, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -71,15 +71,6 @@ const PAD: Reader<Vec<i64>> = Reader::new(
     },
 );
 
-const VALUE: Reader<f64> =
-    Reader::new("a number, `.inf` or `-.inf`", |node| match (&node.kind, node.as_text()) {
-        (Kind::Float(value), _) if value.is_infinite() => Some(*value),
-        // As Python and Rust write them.
-        (_, Some("inf")) => Some(f64::INFINITY),
-        (_, Some("-inf")) => Some(f64::NEG_INFINITY),
-        _ => (NUMBER.read)(node),
-    });
-
 layer! {
     /// Adds elements at the ends of dimensions, like `torch.nn.functional.pad`.
     Pad {
@@ -89,7 +80,7 @@ layer! {
         /// Their content: `value`, the mirrored inside, the edge, or the other end.
         mode: PadMode = MODE, or PadMode::Constant => "constant";
         /// The number of `mode: constant`.
-        value: f64 = VALUE, or 0.0;
+        value: f64 = NUMBER_OR_INFINITY, or 0.0;
     }
 }
 
@@ -128,7 +119,8 @@ impl Rules for Pad {
                 self.mode.name()
             ));
         }
-        if matches!(self.mode, PadMode::Reflect | PadMode::Replicate) {
+        let is_of_floats = matches!(self.mode, PadMode::Reflect | PadMode::Replicate);
+        if is_of_floats || self.value.is_infinite() {
             expect_floating(input)?;
         }
         for (size, ends) in dims.iter_mut().rev().zip(self.pad.chunks_exact(2)) {

@@ -16,7 +16,7 @@ layer! {
         is_causal: bool = FLAG, or false;
         /// The factor of the scores; `null` is one by the root of the size of a query.
         scale: Option<f64> = OPTIONAL_NUMBER, or None => "null";
-        /// Whether a head of key and value may serve several heads of the query.
+        /// Whether several heads of key and value may each serve several heads of the query.
         enable_gqa: bool = FLAG, or false;
     }
     unsupported { attn_mask: "name the mask as the fourth input in `in_variables: [..]`"; }
@@ -59,10 +59,10 @@ impl ScaledDotProductAttention {
             return Ok(());
         }
         let with = match self.enable_gqa {
-            true => "a multiple of the key's",
-            false => "as many as the key, or one of the key (`enable_gqa` lets several share one)",
+            true => "in a multiple of the key's number",
+            false => "as many as of the key, or a key of one head (see `enable_gqa`)",
         };
-        Err(format!("expected heads of the query, {with}, found {queries} and {keys}"))
+        Err(format!("expected heads of the query {with}, found {queries} and {keys}"))
     }
 
     fn expect_mask(

@@ -2,7 +2,7 @@
 
 use crate::parameters::params;
 use crate::support::{model, refused};
-use layerspec::{Bindings, Dim, LayerGraph, Shape};
+use layerspec::{Bindings, Dim, LayerGraph, LayerKind, Shape};
 
 /// The output type of a model of one layer, as text.
 fn output(input: &str, layer: &str) -> String {
@@ -80,11 +80,10 @@ fn images_change_their_size() {
     );
     assert_eq!(output("[batch, seq, 4]", "Pad: {pad: [1, 2, 3, -1]}"), "[batch, seq + 2, 7]");
     assert_eq!(output("[batch, 3]", "Pad: {pad: [-3, 6]}"), "[batch, 6]");
-    for value in ["-.inf", "-inf", ".inf", "inf"] {
-        assert_eq!(
-            output("[batch, 3]", &format!("Pad: {{pad: [1, 0], value: {value}}}")),
-            "[batch, 4]"
-        );
+    for (text, expected) in [("-.inf", f64::NEG_INFINITY), (".inf", f64::INFINITY)] {
+        let graph = one("[batch, 3]", &format!("Pad: {{pad: [1, 0], value: {text}}}"));
+        let LayerKind::Pad(pad) = &graph.layers()[0].kind else { panic!("no Pad") };
+        assert_eq!(pad.value, expected);
     }
     for (input, layer, expected) in [
         ("[batch, 3]", "Pad: {pad: [-4, 6]}", "fewer elements than [-4, 6] removes"),
@@ -93,6 +92,12 @@ fn images_change_their_size() {
             "Pad: {pad: [1, 1], mode: reflect}",
             "expected a floating-point input",
         ),
+        (
+            "{shape: [batch, 4, 8], dtype: int64}",
+            "Pad: {pad: [1, 1], value: .inf}",
+            "expected a floating-point input",
+        ),
+        ("[batch, 3]", "Pad: {pad: [1, 1], value: .nan}", "a number, `.inf` or `-.inf`"),
         (
             "[batch, 1, 8, 8]",
             "MaxPool2d: {kernel_size: 2, stride: 1, padding: 2, dilation: 3}",
@@ -218,7 +223,7 @@ fn attention_without_projections() {
         |inputs: &str, arguments: &str, others: &str| refused(&sdpa(inputs, arguments, others));
     let shared = "q: [batch, 4, seq, 8], k: [batch, 1, mem, 8]";
     assert_eq!(output(shared, "", "k, k"), "[batch, 4, seq, 8]");
-    assert!(error(grouped, "", "k, k").contains("(`enable_gqa` lets several share one)"));
+    assert!(error(grouped, "", "k, k").contains("or a key of one head (see `enable_gqa`)"));
     assert!(error(inputs, "", "v, v").contains("a query and a key of one size"));
     assert!(error(inputs, "", "k, q").contains("for the same heads and positions"));
     assert!(error(inputs, "", "k, v, n").contains("expected a mask that broadcasts to"));

@@ -46,15 +46,17 @@ async fn run_encoder(machine: &Machine, command: &[&str]) -> String {
 async fn a_run_that_is_out_of_memory_goes_on_with_recomputed_activations() {
     let checkpoint = "checkpoint: {dir: c, every: 1}";
     // Without checkpoints, the run begins again, and with them it would resume.
-    for (command, ways) in [("train", &["", checkpoint][..]), ("serve", &[checkpoint])] {
+    for (command, ways) in
+        [(&["train"][..], &["", checkpoint][..]), (&["serve", "--port", "0"], &[checkpoint])]
+    {
         let Some(ample) = Machine::new(&[]) else { return };
         write_encoder(&ample, 4, ALL_AT_ONCE);
-        let said = run_encoder(&ample, &[command]).await;
+        let said = run_encoder(&ample, command).await;
         assert!(!said.contains("out of memory"), "{said}");
         for more in ways {
             let Some(machine) = Machine::new(&[("FAKECUDA_MEMORY", "25165824")]) else { return };
             write_encoder(&machine, 4, &format!("{ALL_AT_ONCE}\n{more}"));
-            let said = run_encoder(&machine, &[command]).await;
+            let said = run_encoder(&machine, command).await;
             let warnings: Vec<_> =
                 said.lines().filter(|line| line.contains("out of memory after 0 steps")).collect();
             assert_eq!(warnings.len(), 1, "{said}");
@@ -62,7 +64,7 @@ async fn a_run_that_is_out_of_memory_goes_on_with_recomputed_activations() {
             assert!(warning.contains("worker 0, stage 0"), "{warning}");
             assert!(warning.contains("the run goes on with `recompute: full`"), "{warning}");
             assert!(!said.contains("workers were lost"), "{said}");
-            assert!(machine.weights() == ample.weights(), "{command}: other weights");
+            assert!(machine.weights() == ample.weights(), "{command:?}: other weights");
         }
     }
 }

@@ -5,8 +5,9 @@ use crate::recovery::{assert_same, said, Outputs, Run, PATIENCE};
 use tests::programs::{Ended, Process};
 use tokio::sync::OnceCell;
 
-/// A worker that waits asks each second, which is a sixth of the time of these steps.
-const STEPS: u64 = 600;
+/// A worker that waits asks each second, which is a quarter of the time of these steps on an idle
+/// machine, and less on a busy one.
+const STEPS: u64 = 400;
 
 const CHECKPOINTS: &str = "checkpoint: {dir: c, every: 10, keep: 2}";
 

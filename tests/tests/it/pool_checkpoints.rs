@@ -32,7 +32,7 @@ fn outputs(place: &TestFolder) -> (Vec<String>, Vec<u8>) {
 
 async fn quiet_outputs() -> (Vec<String>, Vec<u8>) {
     let quiet = TestFolder::new();
-    let boss = serve(&quiet, "", &["--local", "1", "--threads", "1"]);
+    let boss = serve(&quiet, "", &["--local", "1", "--threads", "1", "--port", "0"]);
     boss.end_within(LIMIT).await.expect_success();
     outputs(&quiet)
 }

@@ -63,7 +63,11 @@ pub(super) fn check_output(
     infinities: InputInfinities,
 ) -> Result<(), EngineError> {
     let present = infinities == InputInfinities::Present;
-    let has_infinities = matches!(layer.kind, LayerKind::MaskedFill(_) | LayerKind::Constant(_));
+    let has_infinities = match &layer.kind {
+        LayerKind::MaskedFill(_) | LayerKind::Constant(_) => true,
+        LayerKind::Pad(pad) => pad.value.is_infinite(),
+        _ => false,
+    };
     let on_purpose = present || has_infinities;
     let what = match finiteness(layer, output)? {
         Finiteness::Nan if present => "its output has NaN; its input has infinities",

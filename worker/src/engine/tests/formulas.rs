@@ -245,6 +245,16 @@ fn batch_norm_2d() {
     });
 }
 
+/// No maximum is one of its elements.
+#[test]
+fn a_pool_sees_nothing_of_an_infinite_padding() {
+    let yaml = "model: m\ninputs: {x0: [batch, 2, 5, 5]}\nlayers:\n  - Pad: {pad: [1, 1, 1, 1], \
+                value: -.inf}\n  - MaxPool2d: {kernel_size: 3, stride: 2}\n";
+    compare(&graph(yaml), vec![normal("x0", &[3, 2, 5, 5])], &[], |given| {
+        image(patches(given.x(), 3, 2, 1, 1, f64::NEG_INFINITY).amax(2, false), 3)
+    });
+}
+
 #[test]
 fn pools() {
     let max = |windows: Tensor| windows.amax(2, false);
