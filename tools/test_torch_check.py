@@ -12,25 +12,29 @@ except ImportError:
 
 @unittest.skipUnless(torch, "needs torch")
 class Check(unittest.TestCase):
-    def figures(self, gradients, found=None, buffers=None, change=0.0):
-        """The errors of the state that has these gradients, beside a state that has those found, by
-        kind."""
+    def figures(self, gradients, found=None, buffers=None, change=0.0, loss=2.0):
+        """The errors by kind of the training that has these gradients, buffers before and after,
+        and a last loss of 2, beside one that has those found."""
         from torch_import import check
 
         def state(of):
             left = {name: 0.5 - check.RATE * check.LAST * of[name] for name in gradients}
             return {**left, "running": torch.tensor([(buffers or [1.0])[-1]])}
 
-        expected = check.Expected({}, [], gradients, state(gradients))
+        expected = check.Expected({}, [4.0, 2.0], gradients, state(gradients))
         expected.state["running"] = torch.tensor([(buffers or [1.0])[0]])
-        changes = {"gradient": dict.fromkeys(gradients, change), "buffer": {"running": 0.0}}
-        found = state({**gradients, **(found or {})})
-        figures = check.state_figures(2, expected, found, lambda: changes)
+        changes = {
+            "loss": {"step 1": 0.0, "step 2": change},
+            "gradient": dict.fromkeys(gradients, change),
+            "buffer": {"running": 0.0},
+        }
+        found = check.Found([4.0, loss], state({**gradients, **(found or {})}))
+        figures = check.training_figures(2, expected, found, lambda: changes)
         return {figure.kind: (figure.error, figure.right) for figure in figures}
 
     def test_equal_state_has_no_error(self):
         found = self.figures({"a": torch.tensor([3.0, -2.0])})
-        self.assertEqual(found, {"gradient": (0.0, True), "buffer": (0.0, True)})
+        self.assertEqual(found, dict.fromkeys(("loss", "gradient", "buffer"), (0.0, True)))
 
     def test_a_wrong_gradient_is_noticed_however_large_the_parameter_is(self):
         given = torch.tensor([1e-5, -2e-5])
@@ -62,6 +66,12 @@ class Check(unittest.TestCase):
         figures = self.figures(given, found, buffers=[1.0, 1.01], change=0.09)
         self.assertEqual((figures["gradient"][1], figures["buffer"][1]), (True, False))
 
+    def test_rounding_explains_losses_too(self):
+        given = {"a": torch.tensor([3.0])}
+        self.assertEqual(self.figures(given, loss=2.002)["loss"][1], False)
+        self.assertEqual(self.figures(given, loss=2.002, change=0.01)["loss"][1], True)
+        self.assertEqual(self.figures(given, loss=float("nan"), change=0.01)["loss"][1], False)
+
     def test_a_gradient_that_no_layer_has_is_named(self):
         from torch_import import check
 
@@ -88,11 +98,11 @@ class Check(unittest.TestCase):
             def repeat(change=lambda module: None):
                 with check.as_before(module):
                     change(module)
-                    _, repeat.gradients = check.train(traced, samples, targets)
-                    return check.copied(module)
+                    losses, repeat.gradients = check.train(traced, samples, targets)
+                    return check.Found(losses, check.copied(module))
 
-            state = repeat()
-            expected = check.Expected({}, [], repeat.gradients, state)
+            losses, state = repeat()
+            expected = check.Expected({}, losses, repeat.gradients, state)
             changes = check.last_bits(expected, repeat)
             self.assertEqual(changes["buffer"], {})
             found = max(changes["gradient"].values())
@@ -105,7 +115,7 @@ class Check(unittest.TestCase):
 
         expected = check.Expected({}, [], {}, {"a": torch.tensor([1.0])})
         with self.assertRaisesRegex(problem.Unknown, "the same gradients again"):
-            check.last_bits(expected, lambda: {"a": torch.tensor([2.0])})
+            check.last_bits(expected, lambda: check.Found([], {"a": torch.tensor([2.0])}))
 
     def test_buffers_are_compared_by_themselves(self):
         found = self.figures({"a": torch.tensor([3.0])}, buffers=[1.0, 1.1])

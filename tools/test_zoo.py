@@ -33,7 +33,7 @@ def row(case, **found):
         "loss": 2e-8,
         "gradient": 3e-6,
         "buffer": None,
-        "rounding": None,
+        "rounding": {},
         "workers": [1, 2],
         "cut": "stages.1",
         "checked": True,
@@ -197,7 +197,7 @@ class Zoo(unittest.TestCase):
             (found["loss"], found["gradient"], found["output"], found["workers"]),
             (3e-8, "nan", None, [1, 2]),
         )
-        self.assertEqual((found["cut"], found["rounding"]), ("stages.1", 0.5))
+        self.assertEqual((found["cut"], found["rounding"]), ("stages.1", {"gradient": 0.5}))
         kept.figure(Fake(3, "cut", None, "no comparison"))
         self.assertEqual(kept.found["cut"], "stages.1")
         found.update(imported=True, checked=True)
@@ -227,7 +227,7 @@ class Page(unittest.TestCase):
         rows = [
             row(self.cases[0]),
             row(self.cases[1], gradient=2e-4),
-            row(self.cases[4], gradient=2e-4, rounding=3e-4),
+            row(self.cases[4], gradient=2e-4, rounding={"gradient": 3e-4}),
             row(self.cases[2], checked=False, error="took | long", **{"class": "time"}),
             row(
                 self.cases[3],
@@ -256,6 +256,7 @@ class Page(unittest.TestCase):
             f"| `{names[0]}` | `{self.cases[0].made_with()}` | 1.23 M | 10 | 1 | 0 | 2e-08 |"
             " 3e-06 |  |  | `stages.1` | 12 | right |",
             " 2e-04 |  | 3e-04 | `stages.1` | 12 | right |",
+            "For 1 of the models that were run the limit is rounding.",
         ):
             self.assertIn(line + "\n", text)
         self.assertNotIn(names[5], text)
@@ -265,12 +266,14 @@ class Page(unittest.TestCase):
     def test_a_model_of_which_something_is_not_compared_is_not_right(self):
         for missing in ("output", "loss", "gradient"):
             self.assertEqual(zoo_page.state(row(self.cases[0], **{missing: None})), "wrong")
-        chaotic = row(self.cases[0], gradient=None, rounding=0.3)
+        chaotic = row(self.cases[0], gradient=None, rounding={"gradient": 0.3})
         self.assertEqual(zoo_page.state(chaotic), "right")
-        self.assertEqual(zoo_page.state({**chaotic, "buffer": 0.2}), "wrong")
-        older = row(self.cases[0])
-        del older["rounding"]
-        self.assertEqual(zoo_page.state(older), "right")
+        self.assertIn("and of 1 of these it is above 0.1", zoo_page.roundings([chaotic]))
+        self.assertEqual(zoo_page.state({**chaotic, "buffer": 2e-4}), "wrong")
+        sharp = row(self.cases[0], loss=2e-3, rounding={"gradient": 0.05})
+        self.assertEqual(zoo_page.state(sharp), "wrong")
+        sharp["rounding"]["loss"] = 0.01
+        self.assertEqual(zoo_page.state(sharp), "right")
         no_parameters = row(self.cases[0], gradient=None, parameters=0)
         self.assertEqual(zoo_page.state(no_parameters), "right")
 

@@ -161,7 +161,7 @@ class Row:
             "layers": None,
             "aten": None,
             **dict.fromkeys(zoo_page.KINDS),
-            "rounding": None,
+            "rounding": {},
             "workers": [],
             "cut": None,
             "checked": False,
@@ -179,7 +179,9 @@ class Row:
         if figure.kind == "cut" and figure.workers in self.found["workers"]:
             self.set(cut=figure.name)
         if figure.limit > zoo_page.LIMIT:
-            self.set(rounding=worse(self.found["rounding"], figure.limit))
+            rounding = self.found["rounding"]
+            worst = worse(rounding.get(figure.kind), figure.limit)
+            self.set(rounding={**rounding, figure.kind: worst})
         if figure.error is None:
             return
         if figure.workers not in self.found["workers"]:

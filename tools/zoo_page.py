@@ -7,7 +7,7 @@ import zoo_models
 
 PAGE = setup_libtorch.CHECKOUT / "docs" / "reference" / "zoo.md"
 LIMIT = 1e-4
-# Rounding above which gradients or buffers are not compared, as in torch_import/check.py.
+# Rounding above which a kind is not compared, as in torch_import/check.py.
 CHAOS = 0.1
 KINDS = ("output", "loss", "gradient", "buffer")
 HEAD = """# Models beside PyTorch
@@ -24,11 +24,11 @@ as a share of the loss or of the tensor's largest element. A tensor whose gradie
 than a hundredth of the model's largest is compared as if one were that large. For
 training, what is random, such as dropout, is off on both sides.
 
-If gradients or buffers differ by more than 1e-4, PyTorch trains again three times, each time from
-parameters that are moved up or down by their last bit at random. The most that this changes its own
-gradients, or buffers, is called *rounding*, and is then the limit. It is large where a unit turns
-on or off, or where a batch norm divides by next to nothing. Above 0.1 a comparison would mean
-nothing, so they are not compared.
+If losses, gradients or buffers differ by more than 1e-4, PyTorch trains again three times, each
+time from parameters that are moved up or down by their last bit at random. The most that this
+changes its own losses, gradients, or buffers, is called *rounding*, and is then the limit. It is
+large where a unit turns on or off, or where a batch norm divides by next to nothing. Above 0.1 a
+comparison would mean nothing, so they are not compared.
 
 Images are small and some of the largest models have fewer layers, to end in time: the table says
 how each model was made. A model counts as refused, too, if importing it takes more time or memory
@@ -49,12 +49,12 @@ def state(row):
 
 
 def within(row, kind):
-    """Whether all of a kind are right. Some models have no parameters or no buffers."""
-    rounding = float(row.get("rounding") or 0)
-    has_gradients = row["parameters"] and rounding <= CHAOS
-    may_lack = kind == "buffer" or (kind == "gradient" and not has_gradients)
-    limit = LIMIT if kind in ("output", "loss") else min(max(LIMIT, rounding), CHAOS)
-    return may_lack if row[kind] is None else float(row[kind]) <= limit
+    """Whether all of a kind are right."""
+    rounding = float(row["rounding"].get(kind, LIMIT))
+    if row[kind] is not None:
+        return float(row[kind]) <= min(rounding, CHAOS)
+    # Some models have no parameters or no buffers.
+    return rounding > CHAOS or kind == "buffer" or (kind == "gradient" and not row["parameters"])
 
 
 def figure(error):
@@ -125,7 +125,21 @@ def summary(found):
         right = sum(state(row) == "right" for row in ran)
         share = f"{100 * right / len(ran):.0f} %" if ran else ""
         lines.append(f"| {title} | {len(of_one)} | {len(ran)} | {imported} | {right} | {share} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + roundings([row for _, row in found if row is not None])
+
+
+def roundings(rows):
+    """Says of how many models rounding is a limit."""
+    limited = sum(bool(row["rounding"]) for row in rows)
+    chaotic = sum(rounding_of(row) > CHAOS for row in rows)
+    said = f"For {limited} of the models that were run the limit is rounding"
+    said += f", and of {chaotic} of these it is above 0.1." if chaotic else "."
+    return f"\n{said}\n" if limited else ""
+
+
+def rounding_of(row):
+    """The largest rounding."""
+    return max(map(float, row["rounding"].values()), default=0.0)
 
 
 def failures(found, wanted, title, why):
@@ -162,7 +176,8 @@ def everything(found):
         size = f"{row['parameters'] / 1e6:.2f} M" if row["parameters"] else ""
         cut = f"`{row['cut']}`" if row["cut"] else ""
         counts = ["" if row[name] is None else str(row[name]) for name in ("layers", "aten")]
-        errors = [figure(row.get(kind)) for kind in (*KINDS, "rounding")]
+        errors = [figure(row[kind]) for kind in KINDS]
+        errors.append(figure(rounding_of(row) or None))
         result = state(row) + (f": {cell(row['class'])}" if row.get("class") else "")
         cells = [f"`{case.name}`", f"`{cell(shortened(row['made_with']))}`", size, *counts]
         cells += [*errors, cut, str(round(row["seconds"])), result]

@@ -136,6 +136,6 @@ pub struct Warning {
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: warning: {}", self.file, self.location, self.message)
+        write!(f, "{}:{}: {}", self.file, self.location, self.message)
     }
 }

@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import tensor_file
 import torch
@@ -76,15 +76,10 @@ def check(traced, programs):
             for name, output in expected.outputs.items():
                 error = difference(output, as_tensor(found[name]))
                 yield Figure(workers, "output", f"output {name}", error)
-            found = trained(traced, folder, programs, workers)
+            found, first_layer = trained(traced, folder, programs, workers)
             if workers > 1:
-                yield Figure(workers, "cut", found.cut, None)
-            for step, (loss, seen) in enumerate(zip(expected.losses, found.losses), 1):
-                error = abs(loss - seen) / abs(loss)
-                yield Figure(workers, "loss", f"loss of step {step}", error)
-            paths = traced.tensors(traced.quiet)
-            state = {path: as_tensor(found.state[name]) for name, path in paths.items()}
-            yield from state_figures(workers, expected, state, rounding)
+                yield Figure(workers, "cut", first_layer, None)
+            yield from training_figures(workers, expected, found, rounding)
         forgotten = without_layer(expected.gradients, traced.tensors(traced.quiet).values())
         if forgotten:
             raise Unknown(f"--check: no layer has the trained {', '.join(forgotten)}")
@@ -96,10 +91,10 @@ def without_layer(gradients, paths):
     return [path for path, one in gradients.items() if id(one) not in known and one.any()]
 
 
-def state_figures(workers, expected, found, rounding):
-    """Compares the gradients of the last step, and all buffers after it. If an error is too large,
-    `rounding` tells what last bits change."""
-    for kind, errors in state_errors(expected, found).items():
+def training_figures(workers, expected, found, rounding):
+    """Compares the losses, the gradients of the last step, and all buffers after it. If an error is
+    too large, `rounding` tells what last bits change."""
+    for kind, errors in training_errors(expected, found).items():
         if not errors:
             continue
         worst, limit = worst_of(errors), LIMIT
@@ -107,7 +102,7 @@ def state_figures(workers, expected, found, rounding):
         if errors[worst] > LIMIT:
             changes = rounding()[kind]
             limit = max(LIMIT, *(changes[path] for path in errors))
-        said = f"{len(errors)} {kind}s of step {STEPS}"
+        said = f"{STEPS} losses" if kind == "loss" else f"{len(errors)} {kind}s of step {STEPS}"
         if limit <= CHAOS:
             yield Figure(workers, kind, f"{said}, worst {worst}", errors[worst], limit)
         else:
@@ -120,16 +115,19 @@ def worst_of(errors):
     return max(errors, key=lambda path: (errors[path] != errors[path], errors[path]))
 
 
-def state_errors(expected, found):
-    """The errors of the last step's gradients, and of all buffers after it, by kind and path."""
+def training_errors(expected, found):
+    """The errors by kind: of the losses by step, and of the last step's gradients and all buffers
+    after it by path."""
     largest = max([float(one.abs().max()) for one in expected.gradients.values()], default=0.0)
     # A gradient of 0 has an error, too: sums of other terms end in other last bits.
     magnitude = {
         path: RATE * LAST * max(float(one.abs().max()), FLOOR * largest)
         for path, one in expected.gradients.items()
     }
-    errors = {"gradient": {}, "buffer": {}}
-    for path, tensor in found.items():
+    errors = {"loss": {}, "gradient": {}, "buffer": {}}
+    for step, (loss, seen) in enumerate(zip(expected.losses, found.losses), 1):
+        errors["loss"][f"step {step}"] = abs(loss - seen) / abs(loss)
+    for path, tensor in found.state.items():
         kind = "gradient" if path in magnitude else "buffer"
         errors[kind][path] = difference(expected.state[path], tensor, magnitude.get(path))
     return errors
@@ -170,17 +168,15 @@ class Expected(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What BossMan computes: the first layer of the second worker, the losses, and the tensors of
-    the model file after training."""
+    """What another training computes: the losses, and the `state_dict` after the last step."""
 
-    cut: Optional[str]
     losses: list
     state: dict
 
 
 def reference(traced, folder):
     """What PyTorch computes, after writing all that BossMan needs to repeat it, and a function that
-    trains the module again and returns its state. It may change the module first."""
+    trains the module again. It may change the module first."""
     module = traced.module
     if traced.translation.outputs[0].fake.dtype != torch.float32:
         raise Unknown("--check: the first output is no float32, so there is no loss of it")
@@ -203,8 +199,8 @@ def reference(traced, folder):
     def repeat(change=lambda module: None):
         with as_before(module):
             change(module)
-            train(traced, samples, targets)
-            return copied(module)
+            losses, _ = train(traced, samples, targets)
+            return Found(losses, copied(module))
 
     return expected, repeat
 
@@ -228,15 +224,15 @@ def as_before(module):
 
 
 def last_bits(expected, repeat):
-    """By kind and path, the most that PyTorch's own gradients and buffers change if each parameter
-    moves by its last bit: much where a unit turns on or off, or where a batch norm divides by next
-    to nothing."""
-    changes = state_errors(expected, repeat())
+    """The most that PyTorch's own losses, gradients and buffers change if each parameter moves by
+    its last bit, as [`training_errors`]: much where a unit turns on or off, or where a batch norm
+    divides by next to nothing."""
+    changes = training_errors(expected, repeat())
     if any(error for of_one in changes.values() for error in of_one.values()):
         raise Unknown("--check: PyTorch itself does not compute the same gradients again")
     for draw in range(DRAWS):
         generator = torch.Generator().manual_seed(draw)
-        errors = state_errors(expected, repeat(lambda module: move(module, generator)))
+        errors = training_errors(expected, repeat(lambda module: move(module, generator)))
         for kind, of_one in errors.items():
             for path, error in of_one.items():
                 # `max` takes the first one if the other is no number.
@@ -409,7 +405,7 @@ def predicted(traced, folder, programs, workers):
 
 
 def trained(traced, folder, programs, workers):
-    """What BossMan computes in training."""
+    """What BossMan computes in training, and the first layer of the second worker."""
     metrics, saved, final = (
         folder / name for name in ("metrics.jsonl", "saved.safetensors", "final.safetensors")
     )
@@ -436,7 +432,9 @@ def trained(traced, folder, programs, workers):
     losses = [json.loads(one)["loss"] for one in metrics.read_text().splitlines()]
     if len(losses) != STEPS:
         raise Unknown(f"--check: expected {STEPS} losses, bossman wrote {len(losses)}")
-    return Found(cut(folder), losses, tensor_file.read_bytes(final))
+    tensors, paths = tensor_file.read_bytes(final), traced.tensors(traced.quiet)
+    state = {path: as_tensor(tensors[name]) for name, path in paths.items()}
+    return Found(losses, state), cut(folder)
 
 
 def cut(folder):

@@ -304,9 +304,10 @@ impl Builder {
     /// # Errors
     /// As for [`Builder::build`].
     pub(crate) fn plan(&self, workers: usize) -> Result<Plan, BossManError> {
-        if let Some(max_norm) = self.settings.max_norm.filter(|norm| norm.is_nan() || *norm < 0.0) {
+        if let Some(max_norm) = self.settings.max_norm.filter(|norm| norm.is_nan() || *norm <= 0.0)
+        {
             return Err(BossManError::Usage(format!(
-                "clip_grad_norm({max_norm}): expected a number of at least 0"
+                "clip_grad_norm({max_norm}): expected a number above 0"
             )));
         }
         conflicts::check(&self.settings.facts())?;

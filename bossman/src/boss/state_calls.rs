@@ -38,7 +38,7 @@ impl BossMan {
     /// whole under its name or not at all.
     ///
     /// # Errors
-    /// A worker failed, or the file cannot be written.
+    /// A worker failed, the file cannot be written, or a tensor has NaN.
     pub async fn save_state_dict(&mut self, path: impl AsRef<Path>) -> Result<(), BossManError> {
         weight_transfer::save(&mut self.trainer, path.as_ref()).await
     }

@@ -52,6 +52,11 @@ impl Draft {
         Draft { hasher: None, ..Draft::new(path, true, header, bytes) }
     }
 
+    /// Makes an error about it.
+    pub(super) fn error(&self, problem: &str) -> BossManError {
+        BossManError::file(&self.path, problem)
+    }
+
     /// Writes bytes behind the header, at this place of the file. No byte is written twice.
     ///
     /// # Errors

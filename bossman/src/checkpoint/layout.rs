@@ -177,6 +177,12 @@ pub(super) fn wrong(name: &str, problem: &str) -> BossManError {
     BossManError::StateDict(vec![format!("`{}`: {problem}", shown(name))])
 }
 
+/// The problem of a state or weights with NaN: nobody can train or predict with it.
+pub(super) fn nan_problem(name: &str) -> String {
+    let remedy = "lower the learning rate or set `clip_grad_norm`";
+    format!("is not written, because `{}` has NaN; {remedy}", shown(name))
+}
+
 fn before_dot(name: &str) -> &str {
     name.rsplit_once('.').map_or(name, |(before, _)| before)
 }

@@ -7,7 +7,7 @@
 //!   |     +-> manifest, verified_steps, read_error
 //!   |     +-> stored_state (whole, in files) -> state_fit
 //!   +-> writer -> layout -> arrivals (which tensors belong where, and what has come)
-//!         +-> draft (a file that is not complete), store
+//!         +-> draft (a file that is not complete), background_thread, store
 //! weights_file (weights alone) -> arrivals, draft
 //! ```
 //!
@@ -20,6 +20,7 @@
 //! numbers come from the seed and the numbers of steps, so the random state is these numbers.
 
 mod arrivals;
+mod background_thread;
 mod draft;
 mod folder;
 mod layout;

@@ -2,7 +2,8 @@
 
 use super::arrivals::Arrivals;
 use super::draft::Draft;
-use super::layout::wrong;
+use super::layout::{nan_problem, wrong};
+use crate::data::tensor_payload::has_nan;
 use crate::weights::safetensors_files::{header, Header};
 use crate::{BossManError, StateDict};
 use link::Payload;
@@ -50,11 +51,14 @@ impl WeightsFile {
     /// Adds a tensor or a slice, under a name of [`StateName`].
     ///
     /// # Errors
-    /// It is none of the file or came before, or the file cannot be written.
+    /// It is none of the file or came before, it has NaN, or the file cannot be written.
     pub(crate) fn add(&mut self, name: &str, payload: &Payload) -> Result<(), BossManError> {
         let StateName { optimizer, name: of, start } = StateName::parse(name);
         let place = self.tensors.get_mut(of).filter(|_| !optimizer);
         let place = place.ok_or_else(|| wrong(name, "was not asked for"))?;
+        if has_nan(payload) {
+            return Err(self.draft.error(&nan_problem(of)));
+        }
         let at = place.arrivals.accept(start, payload);
         match at.map_err(|problem| wrong(name, &problem))? {
             Some(at) => self.draft.write(place.start + at, &payload.bytes),
@@ -127,6 +131,25 @@ mod tests {
         file.finish().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), expected);
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1, "no draft is left");
+    }
+
+    #[test]
+    fn weights_with_nan_leave_the_older_file() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("w.safetensors");
+        std::fs::write(&path, "older").unwrap();
+        let mut state = state();
+        let _ = state.0.get_mut("b.weight").unwrap().get(3).fill_(f64::NAN);
+        let mut file = begin(&path, &state);
+        let added =
+            parts(&state).iter().map(|(name, part)| file.add(name, part)).find(Result::is_err);
+        let error = added.unwrap().unwrap_err().to_string();
+        assert!(
+            error.contains("w.safetensors: is not written, because `b.weight` has NaN; lower"),
+            "{error}"
+        );
+        drop(file);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "older");
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! Writes a checkpoint while its tensors arrive.
 
+use super::background_thread::BackgroundThread;
 use super::draft::{Complete, Draft};
 use super::folder::Folder;
-use super::layout::{plan, state_name, wrong, FileLayout, Key, TensorLayout};
+use super::layout::{nan_problem, plan, state_name, wrong, FileLayout, Key, TensorLayout};
 use super::manifest::{folder_of_step, FileEntry, Manifest, RunRecord};
 use super::store::{with, Checkpoints, MANIFEST};
 use super::training_state::{Sizes, TrainingState};
-use crate::data::tensor_payload::to_payload;
+use crate::data::tensor_payload::{has_nan, to_payload};
 use crate::session::position::Counters;
 use crate::BossManError;
-use bytes::Bytes;
 use link::Payload;
 use pipeline::{StateName, TensorMeta};
 use std::collections::BTreeMap;
@@ -32,6 +32,8 @@ pub(crate) struct CheckpointWriter {
     files: Vec<Output>,
     /// The file of each tensor, and its place among the file's tensors.
     places: BTreeMap<Key, (usize, usize)>,
+    /// Hashes and writes. A step goes before it.
+    thread: BackgroundThread,
     /// Whether every write so far has ended, and well.
     is_intact: bool,
 }
@@ -103,7 +105,19 @@ impl Checkpoints {
             files.push(Output::of(layout, &name, &self.folder));
         }
         let checkpoints = self.clone();
-        Ok(CheckpointWriter { checkpoints, name, counters, run, files, places, is_intact: true })
+        let thread = BackgroundThread::start("checkpoint");
+        let thread =
+            thread.map_err(|e| self.folder.file_error(&name, format!("no thread: {e}")))?;
+        Ok(CheckpointWriter {
+            checkpoints,
+            name,
+            counters,
+            run,
+            files,
+            places,
+            thread,
+            is_intact: true,
+        })
     }
 }
 
@@ -170,10 +184,12 @@ impl CheckpointWriter {
         let at = file.accept(place, start, payload).map_err(|problem| wrong(name, &problem))?;
         let folder = &self.checkpoints.folder;
         if let Some(at) = at {
-            file.write(folder, at, payload.bytes.clone()).await?;
+            if !file.write(&self.thread, folder, at, payload.clone()).await? {
+                return Err(folder.file_error(&self.name, nan_problem(of)));
+            }
         }
         match file.missing {
-            0 => file.complete(folder).await,
+            0 => file.complete(&self.thread, folder).await,
             _ => Ok(()),
         }
     }
@@ -192,7 +208,7 @@ impl CheckpointWriter {
         let mut entries = Vec::with_capacity(self.files.len());
         for file in &mut self.files {
             // Nothing comes for a file whose tensors are all empty.
-            file.complete(folder).await?;
+            file.complete(&self.thread, folder).await?;
             entries.extend(file.entry.take());
         }
         let manifest = Manifest::new(self.counters, self.run.clone(), entries)
@@ -246,20 +262,34 @@ impl Output {
         Ok(at.map(|at| tensor.start + at))
     }
 
-    async fn write(&mut self, folder: &Folder, at: u64, bytes: Bytes) -> Result<(), BossManError> {
+    /// Writes bytes of a tensor, unless they have NaN. Returns whether it wrote them.
+    async fn write(
+        &mut self,
+        thread: &BackgroundThread,
+        folder: &Folder,
+        at: u64,
+        payload: Payload,
+    ) -> Result<bool, BossManError> {
         let Some(mut draft) = self.draft.take() else {
             return Err(folder.file_error(&self.place, "was complete before"));
         };
-        let write = move || draft.write(at, &bytes).map(|()| draft);
-        let written = tokio::task::spawn_blocking(write).await;
-        self.draft = Some(written.map_err(|e| folder.file_error(&self.place, e))??);
-        Ok(())
+        let write = move || match has_nan(&payload) {
+            false => draft.write(at, &payload.bytes).map(|()| Some(draft)),
+            true => Ok(None),
+        };
+        let written = thread.run(write).await;
+        self.draft = written.map_err(|e| folder.file_error(&self.place, e))??;
+        Ok(self.draft.is_some())
     }
 
     /// Gives the file its final name, or sends it to the object store, unless that is done.
-    async fn complete(&mut self, folder: &Folder) -> Result<(), BossManError> {
+    async fn complete(
+        &mut self,
+        thread: &BackgroundThread,
+        folder: &Folder,
+    ) -> Result<(), BossManError> {
         let Some(draft) = self.draft.take() else { return Ok(()) };
-        let complete = tokio::task::spawn_blocking(move || draft.complete()).await;
+        let complete = thread.run(move || draft.complete()).await;
         let Complete { sha256, unsent } =
             complete.map_err(|e| folder.file_error(&self.place, e))??;
         if let Some(all) = unsent {

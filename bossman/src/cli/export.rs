@@ -1,7 +1,7 @@
 //! `bossman export`: weights for other programs, without workers.
 
 use super::run_argument::{self, Reads, TrainedRun, Trust};
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
 use bossman::output;
 use bossman::receipt::{Receipt, RECEIPT};
 use bossman::run_file::{RunFile, Weights};
@@ -90,7 +90,10 @@ impl Export {
             None if !is_file => first_run(last.clone(), &self.run.trust).unwrap_or(last),
             _ => last,
         };
-        let format = self.format.unwrap_or_else(|| usual_format(&begun, is_file));
+        let format = match self.format {
+            Some(format) => format,
+            None => usual_format(&begun, is_file)?,
+        };
         if format == Format::Safetensors && self.max_shard_size.is_none() {
             StateDict::can_save(&self.to)?;
         }
@@ -130,11 +133,24 @@ impl Export {
     }
 }
 
-fn usual_format(begun: &RunFile, is_file: bool) -> Format {
+/// # Errors
+/// What the run began with is gone, so the format is not known.
+fn usual_format(begun: &RunFile, is_file: bool) -> Result<Format> {
     match &begun.weights {
-        Some(weights) if !is_file && is_huggingface(&weights.path) => Format::HuggingFace,
-        _ => Format::Safetensors,
+        _ if is_file => Ok(Format::Safetensors),
+        Some(weights) if is_huggingface(&weights.path) => Ok(Format::HuggingFace),
+        Some(Weights { path, .. }) if !is_file_name(path) && !path.exists() => bail!(
+            "{}: the run began with these weights, and they are gone, so it cannot go back to a \
+             folder of Hugging Face; for the weights alone, take --format safetensors",
+            path.display()
+        ),
+        _ => Ok(Format::Safetensors),
     }
+}
+
+/// Whether a path is that of a file of weights, or of an index of several.
+fn is_file_name(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "safetensors" || ending == "json")
 }
 
 /// A run file, and the folder in which it lies if it is a run's.

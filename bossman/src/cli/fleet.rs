@@ -209,8 +209,8 @@ async fn follow(
     let limit = limit(grace, code);
     let within = limit.map_or(String::new(), |limit| format!(" within {} s", limit.as_secs_f64()));
     output::warn(&format!(
-        "stopping: this step is completed and what it made is saved{within}; press Ctrl-C again to \
-         end at once"
+        "stopping: a step under way is completed and saved{within}; press Ctrl-C again to end at \
+         once"
     ));
     let late = async {
         match limit {

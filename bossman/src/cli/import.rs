@@ -1,5 +1,6 @@
 //! `bossman import`: a folder of Hugging Face's transformers as a model file and a run file.
 
+use super::shell_word::shell_word;
 use anyhow::Result;
 use bossman::output;
 use bossman::{import, Head, ImportOptions};
@@ -55,7 +56,7 @@ impl Import {
             "{}: {} parameters",
             imported.architecture, imported.parameters
         ))?;
-        let run = imported.run.display();
+        let run = shell_word(&imported.run.to_string_lossy());
         output::print_line(&match has_data {
             true => format!("bossman train {run} --local 2"),
             false => format!("bossman check {run} --local 2"),

@@ -114,7 +114,7 @@ impl Check {
             }
         }
         for warning in graph.warnings() {
-            output::warn(&format!("warning: {}: {warning}", path.display()));
+            output::warn(&format!("warning: {warning}"));
         }
         Ok(())
     }

@@ -18,6 +18,7 @@ mod run_argument;
 mod run_folders;
 mod runs;
 mod self_check;
+mod shell_word;
 mod status;
 mod text;
 mod verify;

@@ -116,10 +116,19 @@ impl TrainedRun {
         if takes_last {
             found.best = None;
         }
-        found.note_on_best().iter().for_each(|note| output::warn(note));
+        let note = found.note_on_best();
         let Some(taken) = found.best.or(found.last) else {
             anyhow::bail!("{}: the run has no weights yet", folder.display());
         };
+        if taken.is_replaced {
+            let target = taken.path.canonicalize().unwrap_or(taken.path);
+            anyhow::bail!(
+                "{}: was written again after this run had saved its weights there, maybe by \
+                 another run with the same --save; to take it as it is, name it with --weights",
+                target.display()
+            );
+        }
+        note.iter().for_each(|note| output::warn(note));
         file.weights = Some(Weights::of(taken.path));
         Ok((file, None))
     }

@@ -30,7 +30,8 @@ pub(crate) struct Generate {
     #[arg(long, value_name = "N", default_value_t = 200)]
     max_new_tokens: u64,
     /// The divisor of the logits. 0 takes the likeliest token each time.
-    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = not_negative)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = not_negative,
+        allow_negative_numbers = true)]
     temperature: f64,
     /// Draw from this number of likeliest tokens.
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]

@@ -125,6 +125,9 @@ pub enum Event {
         path: PathBuf,
         /// Whether they are those with the best validation so far.
         best: bool,
+        /// The time of the file's last change, in seconds since 1970, UTC, if the system tells it.
+        #[serde(default)]
+        modified: Option<f64>,
     },
     /// The model was validated after an epoch.
     Validated {

@@ -103,7 +103,12 @@ pub(crate) fn run(ticket: Ticket) -> Vec<Event> {
         started(0, None, 0),
         step(1, 0.5),
         step(2, 0.25),
-        Event::WeightsSaved { step: 2, path: "w.safetensors".into(), best: false },
+        Event::WeightsSaved {
+            step: 2,
+            path: "w.safetensors".into(),
+            best: false,
+            modified: Some(1.5),
+        },
         Event::Inputs(Inputs { initial_weights: Some("00ff".into()), ..Inputs::default() }),
         Event::Digest { step: 2, digest: "0123abcd".into() },
         validated(2, 1, 0.125, true),

@@ -3,7 +3,7 @@
 use super::{Change, End, Hashed, History, Inputs, MetricsRead, Session};
 use crate::data::atomic_file;
 use crate::run_file::{RunFile, TABLE};
-use crate::runs::{EventReader, BEST_WEIGHTS, LAST_WEIGHTS};
+use crate::runs::{EventReader, TrainedWeights, BEST_WEIGHTS, LAST_WEIGHTS};
 use crate::{BossManError, Model};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -101,7 +101,14 @@ impl Receipt {
         for name in FILES {
             files.extend(Hashed::of_file(&folder.join(name))?.map(|hash| (name.to_string(), hash)));
         }
+        // A link may lead to weights of another run.
+        let saved = TrainedWeights::in_folder(folder);
+        let saved = [saved.last, saved.best].into_iter().flatten();
+        for replaced in saved.filter(|saved| saved.is_replaced) {
+            files.retain(|name, _| !replaced.path.ends_with(name));
+        }
         let weights = made_weights(&history, &files);
+        files.retain(|name, _| !WEIGHTS.contains(&name.as_str()) || weights.contains_key(name));
         let History { sessions, changes, digests, step, end, inputs, .. } = history;
         let steps: Vec<u64> = digests.keys().copied().collect();
         let metrics = MetricsRead::of(&folder.join(METRICS), &steps)?.unwrap_or_default();

@@ -181,6 +181,21 @@ fn last_line(path: &Path, bytes: u64) -> std::io::Result<Option<Vec<u8>>> {
     Ok(Some(lines[begin..].to_vec()))
 }
 
+/// Compares the last checkpoint with its hashes while the run waits for workers, so that they need
+/// not wait for that later.
+///
+/// # Errors
+/// A checkpoint that may be the last whole one still cannot be read after several attempts.
+pub(crate) async fn read_ahead(
+    checkpoints: Option<&Checkpoints>,
+    events: &Events,
+) -> Result<Option<ResumeState>, BossManError> {
+    match checkpoints {
+        Some(checkpoints) => last_checkpoint(checkpoints, events).await,
+        None => Ok(None),
+    }
+}
+
 /// The last whole checkpoint, if any.
 ///
 /// # Errors

@@ -38,9 +38,19 @@ pub(super) fn columns(data: &Mapping<'_>) -> Result<Option<ColumnsSpec>, Diagnos
         return Err(node.unexpected("`normalize` beside `columns`", "`auto`"));
     }
     let keys = node.mapping("`columns`", "key", &["inputs", "target", "id", "missing"])?;
+    let (inputs_node, target) = (keys.need("inputs")?, target(keys.need("target")?)?);
+    let inputs = inputs(inputs_node)?;
+    let lists: Vec<&[String]> = match &inputs {
+        InputColumns::Only(names) => vec![names],
+        InputColumns::Named(inputs) => inputs.iter().map(|(_, names)| names.as_slice()).collect(),
+    };
+    for names in lists {
+        check_once(names, &target.column)
+            .map_err(|problem| Diagnostic::new(inputs_node.location, problem))?;
+    }
     Ok(Some(ColumnsSpec {
-        inputs: inputs(keys.need("inputs")?)?,
-        target: target(keys.need("target")?)?,
+        inputs,
+        target,
         id: keys.optional("id", &TEXT)?,
         missing: keys.optional("missing", &MISSING)?.unwrap_or_default(),
         normalize,
@@ -62,6 +72,19 @@ fn inputs(node: &Node) -> Result<InputColumns, Diagnostic> {
     node.mapping("`inputs`", "input", &keys)?;
     let of = entries.iter().map(|entry| Ok((entry.key.text.clone(), names(&entry.value)?)));
     Ok(InputColumns::Named(of.collect::<Result<_, Diagnostic>>()?))
+}
+
+/// Checks the columns of an input.
+fn check_once(names: &[String], target: &str) -> Result<(), String> {
+    for (number, name) in names.iter().enumerate() {
+        if name == target {
+            return Err(format!("`inputs` has `{name}`, which is the target: leave it out"));
+        }
+        if names[..number].contains(name) {
+            return Err(format!("`inputs` has `{name}` twice"));
+        }
+    }
+    Ok(())
 }
 
 fn names(node: &Node) -> Result<Vec<String>, Diagnostic> {
@@ -130,4 +153,21 @@ pub(super) fn to_yaml(spec: &ColumnsSpec) -> Yaml {
     entries.extend(spec.id.as_ref().map(|id| ("id".into(), id.as_str().into())));
     entries.push(("missing".into(), missing.into()));
     Yaml::Map(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_is_no_input_and_no_column_comes_twice() {
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(check_once(&names(&["a", "b"]), "y"), Ok(()));
+        let leak = check_once(&names(&["a", "y"]), "y").unwrap_err();
+        assert_eq!(leak, "`inputs` has `y`, which is the target: leave it out");
+        assert_eq!(
+            check_once(&names(&["a", "b", "a"]), "y").unwrap_err(),
+            "`inputs` has `a` twice"
+        );
+    }
 }

@@ -41,7 +41,7 @@ pub use data::{Data, Validation};
 pub use file_reader::FileReader;
 use file_reader::FILE_READER;
 use layerspec::yaml::{
-    self, Mapping, Node, Reader, COUNT, FLAG, NON_NEGATIVE, PRECISION, RECOMPUTE, SIZE, TEXT,
+    self, Mapping, Node, Reader, COUNT, FLAG, POSITIVE, PRECISION, RECOMPUTE, SIZE, TEXT,
 };
 use layerspec::{Diagnostic, Precision, Recompute};
 pub(crate) use learned_table::TABLE;
@@ -258,6 +258,10 @@ const NAME: Reader<String> = Reader::new(RunName::EXPECTED, |node| {
     (TEXT.read)(node).filter(|name| RunName::parse(name).is_some())
 });
 
+/// The limit of a norm. Some programs write 0 for none.
+const NORM: Reader<f64> =
+    Reader::new("a number above 0 (for no limit, leave the key out)", POSITIVE.read);
+
 const DETERMINISM: Reader<Determinism> =
     Reader::keyword("`strict` or `fast`", &["strict", "fast"], |node| {
         let text = node.as_text()?;
@@ -284,7 +288,7 @@ fn parse(text: &str, folder: &Path) -> Result<RunFile, Diagnostic> {
         batch_size,
         microbatches: parallel::microbatches(&run, batch_size)?,
         accumulate: facts.accumulate,
-        clip_grad_norm: run.optional("clip_grad_norm", &NON_NEGATIVE)?,
+        clip_grad_norm: run.optional("clip_grad_norm", &NORM)?,
         lr_schedule: lr_schedule(&run)?,
         recompute: recompute(&run)?,
         precision: run.optional("precision", &PRECISION)?.unwrap_or_default(),

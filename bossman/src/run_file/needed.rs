@@ -5,6 +5,9 @@ use crate::data::{Source, Text, Tokenizer};
 use crate::BossManError;
 use std::path::Path;
 
+/// The length of sequences in an example, if the model takes that many tokens.
+const USUAL_LENGTH: u64 = 128;
+
 impl RunFile {
     /// The run's data.
     ///
@@ -44,6 +47,8 @@ impl RunFile {
     }
 
     fn lacks_data(&self) -> BossManError {
+        let longest = self.tokenizer.as_ref().map_or(u64::MAX, |text| text.sequence_length);
+        let length = longest.min(USUAL_LENGTH);
         let (tokenizer, eos) = match &self.tokenizer {
             Some(Text { tokenizer: Tokenizer::File(path), eos, .. }) => {
                 let eos = eos.first().map(|eos| format!(", eos: {eos:?}"));
@@ -54,7 +59,7 @@ impl RunFile {
         let problem = format!(
             "has no `data`, which this command needs. Add it, and the length of training, as:\n  \
              data: {{train: {{text: {{path: FILE, tokenizer: {tokenizer}, sequence_length: \
-             128{eos}}}}}}}\n  steps: 100"
+             {length}{eos}}}}}}}\n  steps: 100"
         );
         BossManError::file(self.loss_place.file(), problem)
     }
@@ -91,7 +96,11 @@ mod tests {
         for error in [run.data().unwrap_err(), run.length().unwrap_err()] {
             let error = error.to_string();
             assert!(error.contains("run.yaml: has no `data`") && error.contains("\n  steps: 100"));
+            assert!(error.contains("sequence_length: 128"), "{error}");
         }
+        let short = read(&format!("{RUN}tokenizer: {{path: t.json, sequence_length: 64}}\n"));
+        let error = short.data().unwrap_err().to_string();
+        assert!(error.contains("sequence_length: 64"), "{error}");
         let steps = read(&format!("{RUN}steps: 5\ntokenizer: bytes\n"));
         assert_eq!(steps.length().unwrap(), Length::Steps(5));
         assert_eq!(steps.text().unwrap().tokenizer, Tokenizer::Bytes);

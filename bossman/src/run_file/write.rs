@@ -119,8 +119,11 @@ impl RunFile {
     /// # Errors
     /// The working folder is gone.
     pub fn with_absolute_paths(mut self) -> Result<Self, BossManError> {
-        let absolute =
-            |path: &Path| std::path::absolute(path).map_err(|e| BossManError::io(path, &e));
+        let absolute = |path: &Path| {
+            // The folder of a bare name.
+            let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+            std::path::absolute(path).map_err(|e| BossManError::io(path, &e))
+        };
         let source = |source: &Source| {
             source.with_paths(&|path| {
                 std::path::absolute(path).map_err(|e| DataError::file(path, e.to_string()))

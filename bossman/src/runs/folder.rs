@@ -5,10 +5,11 @@ use super::live_boss::remove_port;
 use super::lock::{is_held, FolderLock};
 use super::name::RunName;
 use super::owner::check_may_write;
-use super::paths::{has_run, lead_to, mend_latest, replace_link, resolve_latest};
+use super::paths::{has_run, is_run_folder, lead_to, mend_latest, replace_link, resolve_latest};
 use crate::data::atomic_file::remove_drafts;
 use crate::data::bounded_file;
 use crate::BossManError;
+use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -189,6 +190,9 @@ fn move_file(from: &Path, to: &Path) -> std::io::Result<()> {
     match std::fs::rename(from, to) {
         Err(e) if e.kind() == ErrorKind::CrossesDevices => {
             std::fs::copy(from, to)?;
+            // Its time tells whether another run wrote it since.
+            let written = from.metadata()?.modified()?;
+            File::options().append(true).open(to)?.set_modified(written)?;
             std::fs::remove_file(from)
         }
         moved => moved,
@@ -210,10 +214,12 @@ fn numbers(runs: &Path, name: &RunName) -> Result<Vec<u64>, BossManError> {
     Ok(numbers)
 }
 
-/// The newest folder of a run that began under this name. `digits-2` may also be the first run of
-/// `digits-2.yaml`, and is that of `digits` only if it says so.
+/// The newest folder of a run that began under this name, or of one that never began if there is no
+/// other. `digits-2` may also be the first run of `digits-2.yaml`, and is that of `digits` only if
+/// it says so.
 fn newest_begun(runs: &Path, name: &RunName) -> Result<Option<PathBuf>, BossManError> {
     let expected = name.to_string();
+    let mut not_begun = None;
     for number in numbers(runs, name)?.into_iter().rev() {
         let path = runs.join(name.numbered(number).to_string());
         match bounded_file::read(&path.join(NAME), MAX_BYTES)? {
@@ -227,10 +233,11 @@ fn newest_begun(runs: &Path, name: &RunName) -> Result<Option<PathBuf>, BossManE
                 );
                 return Err(BossManError::file(&path, problem));
             }
-            _ => return Ok(Some(path)),
+            _ if is_run_folder(&path) => return Ok(Some(path)),
+            _ => not_begun = not_begun.or(Some(path)),
         }
     }
-    Ok(None)
+    Ok(not_begun)
 }
 
 #[cfg(test)]
@@ -314,6 +321,19 @@ mod tests {
         assert!(unknown.contains("digits-3 --resume`"), "{unknown}");
         std::fs::write(place.path().join("digits-3").join(NAME), "digits\n").unwrap();
         assert_eq!(newest("digits").unwrap().unwrap(), "digits-3");
+    }
+
+    #[test]
+    fn a_run_that_never_began_hides_none_that_did() {
+        let place = tempfile::tempdir().unwrap();
+        let runs = settings(place.path(), None);
+        let first = RunFolder::create(&runs).unwrap();
+        drop(RunFolder::create(&runs).unwrap());
+        let newest = || name_of(&RunFolder::newest(&runs).unwrap().unwrap()).to_string();
+        assert_eq!(newest(), "digits-2");
+        std::fs::write(first.file("run.yaml"), "").unwrap();
+        drop(first);
+        assert_eq!(newest(), "digits");
     }
 
     #[test]

@@ -41,4 +41,4 @@ pub use reader::{EventReader, LoggedEvent};
 pub use summary::{RunState, RunSummary};
 pub(crate) use text_log::TextLog;
 pub use trained_weights::{is_trained_weights, SavedWeights, TrainedWeights};
-pub(crate) use trained_weights::{BEST_WEIGHTS, LAST_WEIGHTS};
+pub(crate) use trained_weights::{modified, BEST_WEIGHTS, LAST_WEIGHTS};

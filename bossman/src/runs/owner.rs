@@ -2,6 +2,7 @@
 //! it that only its run file names.
 
 use super::files::{open, write};
+use super::paths::has_run;
 use crate::data::{DataError, Source, Tokenizer};
 use crate::run_file::{RunFile, Validation};
 use crate::BossManError;
@@ -133,13 +134,21 @@ impl Inside {
         if self.has(path) {
             return Ok(());
         }
-        let problem = format!(
-            "`{key}` is {}, which is not in this folder. Your bossman did not write this run file, \
-             so nothing else is read: name the folder of the data with --data-dir, or let it read \
-             what the run file names with --trust",
-            path.display()
-        );
-        Err(BossManError::file(&self.canonical.join(RUN), problem))
+        let run = self.canonical.join(RUN);
+        let (path, file) = (path.display(), run.display());
+        let problem = match has_run(&self.canonical) {
+            true => format!(
+                "`{key}` is {path}, which is not in this folder. Your bossman did not write this \
+                 run file, so nothing else is read: name the folder of the data with --data-dir, \
+                 or let it read what the run file names with --trust"
+            ),
+            false => format!(
+                "`{key}` is {path}, which is not in this folder. No run has begun here, so the \
+                 folder is read as one from somebody else; if the run file is yours, name the \
+                 file, {file}"
+            ),
+        };
+        Err(BossManError::file(&run, problem))
     }
 
     fn check_source(&self, source: &Source) -> Result<(), BossManError> {

@@ -1,6 +1,6 @@
 //! The attempts of a run: sessions one after the other, each from the state that the last one left.
 
-use crate::checkpoint::{DueTimer, RunRecord};
+use crate::checkpoint::{Checkpoints, DueTimer, RunRecord};
 use crate::events::{Completed, Event, Events, Remark};
 use crate::recovery::policy::{self, FailedSessionFacts, Recovery};
 use crate::recovery::rejoin;
@@ -11,7 +11,7 @@ use crate::train::epochs::best_path;
 use crate::train::growth_warnings::GrowthWarnings;
 use crate::train::memory_saving::{MeansLeft, MemorySaving};
 use crate::train::outcome::{Interruption, Outcome};
-use crate::train::prepared::{Prepared, Start};
+use crate::train::prepared::{Prepared, Start, NO_CHECKPOINT};
 use crate::train::settings::TrainOptions;
 use crate::workers::host::{Host, Workers};
 use crate::{BossMan, BossManError, RecoverySource, StepReport};
@@ -48,11 +48,6 @@ pub(super) enum AttemptEnd {
     Grows,
 }
 
-/// The warning about a run that a worker on another machine can end.
-const NO_CHECKPOINT: &str =
-    "a lost worker ends this run, because the run file has no `checkpoint`; for example \
-     `checkpoint: {every: {minutes: 10}}` lets it go on";
-
 /// The state of a run that outlives its attempts.
 pub(super) struct Attempts {
     record: RunRecord,
@@ -81,7 +76,7 @@ pub(super) struct Attempts {
     /// The time at which a step failed.
     failed_at: Option<Instant>,
     /// The workers' connections, until recovery decides how the run continues.
-    handle: Option<Handle>,
+    pub(super) handle: Option<Handle>,
     /// Whether this is a pool that changes its members without a new session.
     pool_is_open: bool,
     time: Duration,
@@ -182,7 +177,7 @@ impl Attempts {
             // All that is missing is this score. A pool would wait for all its workers.
             Err(error)
                 if error.cause() == Cause::Lost
-                    && (prepared.options.pool || !may_recover(prepared)) =>
+                    && (prepared.options.pool || !prepared.may_recover()) =>
             {
                 let advice = "`bossman eval` scores the saved weights";
                 let text = format!("the test was not completed: {error}; {advice}");
@@ -274,7 +269,10 @@ impl Attempts {
 
     /// Starts a session, in the state to resume from.
     async fn start<'a>(&mut self, prepared: &'a Prepared<'a>) -> Result<Attempt<'a>, BossManError> {
-        let workers = self.wait_for_workers(prepared).await?;
+        let (ahead, events) = (self.source_of_state(prepared), self.events().clone());
+        let read = resume::read_ahead(ahead, &events);
+        let (workers, read) = tokio::try_join!(self.wait_for_workers(prepared), read)?;
+        self.state = self.state.take().or(read);
         let loads =
             prepared.weights.is_some() || self.state.is_some() || self.recovery.is_recovering();
         let initialization = match loads {
@@ -285,7 +283,7 @@ impl Attempts {
         let mut boss = builder.initialization(initialization).build(workers)?;
         let handle = boss.trainer.handle.clone();
         self.growth.session_begins(handle.workers());
-        if may_grow(prepared) {
+        if prepared.may_grow() {
             handle.offer_places(prepared.workers.saturating_sub(self.workers));
         }
         self.handle = Some(handle);
@@ -294,7 +292,8 @@ impl Attempts {
         let most = u32::try_from(prepared.file.batch_size).unwrap_or(u32::MAX);
         self.record.microbatches = boss.trainer.strategy.microbatches.min(most);
         boss.distribute_model().await?;
-        self.find_state(prepared, &mut boss).await?;
+        let unread = prepared.checkpoints.as_ref().filter(|_| ahead.is_none()).map(|(all, _)| all);
+        self.find_state(prepared, &mut boss, unread).await?;
         let (record, observers) = (self.record.clone(), self.observers.clone());
         let due = self.due.clone();
         Attempt::start(prepared, boss, record, observers, self.state.take(), due).await
@@ -335,7 +334,7 @@ impl Attempts {
         prepared: &Prepared<'_>,
         step: u64,
     ) -> Option<usize> {
-        if !may_grow(prepared) {
+        if !prepared.may_grow() {
             return None;
         }
         let trainer = &attempt.boss.trainer;
@@ -458,7 +457,7 @@ impl Attempts {
         error: &BossManError,
         can_save_memory: bool,
     ) -> bool {
-        let may_resume = self.pool_is_open && may_recover(prepared);
+        let may_resume = self.pool_is_open && prepared.may_recover();
         match error.cause() {
             Cause::Lost | Cause::LocalWorkerEnded => !self.pool_is_open || may_resume,
             Cause::Unfit => may_resume,
@@ -497,11 +496,23 @@ impl Attempts {
         Ok(workers)
     }
 
-    /// Finds the state to resume from after a loss of workers or of the boss.
+    /// The checkpoints whose last one the next session is going to load, if that is known before it
+    /// begins.
+    fn source_of_state<'a>(&self, prepared: &'a Prepared<'_>) -> Option<&'a Checkpoints> {
+        let is_from_checkpoint = self.recovery.is_recovering()
+            && self.state.is_none()
+            && !self.growth.is_under_way()
+            && prepared.file.redundancy == RecoverySource::Checkpoint;
+        prepared.checkpoints.as_ref().filter(|_| is_from_checkpoint).map(|(all, _)| all)
+    }
+
+    /// Finds the state to resume from after a loss of workers or of the boss. `checkpoints` are
+    /// those that were not read ahead.
     async fn find_state(
         &mut self,
         prepared: &Prepared<'_>,
         boss: &mut BossMan,
+        checkpoints: Option<&Checkpoints>,
     ) -> Result<(), BossManError> {
         if !self.recovery.is_recovering() && self.state.is_none() {
             return Ok(());
@@ -514,7 +525,7 @@ impl Attempts {
         let search = resume::Search {
             run: &self.record,
             steps,
-            checkpoints: prepared.checkpoints.as_ref().map(|(checkpoints, _)| checkpoints),
+            checkpoints,
             metrics: prepared.options.metrics.as_deref(),
             events: &self.observers.events,
         };
@@ -554,17 +565,6 @@ impl Attempts {
         let error = error.map(ToString::to_string);
         self.observers.events.emit(&Event::Ended { steps, time: self.time, error })
     }
-}
-
-/// Whether late workers are taken in: a run that ends with a loss never has fewer, and a pool takes
-/// them in without a new session.
-fn may_grow(prepared: &Prepared<'_>) -> bool {
-    !prepared.options.pool && may_recover(prepared)
-}
-
-/// Whether the run goes on in a new session after a loss, a pool after that of its state.
-fn may_recover(prepared: &Prepared<'_>) -> bool {
-    prepared.file.redundancy != RecoverySource::None
 }
 
 /// The time that a session has to start once the user ends the run. Only a session can save the

@@ -4,6 +4,7 @@ use crate::data::{atomic_file, Dataset, Part};
 use crate::events::{Event, Events};
 use crate::inference::score::Score;
 use crate::run_file::RunFile;
+use crate::runs::modified;
 use crate::train::validation::validate;
 use crate::train::validation_result::ValidationResult;
 use crate::{BossMan, BossManError};
@@ -65,6 +66,7 @@ impl<'a> Epochs<'a> {
             None => None,
         };
         let best = looked.as_ref().is_some_and(|validation| match &self.best {
+            _ if validation.score.loss.is_nan() => false,
             // Also if the best score so far is not a number.
             Some((_, best)) => validation.score.loss < best.score.loss || best.score.loss.is_nan(),
             None => true,
@@ -72,7 +74,7 @@ impl<'a> Epochs<'a> {
         if let Some((path, mut saved)) = saved.filter(|_| best) {
             let path = best_path(path);
             match atomic_file::copy(&mut saved, &path) {
-                Ok(()) => events.report(&Event::WeightsSaved { step, path, best }),
+                Ok(()) => events.report(&saved_event(step, path, best)),
                 Err(error) if !is_last => {
                     let weights = format!("the weights of step {step}, the best so far,");
                     events.warn_at(step, format!("{weights} are not saved as such: {error}"));
@@ -106,9 +108,14 @@ impl<'a> Epochs<'a> {
         }
         let file = File::open(path).map_err(|e| BossManError::io(path, &e))?;
         self.saved = Some(step);
-        events.report(&Event::WeightsSaved { step, path: path.into(), best: false });
+        events.report(&saved_event(step, path.into(), false));
         Ok(Some((path, file)))
     }
+}
+
+fn saved_event(step: u64, path: PathBuf, best: bool) -> Event {
+    let modified = path.metadata().ok().as_ref().and_then(modified);
+    Event::WeightsSaved { step, path, best, modified }
 }
 
 /// Validates the model. If a worker leaves during validation, the remaining workers repeat it.

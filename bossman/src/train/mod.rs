@@ -1,7 +1,7 @@
 //! A training run: steps, epochs, validation, metrics and checkpoints.
 //!
 //! ```text
-//! run -> placed                     the run's folder
+//! run -> outputs, placed            what it writes, and its folder
 //!  |  -> prepared (Prepared)        what needs no workers
 //!  |  -> receipt_writer             at the end
 //!  +-> attempts (Attempts) -> memory_saving    after a run was out of memory
@@ -21,6 +21,7 @@ mod growth_warnings;
 mod memory_saving;
 pub mod metrics;
 mod outcome;
+mod outputs;
 mod placed;
 mod prepared;
 mod receipt_writer;

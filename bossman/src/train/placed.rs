@@ -72,8 +72,10 @@ pub(super) fn place(
     match &options.save {
         Some(path) => {
             folder.link_to(last, path)?;
-            let best = best_path(Path::new(last));
-            folder.link_to(&best.to_string_lossy(), &best_path(path))?;
+            if file.data.as_ref().is_some_and(|data| data.validation.is_some()) {
+                let best = best_path(Path::new(last));
+                folder.link_to(&best.to_string_lossy(), &best_path(path))?;
+            }
         }
         None => options.save = Some(folder.place_of(last)),
     }

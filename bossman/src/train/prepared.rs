@@ -27,6 +27,11 @@ use pipeline::lr_schedule::{LrDecay, LrSchedule};
 /// batch.
 const POOL_MICROBATCHES: u32 = 8;
 
+/// The warning about a run that a worker on another machine can end.
+pub(super) const NO_CHECKPOINT: &str =
+    "a lost worker ends this run, because the run file has no `checkpoint`; for example \
+     `checkpoint: {every: {minutes: 10}}` lets it go on";
+
 /// A checked run. It never changes.
 pub(super) struct Prepared<'a> {
     pub(super) file: &'a RunFile,
@@ -63,7 +68,7 @@ pub(super) async fn prepare<'a>(
     resume::check_weights_or_resume(options)?;
     let model = Model::from_file(&file.model)?;
     for warning in model.graph().warnings() {
-        options.events.warn(format!("{}: {warning}", file.model.display()));
+        options.events.warn(warning.to_string());
     }
     let data = file.checked_parts(&model)?;
     let steps = steps(file, data.train.samples())?;
@@ -117,6 +122,17 @@ impl Prepared<'_> {
         !recovers
             && self.file.redundancy == RecoverySource::None
             && self.workers > self.options.fleet.local
+    }
+
+    /// Whether late workers are taken in: a run that ends with a loss never has fewer, and a pool
+    /// takes them in without a new session.
+    pub(super) fn may_grow(&self) -> bool {
+        !self.options.pool && self.may_recover()
+    }
+
+    /// Whether the run goes on in a new session after a loss, a pool after that of its state.
+    pub(super) fn may_recover(&self) -> bool {
+        self.file.redundancy != RecoverySource::None
     }
 
     /// The settings of a session with this number of microbatches, or with the default for 0.

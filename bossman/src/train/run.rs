@@ -2,14 +2,20 @@
 //! weights, a test.
 
 use crate::events::{Event, Events};
+use crate::output::printable;
 use crate::run_file::RunFile;
+use crate::runs::is_run_folder;
 use crate::train::attempts::{AttemptEnd, Attempts};
 use crate::train::outcome::Outcome;
+use crate::train::outputs;
 use crate::train::placed;
 use crate::train::prepared::{prepare, Prepared};
 use crate::train::receipt_writer::ReceiptWriter;
 use crate::train::settings::TrainOptions;
 use crate::{BossManError, StepReport};
+
+/// The most characters of the reason that workers are told.
+const REASON: usize = 500;
 
 /// Trains as a run file says. Files, data and cuts are checked before any worker is waited for.
 ///
@@ -31,6 +37,7 @@ pub async fn run_with(
     file.data()?;
     let (mut file, mut settings) = (file.learned()?, settings.clone());
     file.shuffle &= !settings.no_shuffle;
+    outputs::check(&file, &settings)?;
     let folder = placed::open_folder(&file, &settings)?;
     // A mistake leaves no folder.
     let discard = |_: &BossManError| folder.iter().for_each(|folder| folder.discard());
@@ -44,12 +51,29 @@ pub async fn run_with(
         attempts.events().report(&Event::Folder { path });
     }
     let events = attempts.events().clone();
-    let receipt = folder.map(|folder| ReceiptWriter::start(folder, &prepared, events));
+    let receipt = folder.clone().map(|folder| ReceiptWriter::start(folder, &prepared, events));
     let outcome = attempt_until_done(&mut attempts, &prepared, &mut on_step).await;
-    if let Some(receipt) = receipt {
-        receipt.write(outcome.as_ref().is_ok_and(|of| of.interrupted.is_none())).await;
+    if let (Some(handle), Some(why)) = (&attempts.handle, why_it_ended_early(&outcome)) {
+        handle.leave(&why).await;
+    }
+    let never_began = folder.as_ref().is_some_and(|folder| !is_run_folder(folder.path()));
+    match (&outcome, receipt) {
+        // As a port in use: no worker could join.
+        (Err(error @ BossManError::Link(_)), _) if never_began => discard(error),
+        (_, Some(receipt)) => {
+            receipt.write(outcome.as_ref().is_ok_and(|of| of.interrupted.is_none())).await;
+        }
+        _ => {}
     }
     outcome
+}
+
+/// The reason that workers print if a run ended before its last step.
+fn why_it_ended_early(outcome: &Result<Outcome, BossManError>) -> Option<String> {
+    match outcome {
+        Ok(outcome) => outcome.interrupted.as_ref().map(|_| "the run was interrupted".into()),
+        Err(error) => Some(format!("the run failed: {}", printable(&error.to_string(), REASON))),
+    }
 }
 
 /// Trains to the end, also after losses of workers, and with workers that come late.

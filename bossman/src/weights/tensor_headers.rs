@@ -9,7 +9,7 @@ use crate::BossManError;
 use bytes::Bytes;
 use pipeline::TensorMeta;
 use safetensors::tensor::Metadata as Header;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -212,6 +212,11 @@ impl TensorHeaders {
     /// The files of all tensors, as they were when their headers were read.
     pub(crate) fn stamps(&self) -> impl Iterator<Item = &FileStamp> {
         self.tensors.values().map(|stored| &stored.stamp)
+    }
+
+    /// The files that hold the tensors, and the index.
+    pub(crate) fn files(&self) -> BTreeSet<&Path> {
+        self.tensors.values().map(|stored| &*stored.file).chain([self.source()]).collect()
     }
 
     /// The file, or the index of several.

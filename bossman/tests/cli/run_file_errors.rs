@@ -42,7 +42,11 @@ fn mistakes_in_a_run_file_are_named() {
              ready, auto; did you mean `zb-v`?",
         ),
         ("accumulate: 0", "`accumulate`: expected a whole number, 1 or more, found `0`"),
-        ("clip_grad_norm: -1", "`clip_grad_norm`: expected a number, 0 or more, found `-1`"),
+        (
+            "clip_grad_norm: 0",
+            "`clip_grad_norm`: expected a number above 0 (for no limit, leave the key out), found \
+             `0`",
+        ),
         (
             "recompute: ful",
             "`recompute`: expected `none`, `selective` or `full`, found `ful`; did you mean \

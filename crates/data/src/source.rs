@@ -112,6 +112,10 @@ impl Source {
                     ..of.as_ref().clone()
                 })));
             }
+            Source::Text(of) if ends(&[".txt"]) => {
+                let paths = vec![file.to_path_buf()];
+                return Some(Source::Text(Text { paths, ..of.clone() }));
+            }
             Source::Idx { .. } => {
                 // Its name need not tell.
                 let is_other = file.is_dir() || ends(&KNOWN_ENDINGS);
@@ -351,6 +355,14 @@ fn open_file(
         () if ends(&[".npz"]) => Source::Npz(table()),
         () if ends(&[".jsonl", ".jsonl.gz"]) => Source::Jsonl(table()),
         () if ends(&[".parquet"]) => Source::Parquet(table()),
+        () if !path.exists() => {
+            return Err(DataError::file(path, "there is no such file or folder"));
+        }
+        () if ends(&[".npy"]) => {
+            let problem = "an .npy file holds one tensor: name those of inputs and target, as \
+                           {npy: {inputs: {x: PATH}, target: PATH}}";
+            return Err(DataError::file(path, problem));
+        }
         () if ends(&[".txt", ".tsv"]) => {
             let problem = "text needs more than its path: {text: {path: ..., tokenizer: ..., \
                            sequence_length: ...}}, or {pairs: {path: ..., tokenizer: ...}}";
@@ -358,10 +370,6 @@ fn open_file(
         }
         () if path.is_dir() || (target.is_none() && picture_files::is_picture_file(path)) => {
             Source::Images { folder: path.to_path_buf(), classes: None }
-        }
-        () if !path.exists() => {
-            let problem = "there is no such file or folder; paths are relative to the run file";
-            return Err(DataError::file(path, problem));
         }
         () => return Err(DataError::file(path, format!("expected a file ending in {ENDINGS}"))),
     };

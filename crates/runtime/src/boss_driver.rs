@@ -27,6 +27,8 @@ use tracing::{debug, info};
 
 /// Workers close their connections when the run ends. The boss waits this long for them.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The reason of a boss that gives none.
+const LEFT: &str = "the boss left the run";
 
 /// The most workers of one run, including those that left.
 const MAX_WORKERS: usize = u16::MAX as usize;
@@ -93,6 +95,12 @@ struct Driver {
     waiting: WaitingWorkers,
 }
 
+/// Closes the port once all workers know the reason, or after two seconds.
+async fn close(listening: &ListeningEndpoint, reason: &str) {
+    listening.endpoint.close(DONE, reason.as_bytes());
+    tokio::time::timeout(CLOSE_TIMEOUT, listening.endpoint.wait_idle()).await.ok();
+}
+
 impl Driver {
     async fn run(
         mut self,
@@ -124,10 +132,15 @@ impl Driver {
                         done.send(()).ok();
                         break;
                     }
+                    Some(Input::Leave { reason, done }) => {
+                        self.close_all(&reason);
+                        drop(acceptor);
+                        close(&listening, &reason).await;
+                        done.send(()).ok();
+                        return;
+                    }
                     Some(Input::DisconnectAll) | None => {
-                        for connection in self.connections.iter().flatten() {
-                            connection.close(DONE, "the boss left the run");
-                        }
+                        self.close_all(LEFT);
                         drop(acceptor);
                         return listening.retain_for_next_run();
                     }
@@ -143,8 +156,13 @@ impl Driver {
             }
         }
         drop(acceptor);
-        listening.endpoint.close(DONE, b"the boss left the run");
-        tokio::time::timeout(CLOSE_TIMEOUT, listening.endpoint.wait_idle()).await.ok();
+        close(&listening, LEFT).await;
+    }
+
+    fn close_all(&self, reason: &str) {
+        for connection in self.connections.iter().flatten() {
+            connection.close(DONE, reason);
+        }
     }
 
     fn open_pool(&mut self, pool: mpsc::UnboundedSender<MembershipEvent>) {

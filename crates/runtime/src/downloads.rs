@@ -2,6 +2,7 @@
 //! from a device, and state from wherever it lies. Threads of their own copy, and wait for the
 //! device.
 
+use crate::background::stand_back;
 use crate::task_tensor::TaskTensor;
 use link::Payload;
 use pipeline::effect::Destination;
@@ -15,7 +16,7 @@ pub(crate) struct HostFrame {
 }
 
 /// The threads that copy. State has one of its own: it is large and may be hashed, and other
-/// workers' computations wait for everything else.
+/// workers' computations wait for everything else. On a busy machine it comes after them.
 pub(crate) struct Downloads {
     state: DownloadThread,
     others: DownloadThread,
@@ -23,7 +24,8 @@ pub(crate) struct Downloads {
 
 impl Default for Downloads {
     fn default() -> Self {
-        Downloads { state: DownloadThread::new("state"), others: DownloadThread::new("download") }
+        let state = DownloadThread::new("state", stand_back);
+        Downloads { state, others: DownloadThread::new("download", || ()) }
     }
 }
 
@@ -56,6 +58,8 @@ impl Downloads {
 /// A thread that copies. It starts with the first frame, and ends after this is dropped.
 struct DownloadThread {
     name: &'static str,
+    /// What the thread does first.
+    prepare: fn(),
     running: Option<Running>,
 }
 
@@ -66,15 +70,15 @@ struct Running {
 
 impl DownloadThread {
     /// Not started yet. The name tells it apart in a profile.
-    fn new(name: &'static str) -> Self {
-        DownloadThread { name, running: None }
+    fn new(name: &'static str, prepare: fn()) -> Self {
+        DownloadThread { name, prepare, running: None }
     }
 
     fn submit(&mut self, to: Vec<Destination>, tensors: Vec<TaskTensor>) -> Result<(), String> {
         let running = match &mut self.running {
             Some(running) => running,
             none => {
-                let started = start(self.name);
+                let started = start(self.name, self.prepare);
                 none.insert(started.map_err(|e| format!("cannot start a thread for copies: {e}"))?)
             }
         };
@@ -86,10 +90,11 @@ impl DownloadThread {
     }
 }
 
-fn start(name: &str) -> std::io::Result<Running> {
+fn start(name: &str, prepare: fn()) -> std::io::Result<Running> {
     let (sender, todo) = std::sync::mpsc::channel::<(Vec<Destination>, Vec<TaskTensor>)>();
     let (done, receiver) = results::unbounded_channel();
     std::thread::Builder::new().name(name.into()).spawn(move || {
+        prepare();
         for (to, tensors) in todo {
             let tensors = tensors.iter().map(TaskTensor::to_host).collect();
             if done.send(HostFrame { to, tensors }).is_err() {

@@ -94,6 +94,16 @@ impl Handle {
         self.inputs.send(Input::DisconnectAll).ok();
     }
 
+    /// Leaves the run for this reason, which workers print while they wait for the next boss.
+    /// Returns when every worker has closed its connection, or after two seconds.
+    pub async fn leave(&self, reason: &str) {
+        let (done, left) = oneshot::channel();
+        let reason = reason.to_string();
+        if self.inputs.send(Input::Leave { reason, done }).is_ok() {
+            left.await.ok();
+        }
+    }
+
     /// Ends the run. Returns when every worker has closed its connection, or after two seconds.
     pub async fn stop(&self) {
         let (done, stopped) = oneshot::channel();

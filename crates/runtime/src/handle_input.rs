@@ -31,6 +31,8 @@ pub(crate) enum Input {
     Disconnect { worker: WorkerId, reason: String, code: VarInt },
     /// Close all connections. The run ends without its workers.
     DisconnectAll,
+    /// Closes all connections with this reason, and the port.
+    Leave { reason: String, done: oneshot::Sender<()> },
     /// End the run, and report when all workers know.
     Stop(oneshot::Sender<()>),
 }

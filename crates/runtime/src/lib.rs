@@ -17,6 +17,7 @@
 //!                        +-- leave_signal (a request to leave between two steps)
 //! ```
 
+mod background;
 mod boss_driver;
 mod clock;
 mod completion;
@@ -43,6 +44,7 @@ pub mod testing;
 mod waiting_workers;
 mod watchdog;
 
+pub use background::stand_back;
 pub use boss_driver::start;
 pub use completion::PendingWork;
 pub use compute::{Compute, ComputeThread};

@@ -5,6 +5,7 @@
 // libtorch checks what it is given. No exception leaves this file, as in shim.cpp.
 
 #include "guarded.h"
+#include "patches.h"
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
@@ -272,6 +273,8 @@ struct bm_operator {
   c10::OperatorHandle handle;
   std::vector<int32_t> kinds;
   bool bounded;
+  // Tells the shapes of the outputs, if libtorch cannot.
+  OutlineFunction outline;
 };
 
 // How a value is given. `src/aten.rs` has the same numbers.
@@ -464,7 +467,11 @@ void call(const bm_operator& op, const bm_value* values, size_t count, bool meta
       stack.emplace_back();
     }
   }
-  op.handle.callBoxed(&stack);
+  if (meta && op.outline) {
+    stack = {op.outline(stack)};
+  } else {
+    op.handle.callBoxed(&stack);
+  }
   for (const auto& [tensor, version] : before) {
     TORCH_CHECK(tensor.is_inference() || tensor._version() == version, "it writes to its inputs");
   }
@@ -511,7 +518,8 @@ char* bm_operator_find(const char* name, const char* overload, bm_operator** out
     TORCH_CHECK(reason.empty(), "not allowed: ", reason);
     auto is_it = [&](const char* known) { return std::strcmp(known, name) == 0; };
     bool bounded = std::any_of(std::begin(kBounded), std::end(kBounded), is_it);
-    auto op = std::make_unique<bm_operator>(bm_operator{*found, {}, bounded});
+    auto outline = outline_function(name);
+    auto op = std::make_unique<bm_operator>(bm_operator{*found, {}, bounded, outline});
     for (const c10::Argument& argument : found->schema().arguments()) {
       op->kinds.push_back(kind_of(argument.real_type()));
     }

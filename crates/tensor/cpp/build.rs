@@ -23,8 +23,8 @@ fn main() {
         .compile("bossman_shim");
 }
 
-const FILES: [&str; 6] =
-    ["all.cpp", "aten.cpp", "shim.cpp", "script.cpp", "transfer.cpp", "guarded.h"];
+const FILES: [&str; 7] =
+    ["all.cpp", "aten.cpp", "shim.cpp", "script.cpp", "transfer.cpp", "guarded.h", "patches.h"];
 
 fn fail(message: &str) -> ! {
     println!("cargo:warning={message}");

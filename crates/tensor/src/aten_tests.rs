@@ -314,7 +314,7 @@ fn wrong_arguments_are_errors() {
 #[test]
 fn random_arguments_never_end_the_process() {
     crate::threads::set_count(1);
-    const NAMES: [&str; 40] = [
+    const NAMES: [&str; 42] = [
         "roll",
         "where.self",
         "clamp",
@@ -341,6 +341,8 @@ fn random_arguments_never_end_the_process() {
         "view",
         "permute",
         "unfold",
+        "im2col",
+        "col2im",
         "pad",
         "grid_sampler",
         "matmul",
@@ -376,6 +378,50 @@ fn random_arguments_never_end_the_process() {
         }
     }
     assert!(done > 200, "{done} calls were right");
+}
+
+/// `call` compares their shapes with what is told before.
+#[test]
+fn patches_of_images_are_foretold() {
+    let mut rng = Random::new(21);
+    let mut done = 0;
+    for _ in 0..300 {
+        let mut sizes = |least: i64, most: u64| {
+            (0..2).map(|_| least + rng.below(most) as i64).collect::<Vec<i64>>()
+        };
+        let (size, kernel, stride) = (sizes(1, 9), sizes(1, 3), sizes(1, 3));
+        let (padding, dilation) = (sizes(0, 3), sizes(1, 2));
+        let with = |given| {
+            let ints = |name, of: &Vec<i64>| (name, Value::Ints(of.clone()));
+            let mut all: Vec<(&str, Value<'_>)> = given;
+            all.extend([
+                ints("kernel_size", &kernel),
+                ints("dilation", &dilation),
+                ints("padding", &padding),
+                ints("stride", &stride),
+            ]);
+            all
+        };
+        let images = numbers(&[2, 3, size[0], size[1]]);
+        let Ok(columns) = call("im2col", with(vec![("self", Value::Tensor(&images))])) else {
+            continue;
+        };
+        let columns = Value::Tensor(&columns[0]);
+        let given = vec![("self", columns), ("output_size", Value::Ints(size.clone()))];
+        assert_eq!(call("col2im", with(given)).unwrap()[0].size(), images.size());
+        done += 1;
+    }
+    assert!(done > 150, "{done} were large enough");
+    let image = numbers(&[3, 8, 8]);
+    let huge = vec![
+        ("self", Value::Tensor(&image)),
+        ("kernel_size", Value::Ints(vec![1, 1])),
+        ("dilation", Value::Ints(vec![1, 1])),
+        ("padding", Value::Ints(vec![1 << 20, 1 << 20])),
+        ("stride", Value::Ints(vec![1, 1])),
+    ];
+    let error = call("im2col", huge).unwrap_err().to_string();
+    assert!(error.contains("more than"), "{error}");
 }
 
 fn random_tensor(rng: &mut Random) -> Tensor {

@@ -272,10 +272,10 @@ layers:
     assert_eq!(
         warnings,
         [
-            "model.yaml:1:25: warning: `y` is never used",
-            "model.yaml:5:9: warning: layer 0.0.0 (ReLU): no output of the model depends on it",
-            "model.yaml:6:24: warning: `unused` is never used",
-            "model.yaml:7:5: warning: layer 1 (Tanh): no output of the model depends on it",
+            "model.yaml:1:25: `y` is never used",
+            "model.yaml:5:9: layer 0.0.0 (ReLU): no output of the model depends on it",
+            "model.yaml:6:24: `unused` is never used",
+            "model.yaml:7:5: layer 1 (Tanh): no output of the model depends on it",
         ]
     );
 }
@@ -287,7 +287,7 @@ fn attention_across_samples_is_warned_of() {
         let graph = model(&format!("inputs: {{x: {input}}}\nlayers:\n  - {layer}\n"));
         graph.warnings().iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    let expected = "model.yaml:3:5: warning: layer 0 (TransformerEncoderLayer): it goes from \
+    let expected = "model.yaml:3:5: layer 0 (TransformerEncoderLayer): it goes from \
                     sample to sample of the batch; `batch_first: true` keeps to each sample";
     assert_eq!(warnings("[batch, seq, 4]", ""), [expected]);
     assert!(warnings("[batch, seq, 4]", ", batch_first: true").is_empty());

@@ -85,7 +85,8 @@ async fn a_worker_of_an_interrupted_run_waits_for_the_next_boss() {
     let mut worker = place.worker(&at.port, &[]);
     boss.line("step 1/").await;
     boss.signal("INT");
-    worker.line("waiting for the boss").await;
+    let line = worker.line("waiting for the boss").await;
+    assert!(line.contains("(lost the boss (the run was interrupted))"), "{line}");
     interrupted(&boss.end().await, 130);
     let short = place.short_run(&Case::branchy(), "microbatches: 4");
     let all = ["train", short.to_str().unwrap(), "--workers", "1", "--port", &at.port];

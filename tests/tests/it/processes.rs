@@ -219,6 +219,7 @@ async fn a_port_in_use_is_named() {
              MODEL_PORT)"
         )
     );
+    assert!(!place.file("runs").exists(), "nothing began");
 }
 
 #[tokio::test]
@@ -253,7 +254,7 @@ async fn ctrl_c_at_the_boss_ends_it_and_its_local_workers() {
     assert_within(interrupted, AT_ONCE, "the end of all");
     assert_eq!(ended.status.code(), Some(130), "{}", ended.status);
     let [stopping, saved] = &ended.errors[..] else { panic!("{:?}", ended.errors) };
-    assert!(stopping.starts_with("stopping: this step is completed"), "{stopping}");
+    assert!(stopping.starts_with("stopping: a step under way is completed"), "{stopping}");
     assert!(saved.starts_with("bossman: interrupted; step "), "{saved}");
     assert!(saved.contains(" is done; the weights are in "), "{saved}");
     assert!(saved.ends_with("; there is no checkpoint to go on from"), "{saved}");

@@ -401,3 +401,17 @@ async fn a_folder_has_one_run_at_a_time() {
     drop(clone);
     open().lock().unwrap();
 }
+
+#[tokio::test]
+async fn a_state_with_nan_is_no_checkpoint_and_leaves_the_one_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::open(folder.path().to_str().unwrap(), true).unwrap();
+    checkpoints.save(mixed()).await.unwrap();
+    let mut next = mixed();
+    next.counters.step = 4;
+    let _ = next.optimizer["a.b.weight.exp_avg"].get(2).fill_(f64::NAN);
+    let error = checkpoints.save(next).await.unwrap_err().to_string();
+    assert!(error.contains("step-00000004: is not written, because `a.b.weight.exp_avg` has NaN"));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "{error}");
+    assert_eq!(checkpoints.last().await.unwrap().unwrap().counters.step, 3);
+}

@@ -12,6 +12,7 @@ mod files;
 mod libtorch;
 mod name;
 
+use super::shell_word::shell_word;
 use anyhow::{bail, Context, Result};
 use bossman::output;
 use std::io::ErrorKind;
@@ -73,24 +74,4 @@ fn write(path: &Path, text: &str) -> Result<()> {
         std::fs::create_dir_all(folder).with_context(problem)?;
     }
     std::fs::write(path, text).with_context(problem)
-}
-
-/// A word of a command that can be pasted into a shell.
-fn shell_word(text: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "/._-~".contains(c);
-    match text.chars().all(plain) {
-        true => text.to_string(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::shell_word;
-
-    #[test]
-    fn words_with_spaces_and_quotes_are_quoted() {
-        assert_eq!(shell_word("../my-model"), "../my-model");
-        assert_eq!(shell_word("it's here"), r"'it'\''s here'");
-    }
 }

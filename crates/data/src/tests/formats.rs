@@ -342,3 +342,16 @@ fn a_file_without_targets_is_read_as_the_one_to_train_on() {
     assert!(train.of_file(Path::new("o.csv")).is_none());
     assert!(Source::File(other.clone()).of_file(&other).is_none());
 }
+
+#[test]
+fn a_text_is_read_as_the_one_to_train_on() {
+    let text = Text {
+        paths: vec!["train.txt".into()],
+        tokenizer: Tokenizer::Bytes,
+        sequence_length: 7,
+        eos: Vec::new(),
+    };
+    let other = Source::Text(text.clone()).of_file(Path::new("other.txt")).unwrap();
+    assert_eq!(other, Source::Text(Text { paths: vec!["other.txt".into()], ..text.clone() }));
+    assert!(Source::Text(text).of_file(Path::new("other.csv")).is_none());
+}

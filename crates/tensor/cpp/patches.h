@@ -1,0 +1,98 @@
+// The shapes of the outputs of `im2col` and `col2im` (`unfold` and `fold` in PyTorch's `nn`), which
+// libtorch cannot tell without memory.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/safe_numerics.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace {
+
+// A height and a width. None is so large that their sums with sizes of tensors wrap around.
+std::vector<int64_t> two_sizes(const c10::IValue& given, const char* name, int64_t least) {
+  constexpr int64_t kMost = int64_t{1} << 20;
+  std::vector<int64_t> sizes = given.toIntVector();
+  bool fit = sizes.size() == 2 && std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) {
+    return size >= least && size <= kMost;
+  });
+  TORCH_CHECK(fit, "argument `", name, "`: expected two numbers from ", least, " to ", kMost);
+  return sizes;
+}
+
+// Sizes that lie in patches: of each of these channels a whole kernel.
+int64_t in_patches(int64_t channels, const std::vector<int64_t>& kernel) {
+  int64_t all = 0;
+  bool large = c10::mul_overflows(channels, kernel[0] * kernel[1], &all);
+  TORCH_CHECK(!large, "argument `kernel_size`: its outputs would be too large");
+  return all;
+}
+
+// The number of patches of an image of this size.
+int64_t patches_of(const std::vector<int64_t>& size, const std::vector<int64_t>& kernel,
+                   const std::vector<int64_t>& dilation, const std::vector<int64_t>& padding,
+                   const std::vector<int64_t>& stride) {
+  int64_t patches = 1;
+  for (size_t i = 0; i < 2; ++i) {
+    int64_t steps = size[i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1;
+    TORCH_CHECK(steps >= 0, "argument `kernel_size`: larger than its padded input");
+    patches *= steps / stride[i] + 1;
+  }
+  return patches;
+}
+
+// A batch of images or of patches, or one of them: all sizes before the last `own`.
+std::vector<int64_t> batch_of(const at::Tensor& tensor, int64_t own) {
+  TORCH_CHECK(tensor.dim() == own || tensor.dim() == own + 1, "expected ", own, " or ", own + 1,
+              " dimensions, found ", tensor.dim());
+  return tensor.sizes().slice(0, tensor.dim() - own).vec();
+}
+
+// [.., channels, height, width] to [.., channels * kernel, patches].
+at::Tensor im2col_on_meta(const torch::jit::Stack& given) {
+  at::Tensor images = given[0].toTensor();
+  auto kernel = two_sizes(given[1], "kernel_size", 1);
+  auto dilation = two_sizes(given[2], "dilation", 1);
+  auto padding = two_sizes(given[3], "padding", 0);
+  auto stride = two_sizes(given[4], "stride", 1);
+  std::vector<int64_t> sizes = batch_of(images, 3);
+  std::vector<int64_t> size = images.sizes().slice(images.dim() - 2, 2).vec();
+  sizes.push_back(in_patches(images.size(images.dim() - 3), kernel));
+  sizes.push_back(patches_of(size, kernel, dilation, padding, stride));
+  return at::empty(sizes, images.options());
+}
+
+// [.., channels * kernel, patches] to [.., channels, height, width].
+at::Tensor col2im_on_meta(const torch::jit::Stack& given) {
+  at::Tensor columns = given[0].toTensor();
+  auto size = two_sizes(given[1], "output_size", 1);
+  auto kernel = two_sizes(given[2], "kernel_size", 1);
+  auto dilation = two_sizes(given[3], "dilation", 1);
+  auto padding = two_sizes(given[4], "padding", 0);
+  auto stride = two_sizes(given[5], "stride", 1);
+  std::vector<int64_t> sizes = batch_of(columns, 2);
+  int64_t rows = columns.size(columns.dim() - 2), patches = columns.size(columns.dim() - 1);
+  int64_t expected = patches_of(size, kernel, dilation, padding, stride);
+  TORCH_CHECK(rows % in_patches(1, kernel) == 0 && patches == expected, "expected ", expected,
+              " patches of whole kernels of ", in_patches(1, kernel), ", found ", columns.sizes());
+  sizes.push_back(rows / in_patches(1, kernel));
+  sizes.insert(sizes.end(), size.begin(), size.end());
+  return at::empty(sizes, columns.options());
+}
+
+using OutlineFunction = at::Tensor (*)(const torch::jit::Stack&);
+
+// The function for an operator of this name, if there is one.
+OutlineFunction outline_function(const std::string& name) {
+  if (name == "im2col") return im2col_on_meta;
+  if (name == "col2im") return col2im_on_meta;
+  return nullptr;
+}
+
+}  // namespace
