@@ -135,7 +135,11 @@ impl Log {
     pub(crate) fn run(self) -> Result<()> {
         let folder = resolve_newest(&self.run)?;
         if !folder.is_dir() {
-            anyhow::bail!("{}: there is no such folder", folder.display());
+            let what = match folder.exists() {
+                true => "is a file; name the folder of a run",
+                false => "there is no such folder",
+            };
+            anyhow::bail!("{}: {what}", folder.display());
         }
         let Some(mut reader) = EventReader::open(&folder)? else {
             anyhow::bail!("{}: is no run's folder: it has no events.jsonl", folder.display());
@@ -154,6 +158,7 @@ impl Log {
                 }
             }
             if !lasts {
+                shown.end()?;
                 return Ok(());
             }
             std::thread::sleep(FOLLOW_EVERY);
@@ -172,11 +177,13 @@ struct Shown {
     begin: Option<(Instant, f64)>,
     /// The steps before those of the process whose events are shown, once it has begun.
     before: Option<u64>,
+    /// A line each about the weights that were saved last, and the best. Each epoch saves some.
+    weights: [Option<String>; 2],
 }
 
 impl Shown {
     fn new() -> Self {
-        Shown { console: Console::without_bar(), begin: None, before: None }
+        Shown { console: Console::without_bar(), begin: None, before: None, weights: [None, None] }
     }
 
     /// Prints the lines of an event. Returns whether they still have a reader.
@@ -190,6 +197,11 @@ impl Shown {
         match logged.event {
             Event::Folder { .. } => self.before = None,
             Event::Started { done, .. } => drop(self.before.get_or_insert(done)),
+            Event::WeightsSaved { step, ref path, best, .. } => {
+                let what = if best { "best weights, of" } else { "weights of" };
+                let line = format!("{what} step {step}: {}", path.display());
+                self.weights[usize::from(best)] = Some(line);
+            }
             _ => {}
         }
         let lines = self.console.lines(&logged.event, now);
@@ -205,6 +217,16 @@ impl Shown {
         }
         Ok(true)
     }
+
+    /// Prints where the weights are.
+    fn end(&mut self) -> Result<()> {
+        for line in self.weights.iter_mut().filter_map(Option::take) {
+            if !output::print_line(&output::safe(&line))? {
+                break;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A line for the events that a terminal shows in another way. `before` is the number of steps of
@@ -214,7 +236,6 @@ fn end_of(event: &Event, before: u64) -> Option<String> {
         Event::Planned { schedule, stages, why } => {
             Some(format!("schedule {schedule}, {} stages: {why}", stages.len()))
         }
-        Event::WeightsSaved { path, .. } => Some(format!("weights written to {}", path.display())),
         Event::Ended { steps, time, error: None } => Some(describe_steps(*steps, before, *time)),
         Event::Ended { error: Some(error), .. } => Some(format!("failed: {error}")),
         Event::Interrupted { step: Some(step), .. } => {

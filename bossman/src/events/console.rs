@@ -292,7 +292,8 @@ fn waiting(
         }
         WaitReason::Rejoin | WaitReason::Grow => Vec::new(),
         WaitReason::TooFewRemain => vec![Line::Progress(format!(
-            "recovery: {} of {workers} workers remain, which is too few; waiting for more",
+            "recovery: {} of {workers} workers remain, which is too few; waiting for more: start \
+             them with the line that was printed at first",
             workers.saturating_sub(missing)
         ))],
     }

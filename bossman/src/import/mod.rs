@@ -49,7 +49,7 @@ use model_text::{model_text, ModelFile};
 use pictures::Pictures;
 use renames::renames;
 use run_text::{run_text, RunText};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use summary::Summary;
 use tokenizer_file::TokenizerFile;
@@ -239,6 +239,9 @@ fn check_is_empty(folder: &Path) -> Result<(), BossManError> {
     }
 }
 
+/// The bytes of a text that are looked at.
+const BEGIN_BYTES: u64 = 64 << 10;
+
 /// The ends of the names of files that hold records, and not a text.
 const RECORDS: [&str; 6] = [".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"];
 
@@ -255,9 +258,25 @@ fn existing(path: &Path) -> Result<PathBuf, BossManError> {
         );
         return Err(BossManError::file(path, problem));
     }
-    match disk::is_file(path).map_err(io)? {
-        true => std::path::absolute(path).map_err(io),
-        false => Err(BossManError::file(path, "is no file; name a text file with --data")),
+    if !disk::is_file(path).map_err(io)? {
+        return Err(BossManError::file(path, "is no file; name a text file with --data"));
+    }
+    if !name.ends_with(".gz") {
+        let mut begin = Vec::new();
+        let file = std::fs::File::open(path).map_err(io)?;
+        file.take(BEGIN_BYTES).read_to_end(&mut begin).map_err(io)?;
+        check_text(&begin).map_err(|problem| BossManError::file(path, problem))?;
+    }
+    std::path::absolute(path).map_err(io)
+}
+
+/// Checks the beginning of a text.
+fn check_text(begin: &[u8]) -> Result<(), &'static str> {
+    match std::str::from_utf8(begin) {
+        Ok(text) if text.trim().is_empty() => Err("has no text to train on"),
+        // It may end within a character.
+        Err(error) if error.error_len().is_some() => Err("is not text in UTF-8"),
+        _ => Ok(()),
     }
 }
 

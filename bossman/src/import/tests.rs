@@ -177,8 +177,16 @@ fn a_tied_llama_shares_and_ignores_what_is_left() {
         .with("model.layers.1.self_attn.rotary_emb.inv_freq", &[2])
         .with_tokenizer();
     let data = folder.place.path().join("text.txt");
+    let options = ImportOptions { data: Some(data.clone()), ..ImportOptions::default() };
+    for (content, problem) in [
+        (&b" \n"[..], "text.txt: has no text to train on"),
+        (b"caf\xe9 au lait", "text.txt: is not text in UTF-8"),
+    ] {
+        std::fs::write(&data, content).unwrap();
+        let error = folder.import(&options).unwrap_err();
+        assert!(error.ends_with(problem) && !folder.to().exists(), "{error}");
+    }
     std::fs::write(&data, "some text").unwrap();
-    let options = ImportOptions { data: Some(data), ..ImportOptions::default() };
     let imported = folder.import(&options).unwrap();
     assert_eq!(folder.model_text(), format!("{UNTIED}    share: model.embed_tokens\n"));
     assert!(imported.warnings.is_empty(), "{:?}", imported.warnings);

@@ -4,6 +4,7 @@ use super::RunFile;
 use crate::settings::conflicts::{Facts, ReductionOrder};
 use layerspec::yaml::{self, Key, Mapping, Node, SIZE, TEXT};
 use layerspec::{Diagnostic, LayerGraph};
+use pipeline::plan::PlanError;
 use pipeline::replicas::{Collective, Compress, Replicas, Sharding};
 use pipeline::{Cuts, ScheduleKind};
 
@@ -67,19 +68,25 @@ pub(super) fn cuts(run: &Mapping<'_>) -> Result<Cuts, Diagnostic> {
     Ok(Cuts::At(names.collect::<Result<_, _>>()?))
 }
 
-/// Checks that the model has the layers that the cuts name. A model that cannot be read has an
-/// error of its own, later.
+/// Checks that the cuts name layers of the model, in their order. A model that cannot be read has
+/// an error of its own, later.
 pub(super) fn check_cuts(text: &str, file: &RunFile) -> Result<(), Diagnostic> {
     let Cuts::At(_) = &file.cuts else { return Ok(()) };
     let Ok(graph) = LayerGraph::from_file(&file.model) else { return Ok(()) };
     let root = yaml::parse(text)?;
     let run = root.mapping("the run file", "key", &super::KEYS)?;
     let names: Vec<&str> = graph.layers().iter().map(|layer| layer.name.as_str()).collect();
+    let mut before = 0;
     for node in run.need("cuts")?.list("`cuts`", CUTS)? {
         let name = node.read("a cut", &TEXT)?;
-        if !names.contains(&name.as_str()) {
+        let Some(place) = names.iter().position(|layer| *layer == name) else {
             return Err(Key { location: node.location, text: name }.unknown("layer", &names));
+        };
+        if place <= before {
+            let error = PlanError::Order(name);
+            return Err(Diagnostic::new(node.location, error.to_string()));
         }
+        before = place;
     }
     Ok(())
 }

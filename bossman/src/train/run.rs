@@ -53,9 +53,6 @@ pub async fn run_with(
     let events = attempts.events().clone();
     let receipt = folder.clone().map(|folder| ReceiptWriter::start(folder, &prepared, events));
     let outcome = attempt_until_done(&mut attempts, &prepared, &mut on_step).await;
-    if let (Some(handle), Some(why)) = (&attempts.handle, why_it_ended_early(&outcome)) {
-        handle.leave(&why).await;
-    }
     let never_began = folder.as_ref().is_some_and(|folder| !is_run_folder(folder.path()));
     match (&outcome, receipt) {
         // As a port in use: no worker could join.
@@ -64,6 +61,9 @@ pub async fn run_with(
             receipt.write(outcome.as_ref().is_ok_and(|of| of.interrupted.is_none())).await;
         }
         _ => {}
+    }
+    if let (Some(handle), Some(why)) = (&attempts.handle, why_it_ended_early(&outcome)) {
+        handle.leave(&why).await;
     }
     outcome
 }

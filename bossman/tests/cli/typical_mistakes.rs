@@ -134,6 +134,11 @@ fn run_files_and_data_that_do_not_fit_are_named() {
              9, 10, 11, 12, 13, 14, 15",
         ),
         (
+            "cuts: [4, 2]",
+            "run.yaml:7:11: cuts: layer `2` cannot start a new stage here; name layers after the \
+             first, in the order of the model",
+        ),
+        (
             "data: {train: {text: {path: text.txt, sequence_length: 2, tokenizer: byte}}}",
             "run.yaml:6:70: `tokenizer`: there is no file `byte`; did you mean `bytes`?",
         ),
@@ -152,7 +157,12 @@ fn run_files_and_data_that_do_not_fit_are_named() {
         std::fs::write(folder.join("run.yaml"), run_file(lines)).unwrap();
         let found = errors(&folder, &["train", "run.yaml", "--local", "1"], 1);
         assert_eq!(found, format!("bossman: {expected}\n"), "{lines}");
+        if lines.starts_with("cuts") {
+            assert_eq!(errors(&folder, &["check", "run.yaml"], 1), found);
+        }
     }
+    let found = errors(&folder, &["log", "run.yaml"], 1);
+    assert_eq!(found, "bossman: run.yaml: is a file; name the folder of a run\n");
 }
 
 /// Training goes on, so it is a warning: only the search for the worker program fails.

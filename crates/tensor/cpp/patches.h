@@ -51,6 +51,9 @@ int64_t patches_of(const std::vector<int64_t>& size, const std::vector<int64_t>&
 std::vector<int64_t> batch_of(const at::Tensor& tensor, int64_t own) {
   TORCH_CHECK(tensor.dim() == own || tensor.dim() == own + 1, "expected ", own, " or ", own + 1,
               " dimensions, found ", tensor.dim());
+  for (int64_t size : tensor.sizes().slice(tensor.dim() - own)) {
+    TORCH_CHECK(size > 0, "expected sizes above 0, found ", tensor.sizes());
+  }
   return tensor.sizes().slice(0, tensor.dim() - own).vec();
 }
 

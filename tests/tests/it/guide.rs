@@ -43,7 +43,10 @@ impl Reader {
     fn start(&self, name: &str, arguments: &[&str]) -> Process {
         let mut command = Command::new(program(name));
         command.current_dir(self.place.file(""));
-        self.place.start_by(command, name, arguments, &[("MODEL_PORT", &self.port)])
+        let runs = self.place.file("runs");
+        let environment =
+            [("MODEL_PORT", self.port.as_str()), ("BOSSMAN_RUNS_DIR", runs.to_str().unwrap())];
+        self.place.start_by(command, name, arguments, &environment)
     }
 
     /// Writes the files that a chapter shows, and runs its commands. Returns their number.
@@ -90,7 +93,7 @@ impl Reader {
 async fn the_first_run_and_two_machines() {
     let reader = Reader::new();
     assert_eq!(reader.read("first-run.md").await, 3);
-    for file in ["metrics.jsonl", "weights.safetensors", "outputs.csv"] {
+    for file in ["runs/digits/metrics.jsonl", "runs/latest/weights.safetensors", "outputs.csv"] {
         assert!(reader.place.file(file).is_file(), "{file}");
     }
     assert_eq!(reader.read("two-machines.md").await, 1);
@@ -100,7 +103,7 @@ async fn the_first_run_and_two_machines() {
 async fn your_own_data_model_and_schedule() {
     let reader = Reader::new();
     assert_eq!(reader.read("your-data.md").await, 3);
-    assert!(reader.place.file("weights.best.safetensors").is_file());
+    assert!(reader.place.file("runs/my-run/weights.best.safetensors").is_file());
     assert_eq!(reader.read("your-model.md").await, 2);
     assert_eq!(reader.read("schedules.md").await, 2);
     assert!(reader.place.file("trace.json").is_file());
