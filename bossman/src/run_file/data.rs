@@ -24,6 +24,17 @@ pub struct Data {
     pub on_workers: Option<PathBuf>,
 }
 
+impl Data {
+    /// All sources of samples.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = &Source> {
+        let validation = match &self.validation {
+            Some(Validation::Source(source)) => Some(source.as_ref()),
+            _ => None,
+        };
+        [Some(&self.train), validation, self.test.as_ref()].into_iter().flatten()
+    }
+}
+
 /// The samples for validation after each epoch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Validation {

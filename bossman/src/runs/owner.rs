@@ -4,7 +4,7 @@
 use super::files::{open, write};
 use super::paths::has_run;
 use crate::data::{DataError, Source, Tokenizer};
-use crate::run_file::{RunFile, Validation};
+use crate::run_file::{Data, RunFile};
 use crate::BossManError;
 
 use layerspec::LayerGraph;
@@ -78,14 +78,8 @@ pub fn check_stays_inside(folder: &Path, file: &RunFile, reads: Reads) -> Result
         // A URL is in no folder.
         inside.check("checkpoint", Path::new(dir))?;
     }
-    let data = file.data.as_ref();
-    let validation = match data.and_then(|data| data.validation.as_ref()) {
-        Some(Validation::Source(source)) => Some(source.as_ref()),
-        _ => None,
-    };
-    let (train, test) = (data.map(|data| &data.train), data.and_then(|data| data.test.as_ref()));
-    let sources = [train, validation, test];
-    for source in sources.into_iter().flatten().filter(|_| reads == Reads::Data) {
+    let sources = file.data.iter().flat_map(Data::sources);
+    for source in sources.filter(|_| reads == Reads::Data) {
         inside.check_source(source)?;
     }
     match file.tokenizer.as_ref().map(|text| &text.tokenizer) {

@@ -1,7 +1,7 @@
 //! The files that a run writes where the user wants them.
 
 use crate::data::{DataError, Source, Tokenizer};
-use crate::run_file::{RunFile, Validation};
+use crate::run_file::{Data, RunFile};
 use crate::train::epochs::best_path;
 use crate::train::settings::TrainOptions;
 use crate::weights::tensor_headers::TensorHeaders;
@@ -58,16 +58,9 @@ fn inputs(file: &RunFile, options: &TrainOptions) -> Vec<(&'static str, PathBuf)
     if let Some(Tokenizer::File(path)) = file.tokenizer.as_ref().map(|text| &text.tokenizer) {
         inputs.push(("`tokenizer`", path.clone()));
     }
-    let Some(data) = &file.data else { return inputs };
-    let validation = match &data.validation {
-        Some(Validation::Source(source)) => Some(source.as_ref()),
-        _ => None,
-    };
-    for source in [Some(&data.train), validation, data.test.as_ref()].into_iter().flatten() {
-        // Pictures lie in folders of their classes.
-        let paths = paths(source).into_iter().filter(|path| !path.is_dir());
-        inputs.extend(paths.map(|path| ("`data`", path)));
-    }
+    let paths = file.data.iter().flat_map(Data::sources).flat_map(paths);
+    // Pictures lie in folders of their classes.
+    inputs.extend(paths.filter(|path| !path.is_dir()).map(|path| ("`data`", path)));
     inputs
 }
 

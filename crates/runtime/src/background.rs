@@ -11,11 +11,12 @@ const MOST: i32 = 19;
 /// Lets the other threads of the machine go before this one, for good. Only Linux can do that for a
 /// single thread. Elsewhere nothing changes.
 pub fn stand_back() {
-    // Work goes on if the system refuses.
     #[cfg(target_os = "linux")]
-    let now = rustix::process::getpriority_process(None).unwrap_or(0);
-    #[cfg(target_os = "linux")]
-    rustix::process::setpriority_process(None, now.saturating_add(NICE).min(MOST)).ok();
+    {
+        let now = rustix::process::getpriority_process(None).unwrap_or(0);
+        // Work goes on if the system refuses.
+        rustix::process::setpriority_process(None, now.saturating_add(NICE).min(MOST)).ok();
+    }
 }
 
 #[cfg(all(test, target_os = "linux"))]

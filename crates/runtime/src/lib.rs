@@ -11,6 +11,7 @@
 //!                        |     +-> completion (waits for the device)
 //!                        |     tasks' tensors: task_tensor
 //!                        +-> downloads (from the device to host memory, and state)
+//!                        |     +-> background (state gives way to computations)
 //!                        +-> reduction::thread (sums of gradients)
 //!                        +-> reader_thread (samples from the worker's files)
 //!                        +-> snapshot_store (peers' state, beyond the run)

@@ -34,18 +34,28 @@ int64_t in_patches(int64_t channels, const std::vector<int64_t>& kernel) {
   return all;
 }
 
-// The number of patches of an image of this size.
-int64_t patches_of(const std::vector<int64_t>& size, const std::vector<int64_t>& kernel,
-                   const std::vector<int64_t>& dilation, const std::vector<int64_t>& padding,
-                   const std::vector<int64_t>& stride) {
-  int64_t patches = 1;
-  for (size_t i = 0; i < 2; ++i) {
-    int64_t steps = size[i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1;
-    TORCH_CHECK(steps >= 0, "argument `kernel_size`: larger than its padded input");
-    patches *= steps / stride[i] + 1;
+// The patches of an image.
+struct Patches {
+  std::vector<int64_t> kernel, dilation, padding, stride;
+
+  // The four arguments of an operator from this one on.
+  static Patches from(const torch::jit::Stack& given, size_t first) {
+    return {two_sizes(given[first], "kernel_size", 1), two_sizes(given[first + 1], "dilation", 1),
+            two_sizes(given[first + 2], "padding", 0), two_sizes(given[first + 3], "stride", 1)};
   }
-  return patches;
-}
+
+  // Their number in an image of this height and width.
+  int64_t count(const std::vector<int64_t>& size) const {
+    int64_t patches = 1;
+    for (size_t i = 0; i < 2; ++i) {
+      int64_t steps = size[i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1;
+      TORCH_CHECK(steps >= 0, "argument `kernel_size`: larger than its padded input");
+      bool large = c10::mul_overflows(patches, steps / stride[i] + 1, &patches);
+      TORCH_CHECK(!large, "its outputs would be too large");
+    }
+    return patches;
+  }
+};
 
 // A batch of images or of patches, or one of them: all sizes before the last `own`.
 std::vector<int64_t> batch_of(const at::Tensor& tensor, int64_t own) {
@@ -60,14 +70,10 @@ std::vector<int64_t> batch_of(const at::Tensor& tensor, int64_t own) {
 // [.., channels, height, width] to [.., channels * kernel, patches].
 at::Tensor im2col_on_meta(const torch::jit::Stack& given) {
   at::Tensor images = given[0].toTensor();
-  auto kernel = two_sizes(given[1], "kernel_size", 1);
-  auto dilation = two_sizes(given[2], "dilation", 1);
-  auto padding = two_sizes(given[3], "padding", 0);
-  auto stride = two_sizes(given[4], "stride", 1);
+  Patches patches = Patches::from(given, 1);
   std::vector<int64_t> sizes = batch_of(images, 3);
-  std::vector<int64_t> size = images.sizes().slice(images.dim() - 2, 2).vec();
-  sizes.push_back(in_patches(images.size(images.dim() - 3), kernel));
-  sizes.push_back(patches_of(size, kernel, dilation, padding, stride));
+  sizes.push_back(in_patches(images.size(images.dim() - 3), patches.kernel));
+  sizes.push_back(patches.count(images.sizes().slice(images.dim() - 2).vec()));
   return at::empty(sizes, images.options());
 }
 
@@ -75,16 +81,13 @@ at::Tensor im2col_on_meta(const torch::jit::Stack& given) {
 at::Tensor col2im_on_meta(const torch::jit::Stack& given) {
   at::Tensor columns = given[0].toTensor();
   auto size = two_sizes(given[1], "output_size", 1);
-  auto kernel = two_sizes(given[2], "kernel_size", 1);
-  auto dilation = two_sizes(given[3], "dilation", 1);
-  auto padding = two_sizes(given[4], "padding", 0);
-  auto stride = two_sizes(given[5], "stride", 1);
+  Patches patches = Patches::from(given, 2);
   std::vector<int64_t> sizes = batch_of(columns, 2);
-  int64_t rows = columns.size(columns.dim() - 2), patches = columns.size(columns.dim() - 1);
-  int64_t expected = patches_of(size, kernel, dilation, padding, stride);
-  TORCH_CHECK(rows % in_patches(1, kernel) == 0 && patches == expected, "expected ", expected,
-              " patches of whole kernels of ", in_patches(1, kernel), ", found ", columns.sizes());
-  sizes.push_back(rows / in_patches(1, kernel));
+  int64_t kernel = in_patches(1, patches.kernel), expected = patches.count(size);
+  int64_t rows = columns.size(columns.dim() - 2);
+  TORCH_CHECK(rows % kernel == 0 && columns.size(columns.dim() - 1) == expected, "expected ",
+              expected, " patches of whole kernels of ", kernel, ", found ", columns.sizes());
+  sizes.push_back(rows / kernel);
   sizes.insert(sizes.end(), size.begin(), size.end());
   return at::empty(sizes, columns.options());
 }

@@ -403,10 +403,14 @@ fn patches_of_images_are_foretold() {
             all
         };
         let images = numbers(&[2, 3, size[0], size[1]]);
-        let Ok(columns) = call("im2col", with(vec![("self", Value::Tensor(&images))])) else {
+        let Ok(made) = call("im2col", with(vec![("self", Value::Tensor(&images))])) else {
             continue;
         };
-        let columns = Value::Tensor(&columns[0]);
+        let columns = Value::Tensor(&made[0]);
+        let larger = vec![size[0] + 9 * stride[0], size[1]];
+        let given = vec![("self", Value::Tensor(&made[0])), ("output_size", Value::Ints(larger))];
+        let error = call("col2im", with(given)).unwrap_err().to_string();
+        assert!(error.contains("patches of whole kernels"), "{error}");
         let given = vec![("self", columns), ("output_size", Value::Ints(size.clone()))];
         assert_eq!(call("col2im", with(given)).unwrap()[0].size(), images.size());
         done += 1;
