@@ -39,9 +39,13 @@ from programs import CHECKOUT, Problem
 sys.path.insert(0, str(CHECKOUT / "tools"))
 import tensor_file
 
+# A checkpoint may take the time of several steps.
+STEPS_PER_KILL = 10
 WORKERS = 2
 BATCH, LENGTH = 8, 128
 STEP = re.compile(r"step (\d+)/")
+WRITTEN = re.compile(r"checkpoint of step \d+ written")
+RESUMED = re.compile(r"recovery: resuming with .* from (.*)")
 RESTORED = re.compile(r"recovery: repeated .*?, ([\d.]+) s to restore")
 WIDTH = 8192  # of each layer of the random model
 BLOCK = 4 << 20  # bytes of random numbers that are made at once
@@ -137,21 +141,28 @@ def trained(place, model, steps, every):
 
 def restored(place, model, kills):
     """The seconds in which a run gets its state back after each kill of a worker."""
-    # A checkpoint is written while the next two steps compute.
-    path = run_file(place, model, 4 * kills + 4, 2)
+    path = run_file(place, model, STEPS_PER_KILL * (kills + 1), 2)
     run, seconds, killed = Run(place, ["train", path]), [], set()
+    # Whether a checkpoint was written since the last kill. Without one nothing would be restored.
+    written = False
 
     def strike(line):
+        nonlocal written
         if found := RESTORED.search(line):
             seconds.append(float(found[1]))
-        step = STEP.match(line)
-        due = step and int(step[1]) >= 4 * (len(killed) + 1) and len(killed) == len(seconds)
+        if (found := RESUMED.search(line)) and not found[1].startswith("the checkpoint"):
+            raise Problem(f"bench/state.py: a run resumed from {found[1]}")
+        written = written or WRITTEN.search(line) is not None
+        due = STEP.match(line) and written and len(killed) == len(seconds)
         if due and len(killed) < kills:
             worker = run.processes()[-1]
             killed.add(worker)
+            written = False
             os.kill(worker, signal.SIGKILL)
 
     run.until_end(strike)
+    if len(seconds) < kills:
+        raise Problem(f"bench/state.py: {len(seconds)} of {kills} kills before the run ended")
     return {**run.memory(), "restore_s": seconds}
 
 
