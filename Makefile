@@ -42,10 +42,10 @@ check-all: check ## Also the default seeds and times of fuzz, examples in docume
 programs: setup ## Build the programs that tests start
 	cargo build --workspace --bins
 
-test: programs ## Run all tests
+test: programs ## Run all tests, the simulator with a tenth of its seeds (check-all plays all)
 	python3 -m unittest discover --start-directory tools --quiet
 	python3 -m unittest discover --start-directory bench --quiet
-	python3 tools/run_tests.py
+	BOSSMAN_SIM_SEEDS=$${BOSSMAN_SIM_SEEDS:-100} python3 tools/run_tests.py
 	@python3 tools/oracle.py --where-possible
 
 fake-gpu: setup ## Open a shell in which every command sees two GPUs that are not there

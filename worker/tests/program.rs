@@ -64,6 +64,15 @@ fn a_port_that_is_none_is_named() {
     assert!(said.contains("65536"), "{said}");
 }
 
+#[test]
+fn a_host_with_a_port_is_refused_before_the_worker_waits() {
+    let said = errors(worker(&[], &[("MODEL_HOST", "lab.local:1024")]), 2);
+    assert!(
+        said.contains("'lab.local:1024'") && said.contains("MODEL_PORT has the port"),
+        "{said}"
+    );
+}
+
 /// The check needs no boss.
 #[test]
 fn a_port_of_the_environment_does_not_stop_a_self_check() {

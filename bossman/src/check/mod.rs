@@ -5,6 +5,7 @@
 //!     |-> batch_sizes     the sizes of the first batch against every layer
 //!     |-> output_shape    the loss against the model's first output and the shape of targets
 //!     +-> target_values   the values of the first targets and of the last one
+//! train, bossman check -> run_length   settings that need more samples or steps
 //! train -> lone_samples   microbatches of one sample against layers that normalise over them
 //! bossman check -> dry_run   the first samples, and the layers of each worker
 //! ```
@@ -13,6 +14,7 @@ mod batch_sizes;
 mod dry_run;
 pub(crate) mod lone_samples;
 mod output_shape;
+mod run_length;
 mod target_values;
 #[cfg(test)]
 mod tests;

@@ -113,7 +113,11 @@ impl Check {
                 dry_run(run, &model, self.local)?;
             }
         }
-        for warning in graph.warnings() {
+        let of_length = match (with_data, sizes) {
+            (Some(run), Some(sizes)) => run.length_warnings(sizes.train)?,
+            _ => Vec::new(),
+        };
+        for warning in graph.warnings().iter().map(ToString::to_string).chain(of_length) {
             output::warn(&format!("warning: {warning}"));
         }
         Ok(())

@@ -8,7 +8,7 @@ use crate::inference::translate::Translator;
 use crate::recovery::peer_snapshots::random_id;
 use crate::recovery::resume::{self, ResumeState};
 use crate::run_file::data_parts::Parts;
-use crate::run_file::{Length, RunFile};
+use crate::run_file::RunFile;
 use crate::settings::conflicts::{self, PoolFacts, RunFacts};
 use crate::settings::strategy::Strategy;
 use crate::train::epochs::best_path;
@@ -21,7 +21,6 @@ use crate::{
     BossManError, Builder, Collective, Cuts, Model, Recompute, RecoverySource, Replicas, StateDict,
 };
 use link::WorkerInfo;
-use pipeline::lr_schedule::{LrDecay, LrSchedule};
 
 /// The default number of microbatches in a pool, which is also the most workers that can share a
 /// batch.
@@ -71,7 +70,7 @@ pub(super) async fn prepare<'a>(
         options.events.warn(warning.to_string());
     }
     let data = file.checked_parts(&model)?;
-    let steps = steps(file, data.train.samples())?;
+    let steps = file.training_steps(data.train.samples())?;
     let fixed_batch = FixedBatch::of(model.graph());
     if let Some(fixed) = &fixed_batch {
         check_fixed_batch(fixed, file, options, &data)?;
@@ -209,49 +208,10 @@ impl Prepared<'_> {
         let strategy = Strategy::new(builder.settings(), graph, self.workers);
         let microbatches = strategy.microbatches.into();
         lone_samples::check(graph, Batches { samples, batch_size, microbatches, steps })?;
-        if batch_size > samples {
-            options.events.warn(format!(
-                "batch_size: {batch_size}, but there are only {samples} samples to train on; every \
-                 step takes them all"
-            ));
-        }
-        let (accumulate, left) = (file.accumulate, steps % u64::from(file.accumulate));
-        if left > 0 {
-            options.events.warn(format!(
-                "{steps} steps are no multiple of accumulate: {accumulate}; the last {left} \
-                 change nothing"
-            ));
-        }
-        schedule_warnings(&file.lr_schedule, steps / u64::from(accumulate))
-            .for_each(|text| options.events.warn(text));
+        let warnings = file.length_warnings(samples)?;
+        warnings.into_iter().for_each(|text| options.events.warn(text));
         Ok(())
     }
-}
-
-/// Warns of a schedule of another length than the run's, in optimizer steps.
-fn schedule_warnings(schedule: &LrSchedule, updates: u64) -> impl Iterator<Item = String> {
-    let LrSchedule { warmup, decay } = schedule;
-    let early = match decay {
-        LrDecay::Linear { total_steps } | LrDecay::Cosine { total_steps }
-            if *total_steps < updates =>
-        {
-            Some(format!(
-                "total_steps: {total_steps}, but the run has {updates} optimizer steps; the \
-                 learning rate is 0 in the last {}",
-                updates - total_steps
-            ))
-        }
-        _ => None,
-    };
-    let late = (warmup.steps >= updates).then(|| {
-        format!(
-            "warmup: {}, but the run has only {updates} optimizer steps; the learning rate never \
-             reaches its full value",
-            warmup.steps
-        )
-    });
-    let late = late.filter(|_| warmup.steps > 0);
-    early.into_iter().chain(late).map(|text| format!("lr_schedule: {text}"))
 }
 
 /// Checks that a run that resumes after `done` steps does not end before.
@@ -274,7 +234,7 @@ fn check_fixed_batch(
     data: &Parts,
 ) -> Result<(), BossManError> {
     let samples = data.train.samples();
-    fixed.check_run(file, samples, steps(file, samples)?)?;
+    fixed.check_run(file, samples, file.training_steps(samples)?)?;
     if options.pool {
         fixed.check_pool()?;
     }
@@ -297,13 +257,6 @@ fn record(file: &RunFile, data: &Parts) -> Result<RunRecord, BossManError> {
         samples: data.train.samples(),
         classes: file.data()?.train.class_names()?,
         ..RunRecord::default()
-    })
-}
-
-fn steps(file: &RunFile, samples: u64) -> Result<u64, BossManError> {
-    Ok(match file.length()? {
-        Length::Steps(steps) => steps,
-        Length::Epochs(epochs) => epochs.saturating_mul(samples.div_ceil(file.batch_size)),
     })
 }
 

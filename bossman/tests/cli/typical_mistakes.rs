@@ -170,14 +170,17 @@ fn run_files_and_data_that_do_not_fit_are_named() {
 fn a_batch_larger_than_the_data_is_a_warning() {
     let folder = folder("large-batch");
     std::fs::write(folder.join("run.yaml"), run_file("batch_size: 100000")).unwrap();
-    let found = errors(&folder, &["train", "run.yaml", "--local", "1", "--no-run-folder"], 1);
-    assert_eq!(
-        found.lines().next(),
-        Some(
-            "warning: batch_size: 100000, but there are only 1433 samples to train on; every step \
-             takes them all"
-        )
-    );
+    let train = ["train", "run.yaml", "--local", "1", "--no-run-folder"];
+    for (words, code) in [(&train[..], 1), (&["check", "run.yaml"], 0)] {
+        let found = errors(&folder, words, code);
+        assert_eq!(
+            found.lines().next(),
+            Some(
+                "warning: batch_size: 100000, but there are only 1433 samples to train on; every \
+                 step takes them all"
+            )
+        );
+    }
 }
 
 /// Shapes alone cannot tell it: the length is a word in the model.

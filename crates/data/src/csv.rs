@@ -132,10 +132,11 @@ impl Rows {
             if record.len() != expected {
                 return Err(error(format!(
                     "line {line} has {} columns; the model needs {} for its input and {} for the \
-                     target",
+                     target{}",
                     record.len(),
                     self.inputs,
-                    self.targets
+                    self.targets,
+                    other_separator(&record)
                 )));
             }
             numbers.clear();
@@ -143,10 +144,9 @@ impl Rows {
                 let wrong = |problem: String| {
                     error(format!("line {line}, column {}: {problem}", column + 1))
                 };
-                let number: f64 = field
-                    .parse()
-                    .map_err(|_| wrong(format!("`{}` is not a number", shown(field))))?;
                 let is_target = column >= self.inputs;
+                let no_number = || wrong(no_number(field, is_target && self.classes));
+                let number: f64 = field.parse().map_err(|_| no_number())?;
                 if is_target && self.classes && (number < 0.0 || number.fract() != 0.0) {
                     return Err(wrong(format!("`{}` is not a class: 0, 1, 2 ...", shown(field))));
                 }
@@ -165,5 +165,26 @@ impl Rows {
             Some(line) => Err(error(format!("line {line} has separators alone; delete it"))),
             None => Ok(()),
         }
+    }
+}
+
+/// The problem of a field that is no number, and the remedy.
+fn no_number(field: &str, is_class: bool) -> String {
+    match field.is_empty() {
+        true => "is empty; write a number, or delete the line".to_string(),
+        false if is_class => {
+            let text = shown(field);
+            format!("`{text}` is not a class: 0, 1, 2 ...; `columns` takes the names of classes")
+        }
+        false => format!("`{}` is not a number", shown(field)),
+    }
+}
+
+/// A hint at the separator of a row that has only one column.
+fn other_separator(record: &csv::StringRecord) -> &'static str {
+    match record.get(0).filter(|_| record.len() == 1) {
+        Some(row) if row.contains(';') => "; it is separated by semicolons: use commas",
+        Some(row) if row.contains('\t') => "; it is separated by tabs: use commas",
+        _ => "",
     }
 }

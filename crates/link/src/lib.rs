@@ -25,7 +25,7 @@ pub mod quic;
 pub mod testing;
 pub mod trust;
 
-pub use admission::addresses::{host_and_port, resolve};
+pub use admission::addresses::{check_host, host_and_port, resolve};
 pub use admission::dial::punch_hole;
 pub use admission::handshake::{draw_instance, instance, WorkerInfo};
 pub use admission::join::{join, query_status, JoinedRun};

@@ -19,7 +19,8 @@ pub struct Options {
         visible_alias = "host",
         env = "MODEL_HOST",
         default_value = "127.0.0.1",
-        value_name = "HOST"
+        value_name = "HOST",
+        value_parser = host
     )]
     pub model_host: String,
     /// UDP port of the boss; --port for short.
@@ -107,6 +108,11 @@ pub struct Options {
     /// The file into which this worker writes the most memory that it took of its GPU.
     #[arg(long, hide = true, value_name = "FILE")]
     pub peak_memory: Option<PathBuf>,
+}
+
+/// Refuses what no waiting can make a host.
+fn host(text: &str) -> Result<String, &'static str> {
+    link::check_host(text).map(|()| text.to_string())
 }
 
 /// The flags of a worker that works for a boss. Those that the environment may set, too, are not

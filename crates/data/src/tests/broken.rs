@@ -97,6 +97,20 @@ fn mistakes_in_files_are_named() {
         (file("g.jsonl", b""), "g.jsonl: it holds no samples"),
         (file("h.csv", b"1,2,3,4,5\n1,2,3,x,0\n"), "h.csv: line 2, column 4: `x` is not a number"),
         (
+            file("empty.csv", b"1,2,3,4,5\n1,2,3,,0\n"),
+            "empty.csv: line 2, column 4: is empty; write a number, or delete the line",
+        ),
+        (
+            file("name.csv", b"1,2,3,4,cat\n"),
+            "name.csv: line 1, column 5: `cat` is not a class: 0, 1, 2 ...; `columns` takes the \
+             names of classes",
+        ),
+        (
+            file("semicolons.csv", b"1;2;3;4;5\n6;7;8;9;0\n"),
+            "semicolons.csv: line 2 has 1 columns; the model needs 4 for its input and 1 for the \
+             target; it is separated by semicolons: use commas",
+        ),
+        (
             file("i.csv", b"\r\n1,2,3,4,5\r\n\r\n1,2,3,x,0"),
             "i.csv: line 4, column 4: `x` is not a number",
         ),

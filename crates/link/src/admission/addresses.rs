@@ -15,16 +15,24 @@ const MAX_ADDRESSES: usize = 8;
 pub async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, LinkError> {
     let host = host.trim();
     let failed = |reason: String| LinkError::Host { host: host.to_string(), reason };
-    if !is_host(host) {
-        let hint = "name the machine alone, as 192.168.1.20; MODEL_PORT has the port";
-        return Err(failed(hint.into()));
-    }
+    check_host(host).map_err(|hint| failed(hint.into()))?;
     let name = without_brackets(host);
     let found = tokio::net::lookup_host((name, port)).await.map_err(|e| failed(e.to_string()))?;
     let addresses = in_turns(found);
     match addresses.is_empty() {
         true => Err(failed("it has no address".into())),
         false => Ok(addresses),
+    }
+}
+
+/// Checks that a text may be the name or the address of a machine: no URL, and without a port.
+///
+/// # Errors
+/// It is none. The text is advice.
+pub fn check_host(text: &str) -> Result<(), &'static str> {
+    match is_host(text.trim()) {
+        true => Ok(()),
+        false => Err("name the machine alone, as 192.168.1.20; MODEL_PORT has the port"),
     }
 }
 
@@ -36,7 +44,6 @@ pub fn host_and_port(host: &str, port: u16) -> String {
     }
 }
 
-/// Whether a text may be the name or the address of a machine: no URL, and without a port.
 fn is_host(text: &str) -> bool {
     let has_port = match text.rsplit_once(':') {
         Some((name, port)) => !name.contains(':') && port.parse::<u16>().is_ok(),
