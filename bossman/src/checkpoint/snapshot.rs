@@ -131,13 +131,15 @@ pub(crate) async fn restore_stored(
     let optimizer = optimizer_of(trainer)?;
     state.check(trainer.model.graph(), &optimizer)?;
     forget_what_waits(trainer).await?;
-    weight_transfer::load_chunks(trainer, state.weight_bytes(), state.clone().read_weights())
-        .await?;
+    let read = |state: &Arc<StoredState>| {
+        let state = state.clone();
+        move |piece| state.read(piece)
+    };
+    weight_transfer::load_unread(trainer, state.weights(), read(state)).await?;
     // As in [`restore`].
     trainer.send_optimizer(optimizer).await?;
     if keeps_state(&optimizer) {
-        let chunks = state.clone().read_optimizer();
-        weight_transfer::load_chunks(trainer, state.optimizer_bytes(), chunks).await?;
+        weight_transfer::load_unread(trainer, state.optimizer(), read(state)).await?;
     }
     weight_transfer::end_load(trainer).await?;
     resume_from(trainer, state.counters);

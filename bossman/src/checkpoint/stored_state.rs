@@ -7,7 +7,7 @@ use super::state_fit::check_state;
 use super::training_state::TrainingState;
 use crate::data::tensor_payload::from_payload;
 use crate::session::position::Counters;
-use crate::weights::chunks::{in_chunks, total_bytes};
+use crate::weights::chunks::Unread;
 use crate::weights::state_dict::expected;
 use crate::weights::tensor_headers::TensorHeaders;
 use crate::{BossManError, StateDict};
@@ -16,7 +16,6 @@ use link::Payload;
 use pipeline::optimizer::OptimizerSpec;
 use pipeline::{slices, StateDigest, StateName, StateSlice, TensorHasher, TensorMeta, SLICE_BYTES};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// The state of a checkpoint whose files are those of its manifest.
 #[derive(Debug)]
@@ -38,16 +37,27 @@ struct Place {
     meta: TensorMeta,
 }
 
-/// Tensors that are read, and travel, together.
-type Chunk = Result<Vec<(String, Payload)>, BossManError>;
+impl Place {
+    /// The tensor of this name in slices, or as a whole if it is small.
+    fn pieces(&self, name: &str) -> impl Iterator<Item = Unread<Piece>> {
+        let (file, start) = (self.file, self.start);
+        let slices = slices(name, &self.meta, SLICE_BYTES).into_iter();
+        slices.map(move |StateSlice { name, meta, bytes }| {
+            let start = start.saturating_add(bytes.start as u64);
+            let place = Piece { file, start, bytes: bytes.len(), meta };
+            Unread { name, bytes: bytes.len() as u64, place }
+        })
+    }
+}
 
-/// A tensor, or a slice of one, that is read as a whole.
-struct Piece {
+/// The place of a tensor, or of a slice of one.
+pub(crate) struct Piece {
     /// The number of its file.
     file: usize,
     /// Its first byte there.
     start: u64,
-    slice: StateSlice,
+    bytes: usize,
+    meta: TensorMeta,
 }
 
 impl StoredState {
@@ -97,49 +107,31 @@ impl StoredState {
         check_state(&expected(graph), optimizer, metas)
     }
 
-    /// Reads parameters and buffers, a chunk at a time. Each comes whole or in slices, with the
-    /// name under which it travels. An error is that a file cannot be read, or is not the one that
-    /// was compared with the manifest.
-    pub(crate) fn read_weights(self: Arc<Self>) -> impl Iterator<Item = Chunk> {
-        self.read_chunks(|name| !name.optimizer)
+    /// The parameters and buffers. A large one is cut into slices.
+    pub(crate) fn weights(&self) -> Vec<Unread<Piece>> {
+        self.unread(|name| !name.optimizer)
     }
 
-    /// As [`StoredState::read_weights`], the state of the optimizer.
-    pub(crate) fn read_optimizer(self: Arc<Self>) -> impl Iterator<Item = Chunk> {
-        self.read_chunks(|name| name.optimizer)
+    /// As [`StoredState::weights`], the state of the optimizer.
+    pub(crate) fn optimizer(&self) -> Vec<Unread<Piece>> {
+        self.unread(|name| name.optimizer)
     }
 
-    /// The bytes of all parameters and buffers.
-    pub(crate) fn weight_bytes(&self) -> u64 {
-        self.bytes(|name| !name.optimizer)
+    fn unread(&self, is_wanted: fn(&StateName<'_>) -> bool) -> Vec<Unread<Piece>> {
+        let wanted = self.tensors.iter().filter(|(name, _)| is_wanted(&StateName::parse(name)));
+        wanted.flat_map(|(name, place)| place.pieces(name)).collect()
     }
 
-    /// The bytes of the optimizer's state.
-    pub(crate) fn optimizer_bytes(&self) -> u64 {
-        self.bytes(|name| name.optimizer)
-    }
-
-    fn bytes(&self, of: fn(&StateName<'_>) -> bool) -> u64 {
-        let tensors = self.tensors.iter().filter(|(name, _)| of(&StateName::parse(name)));
-        total_bytes(tensors.map(|(_, place)| &place.meta))
-    }
-
-    fn read_chunks(self: Arc<Self>, of: fn(&StateName<'_>) -> bool) -> impl Iterator<Item = Chunk> {
-        let tensors = self.tensors.iter().filter(|(name, _)| of(&StateName::parse(name)));
-        let pieces = tensors.flat_map(|(name, place)| {
-            let piece = |slice: StateSlice| Piece { file: place.file, start: place.start, slice };
-            slices(name, &place.meta, SLICE_BYTES).into_iter().map(piece)
-        });
-        let chunks = in_chunks(pieces, |piece| piece.slice.bytes.len() as u64);
-        chunks
-            .into_iter()
-            .map(move |chunk| chunk.into_iter().map(|piece| self.read(piece)).collect())
-    }
-
-    fn read(&self, Piece { file, start, slice }: Piece) -> Result<(String, Payload), BossManError> {
-        let StateSlice { name, meta, bytes } = slice;
-        let from = start.saturating_add(bytes.start as u64);
-        Ok((name, self.payload(file, from, bytes.len(), meta)?))
+    /// Reads a piece.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not the one that was compared with the manifest.
+    pub(crate) fn read(&self, piece: Piece) -> Result<Payload, BossManError> {
+        let Piece { file, start, bytes, meta } = piece;
+        let lost = || BossManError::Usage("a file of a checkpoint that is not there".into());
+        let file = self.files.get(file).ok_or_else(lost)?;
+        let content = file.read(start, bytes).map_err(|e| BossManError::io(&file.path, &e))?;
+        Ok(Payload { meta, bytes: content.into() })
     }
 
     /// Its digest, that of [`TrainingState::digest`]. Reads all files, a few megabytes at a time.
@@ -148,11 +140,10 @@ impl StoredState {
     /// A file cannot be read, or is not the one that was compared with the manifest.
     pub(crate) fn digest(&self) -> Result<StateDigest, BossManError> {
         let mut hashes = self.counters.hashes();
-        for (name, Place { file, start, meta }) in &self.tensors {
-            let mut hasher = TensorHasher::new(meta);
-            for slice in slices(name, meta, SLICE_BYTES) {
-                let (_, part) = self.read(Piece { file: *file, start: *start, slice })?;
-                hasher.update(&part.bytes);
+        for (name, place) in &self.tensors {
+            let mut hasher = TensorHasher::new(&place.meta);
+            for piece in place.pieces(name) {
+                hasher.update(&self.read(piece.place)?.bytes);
             }
             hashes.insert(name.clone(), hasher.finish());
         }
@@ -168,8 +159,9 @@ impl StoredState {
         for (sent, Place { file, start, meta }) in &self.tensors {
             let bytes = meta.byte_len().and_then(|bytes| usize::try_from(bytes).ok());
             let too_large = || BossManError::Usage(format!("`{sent}` is too large for memory"));
-            let bytes = bytes.ok_or_else(too_large)?;
-            let tensor = from_payload(&self.payload(*file, *start, bytes, meta.clone())?)?;
+            let (file, start, bytes) = (*file, *start, bytes.ok_or_else(too_large)?);
+            let piece = Piece { file, start, bytes, meta: meta.clone() };
+            let tensor = from_payload(&self.read(piece)?)?;
             let name = StateName::parse(sent);
             match name.optimizer {
                 true => drop(optimizer.insert(name.name.to_string(), tensor)),
@@ -177,18 +169,5 @@ impl StoredState {
             }
         }
         Ok(TrainingState { weights, optimizer, counters: self.counters })
-    }
-
-    fn payload(
-        &self,
-        file: usize,
-        start: u64,
-        bytes: usize,
-        meta: TensorMeta,
-    ) -> Result<Payload, BossManError> {
-        let lost = || BossManError::Usage("a file of a checkpoint that is not there".into());
-        let file = self.files.get(file).ok_or_else(lost)?;
-        let content = file.read(start, bytes).map_err(|e| BossManError::io(&file.path, &e))?;
-        Ok(Payload { meta, bytes: content.into() })
     }
 }

@@ -181,8 +181,8 @@ fn last_line(path: &Path, bytes: u64) -> std::io::Result<Option<Vec<u8>>> {
     Ok(Some(lines[begin..].to_vec()))
 }
 
-/// Compares the last checkpoint with its hashes while the run waits for workers, so that they need
-/// not wait for that later.
+/// Compares the last checkpoint with its hashes while the run waits for workers and gives them
+/// their stages, so that they need not wait for that later.
 ///
 /// # Errors
 /// A checkpoint that may be the last whole one still cannot be read after several attempts.

@@ -7,7 +7,7 @@ use crate::checkpoint::WeightsFile;
 use crate::data::tensor_payload::to_payload;
 use crate::events::Direction;
 use crate::session::replica_check::{compare_replicas, must_agree};
-use crate::weights::chunks::{in_chunks, total_bytes};
+use crate::weights::chunks::{in_chunks, in_turns, total_bytes, Unread};
 use crate::weights::state_dict::{expected, ExpectedTensor, StateDict};
 use crate::weights::weight_files::WeightFiles;
 use crate::BossManError;
@@ -102,7 +102,8 @@ pub(crate) async fn load(
     let of_bytes = bytes_of(&tensors);
     let meter = TransferMeter::begin(&trainer.events, Direction::ToWorkers, of_bytes);
     let parts = tensors.into_iter().flat_map(StageTensor::sliced);
-    for chunk in in_chunks(parts, |part| part.payload.bytes.len() as u64) {
+    let bytes_of_one = |part: &StageTensor| part.payload.bytes.len() as u64;
+    for chunk in in_chunks(in_turns(parts, |part| part.stage, bytes_of_one), bytes_of_one) {
         let bytes = bytes_of(&chunk);
         load_chunk(trainer, chunk).await?;
         meter.add(bytes);
@@ -133,26 +134,28 @@ pub(crate) async fn load_files(
     trainer: &mut Trainer,
     files: &WeightFiles,
 ) -> Result<(), BossManError> {
-    let (files, of_bytes) = (files.clone(), files.bytes());
-    let chunks = files.chunks().into_iter();
-    load_chunks(trainer, of_bytes, chunks.map(move |pieces| files.read(&pieces))).await?;
+    let (files, pieces) = (files.clone(), files.pieces());
+    load_unread(trainer, pieces, move |piece| files.read(&piece)).await?;
     end_load(trainer).await
 }
 
-/// As [`load`], of chunks that a thread reads while others travel. They have this number of bytes,
-/// and the names are those of [`StateName`].
-pub(crate) async fn load_chunks<C>(
+/// As [`load`], of tensors that a thread reads while others travel. All stages have some in each
+/// chunk, so that workers load at the same time.
+pub(crate) async fn load_unread<P: Send + 'static>(
     trainer: &mut Trainer,
-    of_bytes: u64,
-    chunks: C,
-) -> Result<(), BossManError>
-where
-    C: Iterator<Item = Result<Vec<(String, Payload)>, BossManError>> + Send + 'static,
-{
+    unread: Vec<Unread<P>>,
+    read: impl Fn(P) -> Result<Payload, BossManError> + Send + 'static,
+) -> Result<(), BossManError> {
+    let holders = Holders::of(trainer);
+    let of_bytes = unread.iter().map(|one| one.bytes).fold(0, u64::saturating_add);
+    let unread = in_turns(unread, |one| holders.first(&one.name), |one| one.bytes);
+    let chunks = in_chunks(unread, |one| one.bytes);
     // One chunk waits while another one is read, and a third one travels.
-    let (sender, mut read) = mpsc::channel(1);
+    let (sender, mut chunks_read) = mpsc::channel(1);
     let reader = tokio::task::spawn_blocking(move || {
         for chunk in chunks {
+            let named = |one: Unread<P>| Ok((one.name, read(one.place)?));
+            let chunk: Result<Vec<_>, BossManError> = chunk.into_iter().map(named).collect();
             // Nobody waits for a chunk after a failure.
             if sender.blocking_send(chunk?).is_err() {
                 break;
@@ -160,11 +163,12 @@ where
         }
         Ok::<(), BossManError>(())
     });
-    let holders = Holders::of(trainer);
     let meter = TransferMeter::begin(&trainer.events, Direction::ToWorkers, of_bytes);
-    while let Some(chunk) = read.recv().await {
+    while let Some(chunk) = chunks_read.recv().await {
         let bytes = chunk.iter().map(|(_, payload)| payload.bytes.len() as u64).sum();
-        let tensors = chunk.into_iter().flat_map(|(name, payload)| holders.each(&name, payload));
+        let tensors = chunk
+            .into_iter()
+            .flat_map(|(name, payload): (String, Payload)| holders.each(&name, payload));
         let tensors = tensors.collect();
         load_chunk(trainer, tensors).await?;
         meter.add(bytes);
@@ -265,15 +269,25 @@ impl Holders {
         Holders(expected.map(|(name, tensor)| (name, stages(tensor))).collect())
     }
 
-    /// The payload for each stage that holds the tensor of this name of [`StateName`].
-    fn each(&self, name: &str, payload: Payload) -> Vec<StageTensor> {
+    /// The stages that receive the tensor of this name of [`StateName`].
+    fn receivers(&self, name: &str) -> &[StageId] {
         let parsed = StateName::parse(name);
         let holders: &[StageId] = self.0.get(parsed.parameter()).map_or(&[], Vec::as_slice);
+        parsed.receivers(holders)
+    }
+
+    /// The first of them.
+    fn first(&self, name: &str) -> Option<StageId> {
+        self.receivers(name).first().copied()
+    }
+
+    /// The payload for each of them.
+    fn each(&self, name: &str, payload: Payload) -> Vec<StageTensor> {
         let tensor = |stage: &StageId| StageTensor {
             stage: *stage,
             name: name.into(),
             payload: payload.clone(),
         };
-        parsed.receivers(holders).iter().map(tensor).collect()
+        self.receivers(name).iter().map(tensor).collect()
     }
 }

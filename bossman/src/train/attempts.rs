@@ -13,6 +13,7 @@ use crate::train::memory_saving::{MeansLeft, MemorySaving};
 use crate::train::outcome::{Interruption, Outcome};
 use crate::train::prepared::{Prepared, Start, NO_CHECKPOINT};
 use crate::train::settings::TrainOptions;
+use crate::train::start_patience::patience_with_start;
 use crate::workers::host::{Host, Workers};
 use crate::{BossMan, BossManError, RecoverySource, StepReport};
 use link::WorkerInfo;
@@ -25,9 +26,6 @@ use runtime::Handle;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tracing::{info, Instrument};
-
-/// The time to start a session that is to save what only the workers have.
-const LAST_START: Duration = Duration::from_secs(30);
 
 /// How training ended.
 enum Training {
@@ -270,9 +268,20 @@ impl Attempts {
     /// Starts a session, in the state to resume from.
     async fn start<'a>(&mut self, prepared: &'a Prepared<'a>) -> Result<Attempt<'a>, BossManError> {
         let (ahead, events) = (self.source_of_state(prepared), self.events().clone());
+        // A checkpoint is compared with its hashes beside all that needs no state.
         let read = resume::read_ahead(ahead, &events);
-        let (workers, read) = tokio::try_join!(self.wait_for_workers(prepared), read)?;
+        let (mut boss, read) = tokio::try_join!(self.distribute(prepared), read)?;
         self.state = self.state.take().or(read);
+        let unread = prepared.checkpoints.as_ref().filter(|_| ahead.is_none()).map(|(all, _)| all);
+        self.find_state(prepared, &mut boss, unread).await?;
+        let (record, observers) = (self.record.clone(), self.observers.clone());
+        let due = self.due.clone();
+        Attempt::start(prepared, boss, record, observers, self.state.take(), due).await
+    }
+
+    /// Waits for workers, and gives them their stages.
+    async fn distribute(&mut self, prepared: &Prepared<'_>) -> Result<BossMan, BossManError> {
+        let workers = self.wait_for_workers(prepared).await?;
         let loads =
             prepared.weights.is_some() || self.state.is_some() || self.recovery.is_recovering();
         let initialization = match loads {
@@ -292,11 +301,7 @@ impl Attempts {
         let most = u32::try_from(prepared.file.batch_size).unwrap_or(u32::MAX);
         self.record.microbatches = boss.trainer.strategy.microbatches.min(most);
         boss.distribute_model().await?;
-        let unread = prepared.checkpoints.as_ref().filter(|_| ahead.is_none()).map(|(all, _)| all);
-        self.find_state(prepared, &mut boss, unread).await?;
-        let (record, observers) = (self.record.clone(), self.observers.clone());
-        let due = self.due.clone();
-        Attempt::start(prepared, boss, record, observers, self.state.take(), due).await
+        Ok(boss)
     }
 
     async fn train(
@@ -564,37 +569,5 @@ impl Attempts {
     ) -> Result<(), BossManError> {
         let error = error.map(ToString::to_string);
         self.observers.events.emit(&Event::Ended { steps, time: self.time, error })
-    }
-}
-
-/// The time that a session has to start once the user ends the run. Only a session can save the
-/// state that a run left to its workers when it grew or lost some. Without such a state there is
-/// nothing to save before the first step.
-fn patience_with_start(has_state: bool, redundancy: RecoverySource) -> Duration {
-    match redundancy {
-        RecoverySource::PeerSnapshot(_) if has_state => LAST_START,
-        RecoverySource::PeerSnapshot(_) | RecoverySource::Checkpoint | RecoverySource::None => {
-            Duration::ZERO
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::checkpoint::Every;
-
-    #[test]
-    fn a_session_that_can_save_the_workers_state_has_time_to_start() {
-        let peers = RecoverySource::PeerSnapshot(Every::Steps(3));
-        for (has_state, redundancy, patience) in [
-            (true, peers, LAST_START),
-            (false, peers, Duration::ZERO),
-            (true, RecoverySource::Checkpoint, Duration::ZERO),
-            (true, RecoverySource::None, Duration::ZERO),
-        ] {
-            let found = patience_with_start(has_state, redundancy);
-            assert_eq!(found, patience, "{has_state}, {redundancy:?}");
-        }
     }
 }

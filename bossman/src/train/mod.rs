@@ -6,7 +6,7 @@
 //!  |  -> receipt_writer             at the end
 //!  +-> attempts (Attempts) -> memory_saving    after a run was out of memory
 //!       |                  -> growth_warnings  of what pipeline's RunGrowth decides
-//!       |                  -> recovery: policy, rejoin, resume
+//!       |                  -> recovery: policy, rejoin, resume;  start_patience
 //!       +-> attempt (Attempt) -> epochs -> validation -> validation_result (a value)
 //!            +-> checkpoint_writer, digests
 //!            +-> Event -> metrics, trace, and the observers of the caller
@@ -27,6 +27,7 @@ mod prepared;
 mod receipt_writer;
 pub(crate) mod run;
 pub(crate) mod settings;
+mod start_patience;
 mod stop;
 pub mod trace;
 pub(crate) mod validation;

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{is_checkpoint, weight_headers};
 use crate::data::tensor_payload::to_payload;
-use crate::weights::chunks::{in_chunks, total_bytes, CHUNK_BYTES};
+use crate::weights::chunks::Unread;
 use crate::weights::fit::{Fit, Tied};
 use crate::weights::rename_rules::{RenameRules, Source};
 use crate::weights::tensor_headers::{FileStamp, TensorHeaders};
@@ -10,7 +10,7 @@ use crate::weights::tensor_source::{element_count, missing, narrowed, TensorSour
 use crate::{BossManError, Model};
 use ::data::{HashedWeight, WeightPart, WeightSource};
 use link::Payload;
-use pipeline::{StateDigest, StateName, TensorMeta};
+use pipeline::{StateDigest, StateName, TensorMeta, SLICE_BYTES};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -156,34 +156,23 @@ impl WeightFiles {
         self.sources.iter().map(describe).collect()
     }
 
-    /// The bytes of all weights.
-    pub(crate) fn bytes(&self) -> u64 {
-        total_bytes(self.sources.values().map(|source| &source.meta))
+    /// The weights in pieces. A large weight is cut, unless the file has its transpose.
+    pub(crate) fn pieces(&self) -> Vec<Unread<Piece>> {
+        self.sources.iter().flat_map(|(name, source)| pieces(name, source)).collect()
     }
 
-    /// The weights in chunks that are read together. A large weight is cut, unless the file has its
-    /// transpose.
-    pub(crate) fn chunks(&self) -> Vec<Vec<Piece>> {
-        let pieces = self.sources.iter().flat_map(|(name, source)| pieces(name, source));
-        let chunks = in_chunks(pieces, |(_, bytes)| *bytes).into_iter();
-        chunks.map(|chunk| chunk.into_iter().map(|(piece, _)| piece).collect()).collect()
-    }
-
-    /// Reads these pieces. Each comes with the name under which it travels.
+    /// Reads a piece.
     ///
     /// # Errors
-    /// A file cannot be read.
-    pub(crate) fn read(&self, pieces: &[Piece]) -> Result<Vec<(String, Payload)>, BossManError> {
-        let read = |piece: &Piece| {
-            let source = self.sources.get(&piece.name);
-            let source = source.ok_or_else(|| BossManError::Usage("an unknown weight".into()))?;
-            let tensor = self.unchanged(source, || match &piece.elements {
-                Some(elements) => Ok(source.read_slice(&self.folder, elements.clone())?),
-                None => Ok(source.read(&self.folder)?),
-            })?;
-            Ok((piece.state_name(), to_payload(&tensor)?))
-        };
-        pieces.iter().map(read).collect()
+    /// The file cannot be read.
+    pub(crate) fn read(&self, piece: &Piece) -> Result<Payload, BossManError> {
+        let source = self.sources.get(&piece.name);
+        let source = source.ok_or_else(|| BossManError::Usage("an unknown weight".into()))?;
+        let tensor = self.unchanged(source, || match &piece.elements {
+            Some(elements) => Ok(source.read_slice(&self.folder, elements.clone())?),
+            None => Ok(source.read(&self.folder)?),
+        })?;
+        to_payload(&tensor)
     }
 }
 
@@ -218,20 +207,24 @@ fn headers(path: &Path) -> Result<TensorHeaders, BossManError> {
     }
 }
 
-/// A weight as one piece, or a large one as several, each with its bytes.
-fn pieces(name: &str, source: &WeightSource) -> Vec<(Piece, u64)> {
+/// A weight as one piece, or a large one as several.
+fn pieces(name: &str, source: &WeightSource) -> Vec<Unread<Piece>> {
+    let unread = |elements, bytes| {
+        let place = Piece { name: name.into(), elements };
+        Unread { name: place.state_name(), bytes, place }
+    };
     let bytes = source.meta.byte_len().unwrap_or(0);
-    if bytes <= CHUNK_BYTES || !source.has_slices() {
-        return vec![(Piece { name: name.into(), elements: None }, bytes)];
+    if bytes <= SLICE_BYTES || !source.has_slices() {
+        return vec![unread(None, bytes)];
     }
     let size = source.meta.dtype.size_bytes();
     // Elements of the file may be larger.
     let of_parts = source.parts.iter().map(|part| part.meta.dtype.size_bytes());
-    let (all, most) = (bytes / size, CHUNK_BYTES / of_parts.fold(size, u64::max));
+    let (all, most) = (bytes / size, SLICE_BYTES / of_parts.fold(size, u64::max));
     let slice = |number: u64| number * most..all.min((number + 1) * most);
     let piece = |elements: Range<u64>| {
         let bytes = (elements.end - elements.start) * size;
-        (Piece { name: name.into(), elements: Some(elements) }, bytes)
+        unread(Some(elements), bytes)
     };
     (0..all.div_ceil(most)).map(slice).map(piece).collect()
 }
@@ -291,12 +284,12 @@ layers:
         let expected = rules().apply(&state, &model).unwrap().fit_to(model.graph()).unwrap();
         let files = WeightFiles::find(place.path(), &rules(), &model).unwrap();
         assert_eq!(files.digest().unwrap(), expected.digest().unwrap());
-        let pieces: Vec<Piece> = files.chunks().concat();
+        let pieces = files.pieces();
         let names: Vec<&str> = pieces.iter().map(|piece| piece.name.as_str()).collect();
         assert_eq!(names, ["a.bias", "a.weight", "b.weight"]);
-        for (name, payload) in files.read(&pieces).unwrap() {
-            let tensor = from_payload(&payload).unwrap();
-            assert!(tensor.equal(expected.get(&name).unwrap()), "{name}");
+        for Unread { name, place, .. } in &pieces {
+            let tensor = from_payload(&files.read(place).unwrap()).unwrap();
+            assert!(tensor.equal(expected.get(name).unwrap()), "{name}");
         }
         for weight in files.hashed().unwrap() {
             let tensor = weight.read(place.path()).unwrap();
@@ -309,12 +302,12 @@ layers:
         let (place, state) = saved();
         let model = Model::from_yaml(MODEL).unwrap();
         let files = WeightFiles::find(place.path(), &rules(), &model).unwrap();
-        let pieces: Vec<Piece> = files.chunks().concat();
-        files.read(&pieces).unwrap();
+        let piece = files.pieces().remove(0).place;
+        files.read(&piece).unwrap();
         // The same names, sizes and numbers, but other files.
         state.save_sharded(place.path(), 10).unwrap();
         for error in [
-            files.read(&pieces).map(drop).unwrap_err(),
+            files.read(&piece).map(drop).unwrap_err(),
             files.digest().map(drop).unwrap_err(),
             files.hashed().map(drop).unwrap_err(),
         ] {
@@ -334,7 +327,7 @@ layers:
     }
 
     #[test]
-    fn chunks_are_bounded() {
+    fn pieces_are_bounded() {
         let meta = |elements: u64| pipeline::TensorMeta {
             dtype: layerspec::DType::Float32,
             shape: vec![elements],
@@ -351,26 +344,22 @@ layers:
         };
         let sources = [
             ("a", source(1 << 20, false)),
-            ("b", source(3 << 20, false)),
-            ("c", source(1, false)),
-            ("d", source((8 << 20) + 5, false)),
-            ("e", source(1, false)),
-            ("f", source(8 << 20, true)),
+            ("b", source((2 << 20) + 5, false)),
+            ("c", source(8 << 20, true)),
         ];
         let sources = sources.map(|(name, source)| (name.to_string(), source));
         let (folder, stamps) = (PathBuf::new(), BTreeMap::new());
         let files = WeightFiles { folder, sources: sources.into(), stamps };
-        let shown = |piece: &Piece| match &piece.elements {
-            Some(elements) => format!("{} {elements:?}", piece.name),
-            None => piece.name.clone(),
-        };
-        let chunks: Vec<String> = files
-            .chunks()
-            .iter()
-            .map(|chunk| chunk.iter().map(shown).collect::<Vec<_>>().join(", "))
-            .collect();
-        let expected =
-            ["a, b", "c", "d 0..4194304", "d 4194304..8388608", "d 8388608..8388613, e", "f"];
-        assert_eq!(chunks, expected);
+        let shown =
+            |one: &Unread<Piece>| format!("{} {:?} {}", one.name, one.place.elements, one.bytes);
+        let pieces: Vec<String> = files.pieces().iter().map(shown).collect();
+        let expected = [
+            "a None 4194304",
+            "slice/b[0] Some(0..1048576) 4194304",
+            "slice/b[1048576] Some(1048576..2097152) 4194304",
+            "slice/b[2097152] Some(2097152..2097157) 20",
+            "c None 33554432",
+        ];
+        assert_eq!(pieces, expected);
     }
 }

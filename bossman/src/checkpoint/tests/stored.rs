@@ -1,13 +1,14 @@
 //! A checkpoint that stays in its files until workers need it.
 
 use super::run;
+use crate::checkpoint::stored_state::Piece;
 use crate::checkpoint::*;
 use crate::data::tensor_payload::to_payload;
+use crate::weights::chunks::Unread;
 use crate::StateDict;
 use bytes::Bytes;
 use pipeline::{StateName, SLICE_BYTES};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
 /// A state with tensors of several slices, and small ones.
@@ -33,33 +34,30 @@ async fn stored(folder: &tempfile::TempDir) -> StoredState {
 }
 
 /// The bytes of each tensor, joined from its parts in the order of their elements.
-fn joined(
-    chunks: impl Iterator<Item = Result<Vec<(String, link::Payload)>, BossManError>>,
-) -> BTreeMap<String, Vec<u8>> {
+fn joined(state: &StoredState, pieces: Vec<Unread<Piece>>) -> BTreeMap<String, Vec<u8>> {
     let mut parts: BTreeMap<String, BTreeMap<u64, Bytes>> = BTreeMap::new();
-    for chunk in chunks {
-        for (name, payload) in chunk.unwrap() {
-            assert!(payload.bytes.len() as u64 <= SLICE_BYTES);
-            let name = StateName::parse(&name);
-            let whole = StateName { start: None, ..name }.to_string();
-            let of = parts.entry(whole).or_default();
-            assert!(of.insert(name.start.unwrap_or(0), payload.bytes).is_none());
-        }
+    for Unread { name, bytes, place } in pieces {
+        let payload = state.read(place).unwrap();
+        assert!(bytes <= SLICE_BYTES && payload.bytes.len() as u64 == bytes);
+        let name = StateName::parse(&name);
+        let whole = StateName { start: None, ..name }.to_string();
+        let of = parts.entry(whole).or_default();
+        assert!(of.insert(name.start.unwrap_or(0), payload.bytes).is_none());
     }
     let join = |of: BTreeMap<u64, Bytes>| of.into_values().flatten().collect();
     parts.into_iter().map(|(name, of)| (name, join(of))).collect()
 }
 
 #[tokio::test]
-async fn what_is_read_in_chunks_is_the_state() {
+async fn what_is_read_in_pieces_is_the_state() {
     let folder = tempfile::tempdir().unwrap();
-    let state = Arc::new(stored(&folder).await);
+    let state = stored(&folder).await;
     let expected = large();
     let bytes = |tensor: &Tensor| to_payload(tensor).unwrap().bytes.to_vec();
-    let weights = joined(state.clone().read_weights());
+    let weights = joined(&state, state.weights());
     assert!(weights.keys().eq(["0.bias", "0.weight"]));
     assert!(expected.weights.iter().all(|(name, tensor)| weights[name] == bytes(tensor)));
-    let optimizer = joined(state.clone().read_optimizer());
+    let optimizer = joined(&state, state.optimizer());
     assert_eq!(optimizer.len(), 3);
     for (name, tensor) in &expected.optimizer {
         let name = StateName::of_optimizer(name, None).to_string();
@@ -74,14 +72,17 @@ async fn what_is_read_in_chunks_is_the_state() {
 #[tokio::test]
 async fn a_file_that_changes_after_it_was_compared_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
-    let state = Arc::new(stored(&folder).await);
+    let state = stored(&folder).await;
     let path = folder.path().join("step-00000004/optimizer/0000-0.safetensors");
     let mut content = std::fs::read(&path).unwrap();
     let last = content.len() - 1;
     content[last] ^= 1;
     std::fs::write(&path, content).unwrap();
-    assert!(state.clone().read_weights().all(|chunk| chunk.is_ok()));
-    let error = state.clone().read_optimizer().find_map(Result::err).unwrap().to_string();
+    let read = |pieces: Vec<Unread<Piece>>| {
+        pieces.into_iter().try_for_each(|one| state.read(one.place).map(drop))
+    };
+    read(state.weights()).unwrap();
+    let error = read(state.optimizer()).unwrap_err().to_string();
     let expected = format!("{}: was replaced or changed after", path.display());
     assert!(error.contains(&expected), "{error}");
     assert!(state.digest().is_err() && state.load().is_err());
