@@ -139,8 +139,8 @@ pub(crate) async fn load_files(
     end_load(trainer).await
 }
 
-/// As [`load`], of tensors that a thread reads while others travel. All stages have some in each
-/// chunk, so that workers load at the same time.
+/// As [`load`], of tensors that a thread reads while others travel. Several stages have some in
+/// each chunk, so that workers load at the same time.
 pub(crate) async fn load_unread<P: Send + 'static>(
     trainer: &mut Trainer,
     unread: Vec<Unread<P>>,

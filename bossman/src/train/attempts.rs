@@ -269,9 +269,15 @@ impl Attempts {
     async fn start<'a>(&mut self, prepared: &'a Prepared<'a>) -> Result<Attempt<'a>, BossManError> {
         let (ahead, events) = (self.source_of_state(prepared), self.events().clone());
         // A checkpoint is compared with its hashes beside all that needs no state.
-        let read = resume::read_ahead(ahead, &events);
-        let (mut boss, read) = tokio::try_join!(self.distribute(prepared), read)?;
-        self.state = self.state.take().or(read);
+        let mut found = None;
+        let read = async {
+            found = resume::read_ahead(ahead, &events).await?;
+            Ok(())
+        };
+        let distributed = tokio::try_join!(self.distribute(prepared), read);
+        // If no session starts, the next one need not compare it again.
+        self.state = self.state.take().or(found);
+        let (mut boss, ()) = distributed?;
         let unread = prepared.checkpoints.as_ref().filter(|_| ahead.is_none()).map(|(all, _)| all);
         self.find_state(prepared, &mut boss, unread).await?;
         let (record, observers) = (self.record.clone(), self.observers.clone());
