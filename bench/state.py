@@ -256,15 +256,15 @@ def of_random(gigabytes):
         place = Path(folder)
         random_weights(place / "weights.safetensors", layers)
         numbers = [chosen / 1000 for chosen in range(4 * WIDTH)]
-        samples = {name: ("F32", [4, WIDTH], numbers) for name in ("x", "y")}
+        samples = {name: ("F32", [4, WIDTH], numbers) for name in ("x", "target")}
         tensor_file.write(place / "data.safetensors", samples)
         linear = f"  - Linear: {{in_features: {WIDTH}, out_features: {WIDTH}, bias: false}}\n"
         (place / "model.yaml").write_text(
             f"inputs: {{x: [batch, {WIDTH}]}}\nlayers:\n{linear * layers}", encoding="utf-8"
         )
         (place / "run.yaml").write_text(
-            "model: model.yaml\ndata: {test: data.safetensors}\nloss: MSELoss\n"
-            "weights: weights.safetensors\nbatch_size: 4\nmicrobatches: 1\n",
+            "model: model.yaml\ndata: {train: data.safetensors, test: data.safetensors}\nloss: MSELoss\n"
+            "optimizer: SGD\nsteps: 1\nweights: weights.safetensors\nbatch_size: 4\nmicrobatches: 1\n",
             encoding="utf-8",
         )
         began = time.monotonic()
