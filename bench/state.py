@@ -263,7 +263,8 @@ def of_random(gigabytes):
             f"inputs: {{x: [batch, {WIDTH}]}}\nlayers:\n{linear * layers}", encoding="utf-8"
         )
         (place / "run.yaml").write_text(
-            "model: model.yaml\ndata: {train: data.safetensors, test: data.safetensors}\nloss: MSELoss\n"
+            "model: model.yaml\nloss: MSELoss\n"
+            "data: {train: data.safetensors, test: data.safetensors}\n"
             "optimizer: SGD\nsteps: 1\nweights: weights.safetensors\nbatch_size: 4\nmicrobatches: 1\n",
             encoding="utf-8",
         )
