@@ -265,7 +265,8 @@ def of_random(gigabytes):
         (place / "run.yaml").write_text(
             "model: model.yaml\nloss: MSELoss\n"
             "data: {train: data.safetensors, test: data.safetensors}\n"
-            "optimizer: SGD\nsteps: 1\nweights: weights.safetensors\nbatch_size: 4\nmicrobatches: 1\n",
+            "optimizer: SGD\nsteps: 1\nweights: weights.safetensors\n"
+            "batch_size: 4\nmicrobatches: 1\n",
             encoding="utf-8",
         )
         began = time.monotonic()
