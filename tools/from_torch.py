@@ -7,7 +7,7 @@
 `model.yaml` and `model.safetensors`, under PyTorch's names:
 
     bossman check folder/model.yaml
-    bossman train run.yaml --init folder/model.safetensors     # with `model: folder/model.yaml`
+    bossman train run.yaml --weights folder/model.safetensors  # with `model: folder/model.yaml`
 
 `names.json` has the module's names of each tensor. `constants.safetensors` has the tensors that are
 no weights, such as masks, and `rest.safetensors` those of the module that no layer has; each is

@@ -3,5 +3,6 @@
 mod cli;
 
 fn main() {
+    tensor::memory::return_freed_memory();
     cli::exit_now(cli::run())
 }

@@ -1,8 +1,9 @@
-//! Settings that need more samples or steps than the run has.
+//! Settings that need more samples, steps or microbatches than the run has.
 
 use crate::run_file::{Length, RunFile};
 use crate::BossManError;
 use pipeline::lr_schedule::{LrDecay, LrSchedule};
+use pipeline::replicas::Replicas;
 
 impl RunFile {
     /// The training steps of a run on `samples` samples.
@@ -30,6 +31,15 @@ impl RunFile {
                  step takes them all"
             ));
         }
+        let replicas = self.replicas_of_a_stage();
+        // 0: the run takes at least one for each worker.
+        if self.microbatches > 0 && replicas > self.microbatches {
+            warnings.push(format!(
+                "replicas: {replicas}, but a step has only microbatches: {}; the other replicas \
+                 compute nothing",
+                self.microbatches
+            ));
+        }
         let left = steps % u64::from(accumulate);
         if left > 0 {
             warnings.push(format!(
@@ -39,6 +49,15 @@ impl RunFile {
         }
         warnings.extend(schedule_warnings(&self.lr_schedule, steps / u64::from(accumulate)));
         Ok(warnings)
+    }
+
+    /// The most replicas that the file asks for.
+    fn replicas_of_a_stage(&self) -> u32 {
+        match &self.replicas {
+            Some(Replicas::Each(each)) => u32::from(*each),
+            Some(Replicas::Of(of)) => of.iter().copied().max().map_or(1, u32::from),
+            Some(Replicas::Auto) | None => 1,
+        }
     }
 }
 

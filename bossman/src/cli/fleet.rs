@@ -27,8 +27,8 @@ pub(crate) struct Fleet {
     /// in turn, else the CPU]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = device)]
     device: Vec<String>,
-    /// UDP port to listen on [default: MODEL_PORT, else 1024; any free port if all workers are
-    /// local]
+    /// UDP port to listen on [default: MODEL_PORT, else 1024; any free port if only local workers
+    /// can join]
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
     /// How tensors travel between processes of one machine: `auto` uses shared memory, `quic` the

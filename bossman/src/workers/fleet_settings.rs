@@ -19,8 +19,8 @@ pub struct FleetSettings {
     /// The devices of local workers, which take them in turn. If it is empty, they take the GPUs of
     /// this machine in turn, or the CPU if there are none.
     pub devices: Vec<String>,
-    /// The UDP port. The default is `MODEL_PORT`, else 1024, or any free port if all workers are
-    /// local.
+    /// The UDP port. The default is `MODEL_PORT`, else 1024, or any free port if only local workers
+    /// can join.
     pub port: Option<u16>,
     /// How tensors travel between processes of one machine.
     pub transport: Transport,

@@ -167,19 +167,26 @@ fn run_files_and_data_that_do_not_fit_are_named() {
 
 /// Training goes on, so it is a warning: only the search for the worker program fails.
 #[test]
-fn a_batch_larger_than_the_data_is_a_warning() {
+fn numbers_without_effect_are_warnings() {
     let folder = folder("large-batch");
-    std::fs::write(folder.join("run.yaml"), run_file("batch_size: 100000")).unwrap();
-    let train = ["train", "run.yaml", "--local", "1", "--no-run-folder"];
-    for (words, code) in [(&train[..], 1), (&["check", "run.yaml"], 0)] {
-        let found = errors(&folder, words, code);
-        assert_eq!(
-            found.lines().next(),
-            Some(
-                "warning: batch_size: 100000, but there are only 1433 samples to train on; every \
-                 step takes them all"
-            )
-        );
+    let cases = [
+        (
+            "batch_size: 100000",
+            "warning: batch_size: 100000, but there are only 1433 samples to train on; every step \
+             takes them all",
+        ),
+        (
+            "microbatches: 2\nreplicas: [1, 4]",
+            "warning: replicas: 4, but a step has only microbatches: 2; the other replicas compute \
+             nothing",
+        ),
+    ];
+    let train = ["train", "run.yaml", "--local", "5", "--no-run-folder"];
+    for (lines, expected) in cases {
+        std::fs::write(folder.join("run.yaml"), run_file(lines)).unwrap();
+        for (words, code) in [(&train[..], 1), (&["check", "run.yaml"], 0)] {
+            assert_eq!(errors(&folder, words, code).lines().next(), Some(expected));
+        }
     }
 }
 

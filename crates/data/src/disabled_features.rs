@@ -47,6 +47,10 @@ pub(super) mod vocabulary {
             Err(super::refusal("tokenizer.json files", "tokenizers"))
         }
 
+        pub(crate) fn unknown(&self) -> Option<u32> {
+            match *self {}
+        }
+
         pub(crate) fn encode(&self, _: &str, _: &mut Vec<u32>) -> Result<(), String> {
             match *self {}
         }

@@ -42,7 +42,7 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
         (LoadedTokenizer::Bytes, None) => Element::U8,
         _ => Element::U32,
     };
-    let mut spool = Spool::new();
+    let (mut spool, mut unknown) = (Spool::new(), 0);
     match &tokens {
         LoadedTokenizer::Bytes => {
             for path in &text.paths {
@@ -66,7 +66,10 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
                 }
                 Piece::End => Ok(eos.into_iter().collect()),
             };
-            let take = |numbers: Vec<u32>| write(&mut spool, &numbers);
+            let take = |numbers: Vec<u32>| {
+                unknown += tokens.count_unknown(&numbers);
+                write(&mut spool, &numbers)
+            };
             in_parallel::stream(&TEXTS, || pieces.next(), Piece::size, encode, take)?;
         }
     }
@@ -79,6 +82,9 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
             "{found} tokens; one sample of sequence_length {length} needs one more than that"
         );
         return Err(DataError::file(&path, problem));
+    }
+    if unknown > found / 2 {
+        return Err(tokens.unfit_for(&path, unknown, found));
     }
     let store = Arc::new(spool.finish()?);
     let windows = |start: u64| {

@@ -109,6 +109,35 @@ impl LoadedTokenizer {
         }
     }
 
+    /// The number of these tokens that stand for text which the tokenizer does not know.
+    pub(super) fn count_unknown(&self, tokens: &[u32]) -> u64 {
+        match self {
+            LoadedTokenizer::Loaded(_, vocabulary) => {
+                let is_unknown = |token: &&u32| Some(**token) == vocabulary.unknown();
+                tokens.iter().filter(is_unknown).count() as u64
+            }
+            LoadedTokenizer::Bytes => 0,
+        }
+    }
+
+    /// The error of a text most of whose tokens stand for nothing that the tokenizer knows.
+    pub(super) fn unfit_for(&self, text: &Path, unknown: u64, tokens: u64) -> DataError {
+        let name = match self {
+            LoadedTokenizer::Loaded(path, vocabulary) => {
+                let token = vocabulary.unknown().and_then(|token| vocabulary.token(token));
+                format!("{} makes `{}`", path.display(), token.unwrap_or_default())
+            }
+            LoadedTokenizer::Bytes => "bytes".into(),
+        };
+        DataError::file(
+            text,
+            format!(
+                "{name} of {unknown} of its {tokens} tokens, which stands for text that it does \
+                 not know; take a tokenizer for this language, or `tokenizer: bytes`"
+            ),
+        )
+    }
+
     /// Checks that the model has an embedding row for each of these tokens.
     pub(super) fn check_rows(
         &self,

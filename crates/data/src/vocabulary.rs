@@ -10,16 +10,26 @@ const MAX_GROWTH: f64 = 1024.0;
 /// A loaded `tokenizer.json`. Its own truncation and padding are off, because samples are cut and
 /// padded elsewhere.
 #[derive(Clone, Debug)]
-pub struct TokenizerFile(Box<Tokenizer>);
+pub struct TokenizerFile {
+    tokenizer: Box<Tokenizer>,
+    unknown: Option<u32>,
+}
 
 impl TokenizerFile {
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
-        check_growth(bytes)?;
+        let file = serde_json::from_slice(bytes).unwrap_or_default();
+        check_growth(&file)?;
         let tokenizer = caught(|| Tokenizer::from_bytes(bytes).map_err(|e| e.to_string()));
         let mut tokenizer = tokenizer.map_err(|e| format!("is no tokenizer.json: {e}"))?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
-        Ok(TokenizerFile(Box::new(tokenizer)))
+        let unknown = unknown_token(&file, &tokenizer);
+        Ok(TokenizerFile { tokenizer: Box::new(tokenizer), unknown })
+    }
+
+    /// The token that stands for text which has no other, if there is one.
+    pub(super) fn unknown(&self) -> Option<u32> {
+        self.unknown
     }
 
     pub(super) fn encode(&self, text: &str, into: &mut Vec<u32>) -> Result<(), String> {
@@ -43,7 +53,7 @@ impl TokenizerFile {
     /// a token that stands for any text: the vocabulary need not have a token of a certain text.
     pub(super) fn begin_tokens(&self) -> Result<Vec<u32>, String> {
         let text = Encoding::from_tokens(vec![Token::new(0, "a".into(), (0, 1))], 0);
-        let whole = || self.0.post_process(text, None, true).map_err(|e| e.to_string());
+        let whole = || self.tokenizer.post_process(text, None, true).map_err(|e| e.to_string());
         let whole = caught(whole)?;
         let special = whole.get_special_tokens_mask();
         let of_text = special.iter().position(|special| *special == 0);
@@ -51,24 +61,33 @@ impl TokenizerFile {
     }
 
     pub(super) fn decode(&self, tokens: &[u32]) -> Result<String, String> {
-        caught(|| self.0.decode(tokens, true).map_err(|e| e.to_string()))
+        caught(|| self.tokenizer.decode(tokens, true).map_err(|e| e.to_string()))
     }
 
     fn encoding(&self, text: &str, special: bool) -> Result<Encoding, String> {
-        caught(|| self.0.encode_fast(text, special).map_err(|e| e.to_string()))
+        caught(|| self.tokenizer.encode_fast(text, special).map_err(|e| e.to_string()))
     }
 
     /// Returns the number of tokens, with or without those that the file adds to its vocabulary.
     pub(super) fn size(&self, added: bool) -> usize {
-        self.0.get_vocab_size(added)
+        self.tokenizer.get_vocab_size(added)
     }
 
     pub(super) fn token(&self, id: u32) -> Option<String> {
-        self.0.id_to_token(id)
+        self.tokenizer.id_to_token(id)
     }
 
     pub(super) fn id(&self, token: &str) -> Option<u32> {
-        self.0.token_to_id(token)
+        self.tokenizer.token_to_id(token)
+    }
+}
+
+/// Unigram models have the number of the token, and the others its text.
+fn unknown_token(file: &Value, tokenizer: &Tokenizer) -> Option<u32> {
+    let model = &file["model"];
+    match model["unk_token"].as_str() {
+        Some(text) => tokenizer.token_to_id(text),
+        None => model["unk_id"].as_u64().and_then(|id| id.try_into().ok()),
     }
 }
 
@@ -80,8 +99,7 @@ fn caught<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
 
 /// Checks that replacements, each of which sees what the one before made, do not make a text grow
 /// without bound. 24 of one letter by two make 16 million letters of one.
-fn check_growth(bytes: &[u8]) -> Result<(), String> {
-    let Ok(file) = serde_json::from_slice::<Value>(bytes) else { return Ok(()) };
+fn check_growth(file: &Value) -> Result<(), String> {
     for part in ["normalizer", "pre_tokenizer", "decoder"] {
         let growth = growth(&file[part]);
         if growth > MAX_GROWTH {

@@ -1,9 +1,9 @@
 //! Threads that work in the time that others leave.
 
-/// How far such a thread stands back, as `nice` counts: the others get nine times as much of a core
+/// How far such a thread stands back, as `nice` counts: the others get 28 times as much of a core
 /// that both want.
 #[cfg(target_os = "linux")]
-const NICE: i32 = 10;
+const NICE: i32 = 15;
 /// The most that the system takes.
 #[cfg(target_os = "linux")]
 const MOST: i32 = 19;

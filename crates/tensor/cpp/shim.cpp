@@ -300,11 +300,16 @@ char* bm_squares_of_blocks(const at::Tensor* tensor, size_t block, double* sums,
   });
 }
 
-// Lets the process keep freed memory: up to `keep` bytes at the end of the heap, and blocks below
-// `largest_block`. Other free memory goes back now. False if the C library cannot do this.
+// Lets the process keep freed memory: up to `keep` bytes at the end of the heap (SIZE_MAX: all),
+// and blocks below `largest_block`. Other free memory goes back now. False if the C library
+// cannot do this.
 bool bm_keep_freed_memory(size_t largest_block, size_t keep) noexcept {
 #ifdef __GLIBC__
-  return mallopt(M_MMAP_THRESHOLD, static_cast<int>(largest_block)) == 1 &&
+  // glibc before 2.35 takes no larger one.
+  constexpr int kMostBefore = 32 << 20;
+  return (mallopt(M_MMAP_THRESHOLD, static_cast<int>(largest_block)) == 1 ||
+          mallopt(M_MMAP_THRESHOLD, kMostBefore) == 1) &&
+         // -1 is the most.
          mallopt(M_TRIM_THRESHOLD, static_cast<int>(keep)) == 1 &&
          // One heap for all threads: what one frees, another finds.
          mallopt(M_ARENA_MAX, 1) == 1 &&

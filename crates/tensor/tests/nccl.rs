@@ -140,6 +140,72 @@ fn what_cannot_be_summed_is_an_error() {
     );
 }
 
+/// The errors of one rank, in a process of its own for each, because the stand-in reads what to do
+/// from the environment.
+#[test]
+fn errors_of_nccl_say_whose_they_are() {
+    const VARIABLE: &str = "FAKE_NCCL_FAIL";
+    let text = |reason: &str| format!("a sum over replicas: NCCL says {reason}");
+    let cuda = "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    let remote = "remote process exited or there was a network error";
+    let [full, broken, lost, other] = [
+        text(&format!("{cuda} (Failed to CUDA malloc 4194304 bytes)")),
+        text(&format!("{cuda} (Cuda failure 700 'an illegal memory access was encountered')")),
+        text(&format!(
+            "{remote} (socketProgress: Connection closed by remote peer localhost<40001>)"
+        )),
+        text(
+            "unhandled system error (Error while creating shared memory segment \
+             /dev/shm/nccl-Xfe3b2)",
+        ),
+    ];
+    let making = full.replace("a sum over replicas", "finding the other replicas");
+    // The fault, its text, and what it is.
+    let cases = [
+        ("2:out-of-memory", full, "out of memory"),
+        ("2:illegal-address", broken, "device broken"),
+        ("2:peer", lost, "remote"),
+        ("2:system", other, "other"),
+        ("0:out-of-memory", making, "out of memory"),
+    ];
+    if let Ok(fault) = std::env::var(VARIABLE) {
+        let error = failure_of_one_rank();
+        let kind = match &error {
+            NcclError::Remote { .. } => "remote",
+            full if full.is_out_of_memory() => "out of memory",
+            broken if broken.is_device_broken() => "device broken",
+            _ => "other",
+        };
+        let case = cases.into_iter().find(|case| case.0 == fault).unwrap();
+        assert_eq!((error.to_string(), kind), (case.1, case.2));
+        return;
+    }
+    for (fault, ..) in cases {
+        let program = std::env::current_exe().unwrap();
+        let mut one = std::process::Command::new(program);
+        one.args(["--exact", "errors_of_nccl_say_whose_they_are"]).env(VARIABLE, fault);
+        let output = one.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{fault}: {said}");
+    }
+}
+
+/// The first error of one rank that sums three times.
+fn failure_of_one_rank() -> NcclError {
+    let nccl = nccl();
+    let id = nccl.unique_id().unwrap();
+    let made = Communicator::new(&nccl, &id, rank_of(0, 1), Device::Cpu, &never);
+    let mut communicator = match made {
+        Ok(communicator) => communicator,
+        Err(error) => return error,
+    };
+    let mut sum = || communicator.all_reduce(&mut numbers(0, 4), &never);
+    let results = [sum(), sum(), sum()];
+    let [first, second, third] = &results;
+    assert!(first.is_ok() && matches!(third, Err(NcclError::CommunicatorFailed)), "{results:?}");
+    second.clone().unwrap_err()
+}
+
 #[test]
 fn a_library_that_will_not_do_is_an_error_that_names_it() {
     let old = fake_nccl::library(&["-DVERSION=21304"]);

@@ -113,7 +113,10 @@ fn read_block(node: &Node, path: &str, vars: &Vars) -> Result<Block, Diagnostic>
         .transpose()?;
     let prefix = if repeat.is_some() { format!("{path}.0.") } else { format!("{path}.") };
     Ok(Block {
-        name: block.get("name").map(|node| layer_name(node, "`name`")).transpose()?,
+        name: block
+            .get("name")
+            .map(|node| layer_name(&vars.substitute(node)?, "`name`"))
+            .transpose()?,
         location: block.get("repeat").unwrap_or(node).location,
         repeat,
         items: read_list(block.need("layers")?, &prefix, vars)?,

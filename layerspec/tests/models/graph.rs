@@ -64,6 +64,21 @@ fn each_repetition_has_its_own_variables() {
 }
 
 #[test]
+fn names_of_layers_and_blocks_take_numbers() {
+    let graph = model(
+        "vars: {width: 8, more: '${width // 3}'}
+inputs: {x: [batch, 2]}
+layers:
+  - name: stage_${more}
+    layers:
+      - Linear: {in_features: 2, out_features: '${width}'}
+        name: to_${width}
+",
+    );
+    assert_eq!(graph.layers()[0].name, "stage_2.to_8");
+}
+
+#[test]
 fn inner_variables_hide_outer_ones() {
     let graph = model(
         "inputs: {x: [batch, 2]}

@@ -25,9 +25,9 @@ impl Machine {
     /// `None` if this machine cannot have the fake.
     pub(crate) fn new(environment: &[(&str, &str)]) -> Option<Self> {
         let mut all = FakeGpu::build(Assertions::Off).ok()?.environment();
-        all.extend(environment.iter().map(|(name, value)| (name.to_string(), value.to_string())));
         // NCCL sums in another order than frames do.
         all.push(("BOSSMAN_NCCL".into(), "/nowhere".into()));
+        all.extend(environment.iter().map(|(name, value)| (name.to_string(), value.to_string())));
         Some(Machine { place: TestFolder::new(), environment: all })
     }
 
@@ -411,6 +411,34 @@ async fn a_worker_whose_gpu_breaks_names_the_task_and_ends_and_the_run_goes_on()
     boss.end_within(PATIENCE).await.expect_success();
     other.end().await.expect_success();
     assert_eq!(&machine.weights(), quiet);
+}
+
+/// NCCL meets a broken GPU before libtorch does. Another worker takes the place of the lost one.
+#[tokio::test]
+async fn a_worker_whose_gpu_breaks_in_nccl_ends_and_the_run_goes_on() {
+    let Some(machine) = Machine::new(&[("BOSSMAN_NCCL", "libnccl.so.2")]) else { return };
+    let mut boss = machine.train(
+        "microbatches: 4\nschedule: gpipe\nreplicas: 2\ncollective: nccl\ncheckpoint: {dir: c, \
+         every: 20, keep: 2}",
+        &["--workers", "2", "--port", "0"],
+    );
+    let port = port(&mut boss).await;
+    let arguments = ["--port", &port, "--threads", "1", "--device", "cuda:0"];
+    let broken = [("FAKE_NCCL_FAIL", "200:illegal-address")];
+    let worker = machine.start_with("worker", &arguments, &broken);
+    let other = machine.start("worker", &["--port", &port, "--threads", "1", "--device", "cuda:1"]);
+    let line = boss.line("workers were lost").await;
+    assert!(line.contains("NCCL says unhandled cuda error"), "{line}");
+    assert!(line.contains("an illegal memory access was encountered"), "{line}");
+    assert!(line.contains("its device is broken for this process, so it ends"), "{line}");
+    assert_eq!(worker.end().await.status.code(), Some(3));
+    boss.line("1 of 2 workers remain").await;
+    let third = machine.start("worker", &arguments);
+    boss.line("recovery: resuming with 2 of 2 workers").await;
+    boss.end_within(PATIENCE).await.expect_success();
+    for worker in [other, third] {
+        worker.end().await.expect_success();
+    }
 }
 
 /// A tool in `PATH` that lists a GPU with two slices, as `nvidia-smi` does.

@@ -46,6 +46,17 @@ pub struct StageCompute {
     pending: Option<Box<dyn PendingWork>>,
     /// Written after each update.
     peak_memory: Option<PeakMemoryFile>,
+    /// The last field, so that it is dropped after all tensors.
+    _freed_memory: FreedMemory,
+}
+
+/// Returns the memory of a run to the kernel while the worker waits for the next one.
+struct FreedMemory;
+
+impl Drop for FreedMemory {
+    fn drop(&mut self) {
+        tensor::memory::return_freed_memory();
+    }
 }
 
 impl StageCompute {
@@ -70,6 +81,7 @@ impl StageCompute {
             late: None,
             pending: None,
             peak_memory: None,
+            _freed_memory: FreedMemory,
         }
     }
 

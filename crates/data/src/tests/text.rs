@@ -88,6 +88,30 @@ fn a_token_without_a_row_is_an_error_where_a_text_has_it() {
     assert_eq!(folder.error(open("c.txt", "a b c", Some("<picture>"))), expected);
 }
 
+#[test]
+fn a_text_that_the_tokenizer_hardly_knows_is_an_error() {
+    let folder = Folder::new();
+    let open = |model: &str, content: &str| {
+        let words = Tokenizer::File(folder.file("tokenizer.json", model));
+        let source = text(vec![folder.file("a.txt", content)], words, 2, None);
+        Dataset::open(&source, &tokens_model(), &CLASSES, None)
+    };
+    assert_eq!(open(WORDS, "x y a b").unwrap().samples(), 1);
+    let error = folder.error(open(WORDS, "x y z b"));
+    let expected = "a.txt: tokenizer.json makes `?` of 3 of its 4 tokens, which stands for text \
+                    that it does not know; take a tokenizer for this language, or `tokenizer: \
+                    bytes`";
+    assert_eq!(error, expected);
+    // Unigram models name it by its number.
+    let mut unigram: serde_json::Value = serde_json::from_str(WORDS).unwrap();
+    let vocabulary = serde_json::json!([["<unk>", 0.0], ["a", -1.0], ["b", -1.0]]);
+    unigram["model"] = serde_json::json!({"type": "Unigram", "unk_id": 0, "vocab": vocabulary});
+    let unigram = unigram.to_string();
+    assert!(open(&unigram, "a b a b").is_ok());
+    let error = folder.error(open(&unigram, "x y z b"));
+    assert!(error.contains("makes `<unk>` of 3 of its 4 tokens"), "{error}");
+}
+
 /// [`WORDS`] with `<s>` before each text and, if `ends`, `</s>` after it.
 fn words_with_special_tokens(ends: bool) -> String {
     let end = if ends { r#", {"SpecialToken": {"id": "</s>", "type_id": 0}}"# } else { "" };
