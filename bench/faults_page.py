@@ -19,6 +19,8 @@ computed from there.
 """
 PARTS = ("notice", "workers", "state", "redo")
 GOALS = ["", "found", "target: at most", "reached"]
+# What the boss may need for state beside its idle size: 200 MB, and a window of 64 MiB.
+STATE_BYTES_OF_BOSS = 200_000_000 + (64 << 20)
 NOT_MEASURED = "No result is stored for this section."
 
 
@@ -162,12 +164,20 @@ def state(result):
     told = (
         f"A checkpoint has {size / 1e6:.0f} MB, and was due every {result['every']} steps of "
         f"{result['steps']}. {len(took)} times a worker was killed: its run had its state again in "
-        f"{both(took)} s (median, worst), {median(rates):.2f} GB/s."
+        f"{both(took)} s (median, worst), {median(rates):.2f} GB/s. The first use of a page of "
+        f"memory took {result['fresh_page_us']:.1f} us, also of pages for a copy of the state."
     )
+    idle = median(run["boss"] for run in (pair["without"] for pair in result["pairs"]))
+    allowed = idle + STATE_BYTES_OF_BOSS
     goals = [
         goal("time with checkpoints / without", ratio(totals["with"], totals["without"]), 1.03),
         goal("longest step / usual one, with checkpoints", longest["with"], 1.2),
         goal("s for a GB of state, with a killed worker", 1 / median(rates), 1.0),
+        goal(
+            "MB of the boss with killed workers / without checkpoints, plus 267",
+            lost["boss"] / allowed,
+            1.0,
+        ),
     ]
     return [
         table([*head, "longest step / usual one"], rows),

@@ -28,6 +28,7 @@ import time
 from pathlib import Path
 
 import faults_page
+import machine
 import namespaces
 import pages
 import programs
@@ -177,6 +178,7 @@ def state_bytes(place):
 def of_folder(asked):
     """The pairs, and the recoveries."""
     found = {"pairs": [], "every": asked.every, "steps": asked.steps}
+    found["fresh_page_us"] = machine.fresh_page_us()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         model = imported(place, Path(asked.folder).expanduser().resolve())

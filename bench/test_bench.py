@@ -190,12 +190,15 @@ class Faults(unittest.TestCase):
         pairs = [{"without": without, "with": having}]
         lost = {**run, "restore_s": [2.0, 1.0, 2.0]}
         more = {"every": 2, "steps": 4, "state_bytes": 1_600_000_000, "restored": lost}
-        text = self.page("L-smol", {**more, "pairs": pairs})
+        text = self.page("L-smol", {**more, "pairs": pairs, "fresh_page_us": 1.44})
         self.assertIn("| checkpoints | 300 | 2000 | 1000 | 13.0 | 1.25 |", text)
         self.assertIn("in 2.00, 2.00 s (median, worst), 0.80 GB/s", text.replace("\n", " "))
         self.assertIn("| time with checkpoints / without | 1.07 | 1.03 | no |", text)
         self.assertIn("| longest step / usual one, with checkpoints | 1.25 | 1.20 | no |", text)
         self.assertIn("| s for a GB of state, with a killed worker | 1.25 | 1.00 | no |", text)
+        boss = "| MB of the boss with killed workers / without checkpoints, plus 267 |"
+        self.assertIn(f"{boss} 0.53 | 1.00 | yes |", text)
+        self.assertIn("memory took 1.4 us", text.replace("\n", " "))
         line = {"mbit": 300, "line": 36e6, "bytes": 1_600_000_000, "seconds": 50.0}
         text = self.page("L-smol-line", line)
         self.assertIn("| rate of the line / rate of the state | 1.12 | 1.11 | no |", text)

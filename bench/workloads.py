@@ -239,8 +239,8 @@ def pinned(core, command):
 # As a worker sets its heap up by itself (`tensor::memory::keep_freed_memory`): freed memory is kept
 # for the next tensor.
 WARM_HEAP = {
-    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 60),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_ARENA_MAX": "1",
 }
 

@@ -3,6 +3,6 @@
 mod cli;
 
 fn main() {
-    tensor::memory::return_freed_memory();
+    tensor::memory::return_large_blocks();
     cli::exit_now(cli::run())
 }

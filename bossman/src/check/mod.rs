@@ -5,7 +5,7 @@
 //!     |-> batch_sizes     the sizes of the first batch against every layer
 //!     |-> output_shape    the loss against the model's first output and the shape of targets
 //!     +-> target_values   the values of the first targets and of the last one
-//! train, bossman check -> run_length   settings that need more samples or steps
+//! train, bossman check -> run_length   settings that need more samples, steps or microbatches
 //! train -> lone_samples   microbatches of one sample against layers that normalise over them
 //! bossman check -> dry_run   the first samples, and the layers of each worker
 //! ```

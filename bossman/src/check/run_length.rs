@@ -31,13 +31,14 @@ impl RunFile {
                  step takes them all"
             ));
         }
+        // 0 stands for one for each worker.
+        let wanted = (self.microbatches > 0).then_some(self.microbatches.into());
+        let microbatches = wanted.unwrap_or(u64::MAX).min(batch_size);
         let replicas = self.replicas_of_a_stage();
-        // 0: the run takes at least one for each worker.
-        if self.microbatches > 0 && replicas > self.microbatches {
+        if u64::from(replicas) > microbatches {
             warnings.push(format!(
-                "replicas: {replicas}, but a step has only microbatches: {}; the other replicas \
-                 compute nothing",
-                self.microbatches
+                "replicas: {replicas}, but a step has only {microbatches} microbatches; the other \
+                 replicas have none to compute"
             ));
         }
         let left = steps % u64::from(accumulate);

@@ -98,6 +98,7 @@ impl Export {
             StateDict::can_save(&self.to)?;
         }
         let (file, weights) = self.run.open(Reads::Model)?;
+        file.check_output("--to", &self.to, weights.as_deref(), None)?;
         let model = Model::from_file(&file.model)?;
         let weights = || named(weights.as_deref(), &file);
         let settings = ExportSettings { dtype: self.dtype, max_shard_bytes: self.max_shard_size };

@@ -248,6 +248,8 @@ impl Predict {
             Some(learned) => file.with_learned_table(&learned),
             None => file,
         };
+        let other = part(&self.data).is_err().then(|| PathBuf::from(&self.data));
+        file.check_output("--to", &self.to, weights.as_deref(), other.as_deref())?;
         let (source, data) = match part(&self.data) {
             Ok(part) => (file.source(part).cloned(), file.part(part, &model)?),
             Err(_) => {

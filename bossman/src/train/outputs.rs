@@ -1,4 +1,4 @@
-//! The files that a run writes where the user wants them.
+//! The files that a run, or a command on one, writes where the user wants them.
 
 use crate::data::{DataError, Source, Tokenizer};
 use crate::run_file::{Data, RunFile};
@@ -14,14 +14,11 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// Two are one file. The error names both flags or keys.
 pub(super) fn check(file: &RunFile, options: &TrainOptions) -> Result<(), BossManError> {
-    let inputs = inputs(file, options);
+    let inputs = inputs(file, options.weights.as_deref());
     let mut used: Vec<(&str, PathBuf)> = Vec::new();
     for (flag, path) in outputs(file, options) {
         let place = real_path(&path);
-        if let Some((key, _)) = inputs.iter().find(|(_, input)| real_path(input) == place) {
-            let problem = format!("{flag} would overwrite the run's {key}; choose another file");
-            return Err(BossManError::file(&path, problem));
-        }
+        refuse_input(&inputs, flag, &path)?;
         if let Some((other, _)) = used.iter().find(|(_, used)| *used == place) {
             let problem = format!("{other} and {flag} write the same file; choose another");
             return Err(BossManError::file(&path, problem));
@@ -29,6 +26,41 @@ pub(super) fn check(file: &RunFile, options: &TrainOptions) -> Result<(), BossMa
         used.push((flag, place));
     }
     Ok(())
+}
+
+impl RunFile {
+    /// Checks that the file that a command writes is none of those that it reads. `flag` names the
+    /// file, `weights` are those of the command line, and `data` is a file of data beside those of
+    /// the run.
+    ///
+    /// # Errors
+    /// It is one. The error names both flags or keys.
+    pub fn check_output(
+        &self,
+        flag: &str,
+        path: &Path,
+        weights: Option<&Path>,
+        data: Option<&Path>,
+    ) -> Result<(), BossManError> {
+        let mut inputs = inputs(self, weights);
+        inputs.extend(data.map(|data| ("--data", data.to_path_buf())));
+        refuse_input(&inputs, flag, path)
+    }
+}
+
+fn refuse_input(
+    inputs: &[(&'static str, PathBuf)],
+    flag: &str,
+    path: &Path,
+) -> Result<(), BossManError> {
+    let place = real_path(path);
+    match inputs.iter().find(|(_, input)| real_path(input) == place) {
+        Some((key, _)) => {
+            let problem = format!("{flag} would overwrite the run's {key}; choose another file");
+            Err(BossManError::file(path, problem))
+        }
+        None => Ok(()),
+    }
 }
 
 fn outputs(file: &RunFile, options: &TrainOptions) -> Vec<(&'static str, PathBuf)> {
@@ -43,12 +75,11 @@ fn outputs(file: &RunFile, options: &TrainOptions) -> Vec<(&'static str, PathBuf
 }
 
 /// The files that the run reads, by their keys.
-fn inputs(file: &RunFile, options: &TrainOptions) -> Vec<(&'static str, PathBuf)> {
+fn inputs(file: &RunFile, weights: Option<&Path>) -> Vec<(&'static str, PathBuf)> {
     let own = PathBuf::from(file.loss_place.file());
     let mut inputs = vec![("run file", own), ("`model`", file.model.clone())];
-    let weights = file.weights.as_ref().map(|weights| weights.path.as_path());
-    let weights = options.weights.as_deref().or(weights);
-    if let Some(path) = weights {
+    let named = file.weights.as_ref().map(|weights| weights.path.as_path());
+    if let Some(path) = weights.or(named) {
         inputs.push(("`weights`", path.to_path_buf()));
         // What cannot be read is an error later.
         let headers = TensorHeaders::read(path).ok();
@@ -112,6 +143,20 @@ mod tests {
         assert_eq!(problem("w.safetensors", "metrics.jsonl"), "");
         // Of an earlier run.
         assert_eq!(problem("hf/own.safetensors", "metrics.jsonl"), "");
+        let problem_of = |to: &str, weights: Option<&str>, data: Option<&str>| {
+            let [weights, data] = [weights, data].map(|name| name.map(at));
+            let checked = file.check_output("--to", &at(to), weights.as_deref(), data.as_deref());
+            checked.err().map_or(String::new(), |error| error.to_string())
+        };
+        assert_eq!(problem_of("out.csv", Some("w.safetensors"), Some("other.csv")), "");
+        for (to, weights, data, expected) in [
+            ("d.csv", None, None, "--to would overwrite the run's `data`"),
+            ("new.csv", None, Some("new.csv"), "--to would overwrite the run's --data"),
+            ("w.safetensors", Some("w.safetensors"), None, "overwrite the run's `weights`"),
+        ] {
+            let found = problem_of(to, weights, data);
+            assert!(found.contains(expected), "{found}");
+        }
         for (save, metrics, expected) in [
             ("s", "run.yaml", "--metrics would overwrite the run's run file"),
             ("s", "hf/../d.csv", "--metrics would overwrite the run's `data`"),

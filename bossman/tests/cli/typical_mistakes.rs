@@ -177,8 +177,8 @@ fn numbers_without_effect_are_warnings() {
         ),
         (
             "microbatches: 2\nreplicas: [1, 4]",
-            "warning: replicas: 4, but a step has only microbatches: 2; the other replicas compute \
-             nothing",
+            "warning: replicas: 4, but a step has only 2 microbatches; the other replicas have \
+             none to compute",
         ),
     ];
     let train = ["train", "run.yaml", "--local", "5", "--no-run-folder"];

@@ -70,6 +70,7 @@ mod tests;
 mod text;
 mod token_pairs;
 mod tokens;
+mod unknown_tokens;
 #[cfg(feature = "tokenizers")]
 mod vocabulary;
 mod weight_source;

@@ -9,6 +9,7 @@ use super::shown::{reason, shown};
 use super::text::TEXTS;
 use super::token_pairs::{PairColumn, PairsWriter, Role, SpecialTokens};
 use super::tokens::{LoadedTokenizer, Tokenizer};
+use super::unknown_tokens::UnknownTokens;
 use crate::DataError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -142,10 +143,15 @@ pub(super) fn open(texts: &TextPairs, inputs: &[ExpectedTensor]) -> Result<Colum
         target.encode(&second, &mut tokens[1])?;
         Ok::<_, DataError>(tokens)
     };
-    let take = |both: [Vec<u32>; 2]| both.iter().try_for_each(|tokens| pairs.push(tokens));
+    let mut unknown = [&source, target].map(UnknownTokens::new);
+    let take = |both: [Vec<u32>; 2]| {
+        unknown.iter_mut().zip(&both).for_each(|(unknown, tokens)| unknown.count(tokens));
+        both.iter().try_for_each(|tokens| pairs.push(tokens))
+    };
     let mut lines = texts.lines()?;
     let size = |line: &Line| size_of::<Line>() + line.text.len();
     in_parallel::stream(&TEXTS, || lines.next(), size, encode, take)?;
+    unknown.iter().try_for_each(|unknown| unknown.check(path))?;
     let pairs = Arc::new(pairs.finish(path, marks, length.filter(|_| texts.fixed))?);
     let column = |role| Column::Pair(PairColumn { pairs: pairs.clone(), role });
     Ok(Columns {

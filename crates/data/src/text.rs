@@ -8,6 +8,7 @@ use super::in_parallel::{self, Limits};
 use super::plain_or_gzip;
 use super::spool::Spool;
 use super::tokens::{LoadedTokenizer, Tokenizer};
+use super::unknown_tokens::UnknownTokens;
 use crate::DataError;
 use serde::{Deserialize, Serialize};
 use std::io::BufRead;
@@ -42,7 +43,7 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
         (LoadedTokenizer::Bytes, None) => Element::U8,
         _ => Element::U32,
     };
-    let (mut spool, mut unknown) = (Spool::new(), 0);
+    let (mut spool, mut unknown) = (Spool::new(), UnknownTokens::new(&tokens));
     match &tokens {
         LoadedTokenizer::Bytes => {
             for path in &text.paths {
@@ -57,17 +58,19 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
         LoadedTokenizer::Loaded(..) => {
             let mut pieces = Pieces { paths: text.paths.iter(), file: None };
             let encode = |piece| match piece {
-                Piece::Begin => Ok::<_, DataError>(begin.clone()),
+                Piece::Begin => Ok::<_, DataError>((begin.clone(), false)),
                 Piece::Lines(lines) => {
                     let mut numbers = Vec::new();
                     tokens.encode(&lines, &mut numbers)?;
                     tokens.check_rows(&numbers, wanted)?;
-                    Ok(numbers)
+                    Ok((numbers, true))
                 }
-                Piece::End => Ok(eos.into_iter().collect()),
+                Piece::End => Ok((eos.into_iter().collect(), false)),
             };
-            let take = |numbers: Vec<u32>| {
-                unknown += tokens.count_unknown(&numbers);
+            let take = |(numbers, is_text): (Vec<u32>, bool)| {
+                if is_text {
+                    unknown.count(&numbers);
+                }
                 write(&mut spool, &numbers)
             };
             in_parallel::stream(&TEXTS, || pieces.next(), Piece::size, encode, take)?;
@@ -83,9 +86,7 @@ pub(super) fn open(text: &Text, wanted: &ExpectedTensor) -> Result<Columns, Data
         );
         return Err(DataError::file(&path, problem));
     }
-    if unknown > found / 2 {
-        return Err(tokens.unfit_for(&path, unknown, found));
-    }
+    unknown.check(&path)?;
     let store = Arc::new(spool.finish()?);
     let windows = |start: u64| {
         let layout =

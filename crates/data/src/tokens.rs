@@ -109,33 +109,22 @@ impl LoadedTokenizer {
         }
     }
 
-    /// The number of these tokens that stand for text which the tokenizer does not know.
-    pub(super) fn count_unknown(&self, tokens: &[u32]) -> u64 {
+    /// The file of the tokenizer, and the token that stands for text which it does not know, if it
+    /// has one.
+    pub(super) fn unknown(&self) -> Option<(&Path, u32)> {
         match self {
-            LoadedTokenizer::Loaded(_, vocabulary) => {
-                let is_unknown = |token: &&u32| Some(**token) == vocabulary.unknown();
-                tokens.iter().filter(is_unknown).count() as u64
-            }
-            LoadedTokenizer::Bytes => 0,
+            LoadedTokenizer::Loaded(path, vocabulary) => Some((path, vocabulary.unknown()?)),
+            LoadedTokenizer::Bytes => None,
         }
     }
 
-    /// The error of a text most of whose tokens stand for nothing that the tokenizer knows.
-    pub(super) fn unfit_for(&self, text: &Path, unknown: u64, tokens: u64) -> DataError {
-        let name = match self {
-            LoadedTokenizer::Loaded(path, vocabulary) => {
-                let token = vocabulary.unknown().and_then(|token| vocabulary.token(token));
-                format!("{} makes `{}`", path.display(), token.unwrap_or_default())
-            }
-            LoadedTokenizer::Bytes => "bytes".into(),
-        };
-        DataError::file(
-            text,
-            format!(
-                "{name} of {unknown} of its {tokens} tokens, which stands for text that it does \
-                 not know; take a tokenizer for this language, or `tokenizer: bytes`"
-            ),
-        )
+    /// The text of a token in an error, after its number.
+    pub(super) fn shown(&self, token: u32) -> String {
+        match self {
+            LoadedTokenizer::Loaded(_, vocabulary) => vocabulary.token(token),
+            LoadedTokenizer::Bytes => None,
+        }
+        .map_or_else(String::new, |name| format!(" (`{name}`)"))
     }
 
     /// Checks that the model has an embedding row for each of these tokens.
@@ -148,11 +137,11 @@ impl LoadedTokenizer {
         let Some(token) = tokens.iter().find(|token| u64::from(**token) >= rows) else {
             return Ok(());
         };
-        let (path, name) = match self {
-            LoadedTokenizer::Bytes => (Path::new("tokenizer: bytes"), None),
-            LoadedTokenizer::Loaded(path, vocabulary) => (path.as_path(), vocabulary.token(*token)),
+        let path = match self {
+            LoadedTokenizer::Bytes => Path::new("tokenizer: bytes"),
+            LoadedTokenizer::Loaded(path, _) => path,
         };
-        let name = name.map_or(String::new(), |name| format!(" (`{name}`)"));
+        let name = self.shown(*token);
         let problem = format!(
             "the text has token {token}{name}, but the Embedding of the model's input `{}` has \
              {rows} rows",

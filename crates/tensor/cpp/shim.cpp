@@ -305,7 +305,7 @@ char* bm_squares_of_blocks(const at::Tensor* tensor, size_t block, double* sums,
 // cannot do this.
 bool bm_keep_freed_memory(size_t largest_block, size_t keep) noexcept {
 #ifdef __GLIBC__
-  // glibc before 2.35 takes no larger one.
+  // glibc before 2.35 takes no larger threshold.
   constexpr int kMostBefore = 32 << 20;
   return (mallopt(M_MMAP_THRESHOLD, static_cast<int>(largest_block)) == 1 ||
           mallopt(M_MMAP_THRESHOLD, kMostBefore) == 1) &&
@@ -316,6 +316,20 @@ bool bm_keep_freed_memory(size_t largest_block, size_t keep) noexcept {
          malloc_trim(keep) >= 0;
 #else
   (void)largest_block;
+  (void)keep;
+  return false;
+#endif
+}
+
+// Lets the C library return freed blocks of this size and larger to the kernel at once, and `keep`
+// bytes at the end of a heap. By itself glibc keeps blocks of up to 32 MiB, in a heap for each
+// thread. False if it cannot do this.
+bool bm_return_large_blocks(size_t block, size_t keep) noexcept {
+#ifdef __GLIBC__
+  return mallopt(M_MMAP_THRESHOLD, static_cast<int>(block)) == 1 &&
+         mallopt(M_TRIM_THRESHOLD, static_cast<int>(keep)) == 1;
+#else
+  (void)block;
   (void)keep;
   return false;
 #endif

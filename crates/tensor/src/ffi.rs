@@ -115,6 +115,7 @@ extern "C" {
         blocks: usize,
     ) -> Status;
     pub(crate) fn bm_keep_freed_memory(largest_block: usize, keep: usize) -> bool;
+    pub(crate) fn bm_return_large_blocks(block: usize, keep: usize) -> bool;
     pub(crate) fn bm_multiply_each(tensors: List, count: usize, factor: f64) -> Status;
     pub(crate) fn bm_add_to_each(tensors: List, count: usize, number: f64) -> Status;
     pub(crate) fn bm_fused_sgd(

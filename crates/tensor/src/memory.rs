@@ -115,25 +115,33 @@ fn squares_on_device(flat: &Tensor, block: i64) -> Result<Tensor, TensorError> {
 /// Keeps freed memory in the process, because a training step makes and frees thousands of tensors.
 /// New pages from the kernel must be filled with zeros and are not in the processor's cache.
 ///
-/// Call it first in `main`. Blocks above 1 GiB still come from the kernel and return to it. A step
-/// needs as much again as the one before, so nothing else returns until [`return_freed_memory`].
-/// Does nothing if the C library is not glibc.
+/// Call it first in `main`. Blocks above 1 GiB (32 MiB if glibc is older than 2.35) still come from
+/// the kernel and return to it. Nothing else returns until [`return_freed_memory`], because most
+/// steps need as much as the one before. Does nothing if the C library is not glibc.
 pub fn keep_freed_memory() {
     const LARGEST_BLOCK: usize = 1 << 30;
     const KEEP: usize = usize::MAX;
-    // SAFETY: the arguments are plain numbers, and `mallopt` may be called at any time.
+    // SAFETY: the arguments are plain numbers. `mallopt` takes the lock of the heap.
     unsafe { ffi::bm_keep_freed_memory(LARGEST_BLOCK, KEEP) };
 }
 
-/// The reverse, for a process that is short of memory, or through which state passes in pieces.
-/// Free blocks from 4 MiB on return to the kernel, and so does free memory beyond 16 MiB at the
-/// heap's end. All threads share one heap, as after [`keep_freed_memory`]. Else each would keep
-/// free memory of its own.
+/// The reverse, for a process that is short of memory: free blocks from 4 MiB on return to the
+/// kernel, and so does the memory at the heap's end once more than 16 MiB of it are free.
 pub fn return_freed_memory() {
     const LARGEST_BLOCK: usize = 4 << 20;
     const KEEP: usize = 16 << 20;
     // SAFETY: as above; `malloc_trim`, too, may be called at any time.
     unsafe { ffi::bm_keep_freed_memory(LARGEST_BLOCK, KEEP) };
+}
+
+/// Returns freed blocks from 4 MiB on to the kernel, for a process through which state passes in
+/// pieces. Each thread would keep some for itself. Call it first in `main`. Does nothing if the C
+/// library is not glibc.
+pub fn return_large_blocks() {
+    const BLOCK: usize = 4 << 20;
+    const KEEP: usize = 16 << 20;
+    // SAFETY: as above.
+    unsafe { ffi::bm_return_large_blocks(BLOCK, KEEP) };
 }
 
 #[cfg(test)]

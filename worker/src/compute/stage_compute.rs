@@ -46,17 +46,6 @@ pub struct StageCompute {
     pending: Option<Box<dyn PendingWork>>,
     /// Written after each update.
     peak_memory: Option<PeakMemoryFile>,
-    /// The last field, so that it is dropped after all tensors.
-    _freed_memory: FreedMemory,
-}
-
-/// Returns the memory of a run to the kernel while the worker waits for the next one.
-struct FreedMemory;
-
-impl Drop for FreedMemory {
-    fn drop(&mut self) {
-        tensor::memory::return_freed_memory();
-    }
 }
 
 impl StageCompute {
@@ -81,7 +70,6 @@ impl StageCompute {
             late: None,
             pending: None,
             peak_memory: None,
-            _freed_memory: FreedMemory,
         }
     }
 

@@ -345,6 +345,8 @@ impl Program<'_> {
         tokio::time::timeout(Duration::from_millis(500), endpoint.wait_idle()).await.ok();
         result.map_err(|e| match e {
             LinkError::Lost { .. } => {
+                // Not needed while the worker waits for the next session.
+                tensor::memory::return_freed_memory();
                 let reason = e.to_string();
                 RunError::Transient(Transient { reason, had_joined: true, refused: false })
             }

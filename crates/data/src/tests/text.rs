@@ -89,27 +89,46 @@ fn a_token_without_a_row_is_an_error_where_a_text_has_it() {
 }
 
 #[test]
-fn a_text_that_the_tokenizer_hardly_knows_is_an_error() {
+fn texts_that_the_tokenizer_hardly_knows_are_an_error() {
     let folder = Folder::new();
-    let open = |model: &str, content: &str| {
+    let open = |model: &str, contents: [&str; 2]| {
         let words = Tokenizer::File(folder.file("tokenizer.json", model));
-        let source = text(vec![folder.file("a.txt", content)], words, 2, None);
-        Dataset::open(&source, &tokens_model(), &CLASSES, None)
+        let paths = vec![folder.file("a.txt", contents[0]), folder.file("b.txt", contents[1])];
+        Dataset::open(&text(paths, words, 2, None), &tokens_model(), &CLASSES, None)
     };
-    assert_eq!(open(WORDS, "x y a b").unwrap().samples(), 1);
-    let error = folder.error(open(WORDS, "x y z b"));
-    let expected = "a.txt: tokenizer.json makes `?` of 3 of its 4 tokens, which stands for text \
-                    that it does not know; take a tokenizer for this language, or `tokenizer: \
-                    bytes`";
+    // One of three, and two of five.
+    assert_eq!(open(WORDS, ["x a", "b"]).unwrap().samples(), 1);
+    let error = folder.error(open(WORDS, ["x a", "b y a"]));
+    let expected = "tokenizer.json: makes token 0 (`?`) of 2 of 5 tokens of the texts (a.txt ..), \
+                    which stands for what it does not know; take a tokenizer for their language, \
+                    or `tokenizer: bytes`";
     assert_eq!(error, expected);
-    // Unigram models name it by its number.
+    // A Unigram model names it by its number. A space before each word is known.
     let mut unigram: serde_json::Value = serde_json::from_str(WORDS).unwrap();
-    let vocabulary = serde_json::json!([["<unk>", 0.0], ["a", -1.0], ["b", -1.0]]);
+    let vocabulary = serde_json::json!([["<unk>", 0.0], ["\u{2581}", -1.0], ["a", -1.0]]);
     unigram["model"] = serde_json::json!({"type": "Unigram", "unk_id": 0, "vocab": vocabulary});
+    unigram["pre_tokenizer"] = serde_json::json!({"type": "Metaspace", "replacement": "\u{2581}",
+        "prepend_scheme": "always", "split": true});
     let unigram = unigram.to_string();
-    assert!(open(&unigram, "a b a b").is_ok());
-    let error = folder.error(open(&unigram, "x y z b"));
-    assert!(error.contains("makes `<unk>` of 3 of its 4 tokens"), "{error}");
+    assert!(open(&unigram, ["a a", "a a"]).is_ok());
+    let error = folder.error(open(&unigram, ["xyz zyx", "xx y"]));
+    assert!(error.contains("makes token 0 (`<unk>`) of 4 of 8 tokens"), "{error}");
+}
+
+/// Both columns are counted by themselves.
+#[test]
+fn pairs_of_which_one_language_is_unknown_are_an_error() {
+    let folder = Folder::new();
+    let words = Tokenizer::File(folder.file("tokenizer.json", WORDS));
+    let open = |content: &str| {
+        let path = folder.file("pairs.tsv", content);
+        let special_tokens = ["<s>", "</s>", "<pad>"].map(String::from);
+        let texts = TextPairs { tokenizer: words.clone(), special_tokens, ..pairs(path) };
+        Dataset::open(&Source::Pairs(texts), &pairs_model(), &CLASSES, None)
+    };
+    assert!(open("a b\tb a\n").is_ok());
+    let error = folder.error(open("a b a b\tx y\n"));
+    assert!(error.contains("of 2 of 2 tokens of the texts (pairs.tsv ..)"), "{error}");
 }
 
 /// [`WORDS`] with `<s>` before each text and, if `ends`, `</s>` after it.

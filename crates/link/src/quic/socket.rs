@@ -46,9 +46,9 @@ impl fmt::Display for SmallBuffers {
 ///
 /// glibc returns memory of the size of a packet to the system when it is freed, and requests it
 /// again page by page for the next packet. On loopback that cost a fifth of the processor time of
-/// both ends. glibc stops this for sizes up to the largest piece of memory that was ever freed. A
-/// worker soon frees large tensors. This function frees a large piece at the start, without
-/// touching its pages.
+/// both ends. glibc stops this for sizes up to the largest piece of memory that was ever freed.
+/// This function frees a large piece at the start, without touching its pages. Our own programs set
+/// the size themselves (`tensor::memory`), so it is for other programs with this crate.
 fn keep_freed_memory() {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(RETAINED_BYTES)));
 }

@@ -139,7 +139,8 @@ impl Communicator {
             // SAFETY: the pointer is to a live bool.
             let status = unsafe { ffi::bm_is_idle(kind, index, &mut idle) };
             ffi::check("waiting for the GPU", status)?;
-            Ok(idle)
+            // An operation that has failed since the first look leaves the GPU idle, too.
+            Ok(idle && communicator.async_state(attempted)? != IN_PROGRESS)
         })
     }
 
